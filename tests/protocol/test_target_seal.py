@@ -1,10 +1,22 @@
-"""What a target does not seal."""
+"""What a target does not seal, and what becomes of it."""
 
 from __future__ import annotations
 
+from collections import deque
+
 from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.targets import DropGeneration, Dropped
 from ckpt.format.messages.writing import ColumnSealed
-from tests.protocol.target_world import WRITER, Column, TargetWorld, reserve, write
+from ckpt.testing.disk import Fault
+from tests.protocol.target_world import (
+    CHECKPOINT,
+    COORDINATOR,
+    WRITER,
+    Column,
+    TargetWorld,
+    reserve,
+    write,
+)
 
 
 def test_a_column_with_a_hole_is_refused_once_and_nothing_of_it_stays() -> None:
@@ -20,3 +32,29 @@ def test_a_column_with_a_hole_is_refused_once_and_nothing_of_it_stays() -> None:
     assert "1 stripes never came" in failed.message
     assert world.machine.column_count == 0
     assert world.disk.list_directory("columns") == []
+
+
+def test_a_drop_takes_along_what_a_failed_seal_may_have_named() -> None:
+    """Another seal had synced the name; it was said to be gone while a crash could bring it back
+    (seed 1561527).
+    """
+    world, column = TargetWorld(), Column()
+    reserve(world, column)
+    write(world, column)
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    while not world.disk.list_directory("columns"):
+        world.step()
+    world.disk.sync_directory("columns")
+    world.disk.faults.append(Fault("sync_directory"))
+    while world.held:
+        world.step()
+    assert not any(isinstance(each, ColumnSealed) for each in world.messages(WRITER))
+    assert world.disk.durable_names("columns") != []
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    while world.held:
+        assert world.messages(COORDINATOR) == []
+        world.step()
+    assert [type(each) for each in world.messages(COORDINATOR)] == [Dropped]
+    assert world.disk.durable_names("columns") == []

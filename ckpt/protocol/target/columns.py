@@ -17,6 +17,7 @@ removed, never used again. Once SEALING, only the disk can stop it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -72,6 +73,9 @@ class Columns:
         self._tables = tables
         #: Every stream that has not ended, by its session and request.
         self._streams: dict[tuple[Session, int], Stream] = {}
+        #: Where a seal failed that may have given its column a name: a crash may bring it back,
+        #: until it is removed and its directory synced.
+        self._failed_seals: dict[ColumnId, str] = {}
         #: The newest stream of each column.
         self._by_column: dict[ColumnId, Stream] = {}
         #: The user of a reservation first, then those that wait for it.
@@ -326,8 +330,10 @@ class Columns:
                 stream.write_count -= 1
                 self._finish(stream)
 
-            core.out.append(RemoveFile(core.expect(removed), f"{COLUMNS}/{name}"))
+            file = self._failed_seals[stream.column] = f"{COLUMNS}/{name}"
+            core.out.append(RemoveFile(core.expect(removed), file))
             return
+        self._failed_seals.pop(stream.column, None)
         sealed = SealedColumn(header, name, header.file_bytes)
         core.add_column(sealed)
         self._tables.put(sealed, stream.block_crcs)
@@ -364,6 +370,18 @@ class Columns:
             stream.state is StreamState.SEALING and stream.column.payload.checkpoint == checkpoint
             for stream in self._streams.values()
         )
+
+    def failed_seals(self, checkpoint: CheckpointId, only: ColumnId | None) -> dict[ColumnId, str]:
+        """Columns of it, or this one alone, that nobody knows and that may have a name on disk."""
+        return {
+            id: file for id, file in self._failed_seals.items()
+            if id.payload.checkpoint == checkpoint and only in (None, id)
+        }  # fmt: skip
+
+    def gone(self, columns: Iterable[ColumnId]) -> None:
+        """Their names are removed, and that is durable."""
+        for id in columns:
+            self._failed_seals.pop(id, None)
 
     def _fail(self, stream: Stream, code: str, message: str) -> None:
         """Tell the sender and end the stream, unless it is past stopping."""

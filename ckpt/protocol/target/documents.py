@@ -333,7 +333,8 @@ class Documents:
     def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
         """Remove a generation, or one column, durably. What is on its way to the disk is waited
         for: it would come after the drop, and nobody would look for it. So is an earlier drop: what
-        it removes is not known any more, and a crash may bring it back.
+        it removes is not known any more, and a crash may bring it back. A column whose seal failed
+        is not known either, and goes in the same way.
         """
         if isinstance(message, DropGeneration):
             checkpoint, only = message.checkpoint, None
@@ -354,9 +355,11 @@ class Documents:
         documents = []
         if isinstance(message, DropGeneration):
             documents = self._droppable(checkpoint, message)
-        steps: list[Step] = [partial(RemoveFile, file=each.file) for each in columns]
+        failed = self._columns.failed_seals(checkpoint, only)
+        files = {*failed.values(), *(each.file for each in columns)}
+        steps: list[Step] = [partial(RemoveFile, file=file) for file in sorted(files)]
         steps += [partial(RemoveFile, file=each.file) for each in documents]
-        if columns:
+        if files:
             steps.append(partial(SyncDirectory, directory=COLUMNS))
         if documents:
             steps.append(partial(SyncDirectory, directory=DOCUMENTS))
@@ -371,6 +374,8 @@ class Documents:
 
         def ended(failure: DiskFailed | None) -> None:
             self._dropping.remove(checkpoint)
+            if failure is None:
+                self._columns.gone(failed)
             self._dropped(session, request, columns, documents, failure)
 
         self._core.chain(steps, ended)
