@@ -154,11 +154,15 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
         "How many more targets, whichever they are, may be lost before any committed checkpoint "
         "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
     )
-    committed = (one for one in checkpoints.all() if one.state is RowState.COMMITTED)
-    found = [checkpoints.redundancy(one) for one in committed]
-    degraded.add(sum(bool(now.columns_missing or now.documents_missing) for now in found))
+    committed = [one for one in checkpoints.all() if one.state is RowState.COMMITTED]
+    records = checkpoints.record_counts()
+    found = [
+        (checkpoints.redundancy(one), checkpoints.documents_missing(one, records))
+        for one in committed
+    ]
+    degraded.add(sum(bool(now.columns_missing or lacking) for now, lacking in found))
     if found:
-        least.add(max(-1, min(now.targets for now in found)))
+        least.add(max(-1, min(now.targets for now, _ in found)))
     yield from (degraded, least)
 
 

@@ -385,6 +385,7 @@ class Launches:
             if now == gone.number:
                 run.renumbered[old] = kept.number
         run.renumbered[gone.number] = kept.number
+        kept.key = kept.key or gone.key
         kept.members = gone.members | kept.members
         kept.saved = gone.saved | kept.saved
         kept.all_saved |= gone.all_saved

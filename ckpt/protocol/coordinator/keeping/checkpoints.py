@@ -11,6 +11,7 @@ to them (homes.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -93,12 +94,9 @@ class Redundancy:
     targets: int
     domains: int
     columns_missing: int
-    documents_missing: int
-    """Copies of index and record. `targets` counts the index alone: while the catalog stands, the
-    record is not asked for."""
 
 
-GONE: Final = Redundancy(-1, 0, 0, 0)
+GONE: Final = Redundancy(-1, 0, 0)
 """Of a home that is not there."""
 
 
@@ -207,30 +205,27 @@ class Checkpoints:
     def redundancy(self, checkpoint: Checkpoint) -> Redundancy:
         """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
         known = (checkpoint, *self.homes_of(checkpoint))
-        found = [self._with_documents(one, self._columns_of_map(one)) for one in known]
+        found = [self._with_index(one, self._columns_of_map(one)) for one in known]
         if len(found) <= len(checkpoint.homes):
             found.append(GONE)
         return Redundancy(
             min(one.targets for one in found),
             min(one.domains for one in found),
             sum(one.columns_missing for one in found),
-            sum(one.documents_missing for one in found),
         )
 
     def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
         """Of what it holds itself, now: columns, and copies of its index, one of which stays."""
-        return self._with_documents(checkpoint, self._columns(checkpoint))
+        return self._with_index(checkpoint, self._columns(checkpoint))
 
-    def _with_documents(self, checkpoint: Checkpoint, columns: Redundancy) -> Redundancy:
+    def _with_index(self, checkpoint: Checkpoint, columns: Redundancy) -> Redundancy:
+        """While the catalog stands, the record is not asked for."""
         copies = self.index_copies(checkpoint)
         spread = {domain_key(one.id, one.domain, self._level) for one in copies}
-        held = (len(copies), len(self.record_copies(checkpoint)))
-        lacking = sum(max(0, checkpoint.document_copies - count) for count in held)
         return Redundancy(
             min(columns.targets, len(copies) - 1),
             max(0, min(columns.domains, len(spread) - 1)),
             columns.columns_missing,
-            lacking,
         )
 
     def _columns_of_map(self, checkpoint: Checkpoint) -> Redundancy:
@@ -258,7 +253,26 @@ class Checkpoints:
             )
         targets = min((spare for spare, _ in chances), default=0)
         domains_left = min((chance.domains for _, chance in chances), default=0)
-        return Redundancy(targets, domains_left, missing, 0)
+        return Redundancy(targets, domains_left, missing)
+
+    def documents_missing(self, checkpoint: Checkpoint, records: Counter[CheckpointId]) -> int:
+        """Copies of index and record, its homes' as well, that are not there now. `records` is
+        `record_counts`: whoever looks at all checkpoints asks each target once.
+        """
+        return sum(
+            max(0, one.document_copies - count)
+            for one in (checkpoint, *self.homes_of(checkpoint))
+            for count in (len(self.index_copies(one)), records[one.id])
+        )
+
+    def record_counts(self) -> Counter[CheckpointId]:
+        """How many live targets have each commit record."""
+        return Counter(
+            document.checkpoint
+            for target in self._members.live()
+            for document in target.documents
+            if document.kind is DocumentKind.RECORD
+        )
 
     def record_copies(self, checkpoint: Checkpoint) -> list[Target]:
         """Live targets that have its commit record; nothing says where else one was put."""

@@ -182,16 +182,18 @@ class Health:
         unreadable: list[Checkpoint] = []
         degraded: list[Checkpoint] = []
         columns = documents = 0
+        records = self._checkpoints.record_counts()
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED:
                 continue
             now = self._checkpoints.redundancy(checkpoint)
+            lacking = self._checkpoints.documents_missing(checkpoint, records)
             if now.targets < 0:
                 unreadable.append(checkpoint)
-            elif now.columns_missing or now.documents_missing:
+            elif now.columns_missing or lacking:
                 degraded.append(checkpoint)
                 columns += now.columns_missing
-                documents += now.documents_missing
+                documents += lacking
         if unreadable:
             text = f"{len(unreadable)} checkpoints are out of reach: {_some(unreadable)}"
             remedy = "their columns are not on their targets, which are up: see what is left"

@@ -133,7 +133,11 @@ class Views:
         held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
         committed = [c for c in held if c.state is RowState.COMMITTED]
         newest = committed[-1] if committed else None
-        return tuple(self._step_view(c, c is newest) for c in held)
+        records = self._checkpoints.record_counts()
+        return tuple(
+            self._step_view(c, c is newest, self._checkpoints.documents_missing(c, records))
+            for c in held
+        )
 
     def show(self, run: RunName, step: Step) -> ShowView:
         held = self._checkpoints.of_step(run, step, RowState.COMMITTED, RowState.DAMAGED)
@@ -173,7 +177,7 @@ class Views:
             committed_at_s=held[-1].info.committed_at_s if held else 0.0,
         )
 
-    def _step_view(self, checkpoint: Checkpoint, newest: bool) -> StepView:
+    def _step_view(self, checkpoint: Checkpoint, newest: bool, documents_missing: int) -> StepView:
         now = self._checkpoints.redundancy(checkpoint)
         info = checkpoint.info
         return StepView(
@@ -205,7 +209,7 @@ class Views:
             warnings=info.warnings,
             referenced_bytes=info.referenced_bytes,
             homes=tuple(home.step for home in info.homes),
-            documents_missing=now.documents_missing,
+            documents_missing=documents_missing,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
