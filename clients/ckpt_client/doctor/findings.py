@@ -18,6 +18,7 @@ from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.output import counted
 
 ANSWER_S: Final = 1.0
 """A coordinator that takes longer is far away or overloaded."""
@@ -160,7 +161,7 @@ def judge_room(
     """
     total = sum(size for _, size in devices)
     if not need.state_bytes:
-        text = f"{format_bytes(total)} free on {len(free)} targets"
+        text = f"{format_bytes(total)} free on {counted(len(free), 'target')}"
         return Finding("room", Level.OK, f"{text}; --state-bytes says how much is needed")
     column = stored_bytes(need, code)
     payloads = need.ranks * need.saves
@@ -169,8 +170,11 @@ def judge_room(
         min(size // column, sum(min(free[id] // column, payloads) for id in ids))
         for ids, size in devices
     )
-    what = f"{need.saves} saves of {format_bytes(need.state_bytes)} by {need.ranks} ranks"
-    text = f"{what} take {format_bytes(wanted)} with code {code}, {format_bytes(total)} are free"
+    saves, ranks = counted(need.saves, "save"), counted(need.ranks, "rank")
+    what = f"for {saves} of {format_bytes(need.state_bytes)} by {ranks}"
+    text = (
+        f"{what} {format_bytes(wanted)} are needed with code {code}, {format_bytes(total)} are free"
+    )
     if fits >= payloads * code.n:
         return Finding("room", Level.OK, text)
     remedy = "`ckpt rm` old steps, set keep=, drain and evict, or add targets"
@@ -202,7 +206,8 @@ def judge_memory(need: Need, free_bytes: int, total_bytes: int) -> Finding:
         return Finding("memory", Level.OK, f"{text}; --state-bytes says how much is needed")
     half = need.rank_bytes
     wanted = HALVES * half * need.ranks_here
-    text = f"{need.ranks_here} ranks here need {format_bytes(wanted)} for two halves of their state"
+    ranks = counted(need.ranks_here, "rank")
+    text = f"{format_bytes(wanted)} are needed for {ranks} here, two halves of their state"
     text += f", {format_bytes(free_bytes)} are free"
     remedy = "fewer ranks on a host, or more memory for the job (its cgroup counts)"
     if half > total_bytes // HALVES:

@@ -171,4 +171,4 @@ def _bars(histogram: ValueHistogram) -> Iterator[tuple[str, str, str, str]]:
     for low, high, count in zip(edges[:-1], edges[1:], histogram.counts, strict=True):
         # Whatever is there shows.
         columns = -(-int(count) * BAR_COLUMNS // most)
-        yield f"{low:.4g}", f"{high:.4g}", f"{count:,}", "█" * columns
+        yield f"{low:.4g}", f"{high:.4g}", f"{count:,}", "#" * columns
