@@ -6,6 +6,9 @@ from typing import Any
 
 from ckpt.base.ids import TargetId
 from ckpt.base.units import MiB
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.targets import Reserve
+from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.policy import FillMarks
 from tests.protocol.coordinating import Bench, RankFake
 from tests.protocol.test_coordinator_draining import WorkerFake
@@ -132,3 +135,31 @@ def test_a_save_without_space_hears_who_holds_the_devices_and_what_to_do_next() 
     fill(bench, "t0", "t1", "t2", taken=0.9, columns=900 * MiB)
     rank.open(3)
     assert rank.aborts()[-1].hint == "delete steps (ckpt rm RUN@STEP) or add targets"
+
+
+def test_figures_that_do_not_explain_a_refusal_are_left_out() -> None:
+    """A device that is filled within a second refuses before its targets have said so: the error
+    spoke of 148 MiB free.
+    """
+    bench = Bench(3)
+    rank = RankFake(bench)
+    fill(bench, "t0", "t1", "t2", taken=0.1)
+    for target in bench.targets.values():
+        target.refuses[Reserve] = Failed("no_space", "the device is full")
+    rank.open(2)
+    (abort,) = rank.aborts()
+    assert abort.code == "no_space"
+    assert "no space for columns" in abort.message
+    assert "free" not in abort.message
+
+
+def test_of_a_shared_device_who_has_spoken_last_knows_best() -> None:
+    bench = Bench(2)
+    early, late = bench.machine.members.targets.values()
+    late.domain = early.domain
+    early.device_bytes_free, late.device_bytes_free = 900 * MiB, 10 * MiB
+    late.lease_ends_us = early.lease_ends_us + 1
+    for target, used in ((early, 100), (late, 990)):
+        target.counters = {"usable_bytes": USABLE, "device_used_bytes": used * MiB}
+    (device,) = device_spaces([early, late])
+    assert (device.free_bytes, device.usable_bytes, device.taken) == (10 * MiB, USABLE, 0.99)

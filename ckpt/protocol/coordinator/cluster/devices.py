@@ -42,7 +42,8 @@ class DeviceSpace:
         """
         if not self.usable_bytes:
             return 0.0
-        return 1.0 - (self.free_bytes + self.reserved_bytes) / self.usable_bytes
+        # Targets of a device that is filled fast have said so at different times.
+        return max(0.0, 1.0 - (self.free_bytes + self.reserved_bytes) / self.usable_bytes)
 
     @property
     def is_held_by_others(self) -> bool:
@@ -78,8 +79,9 @@ def devices_text(spaces: Sequence[DeviceSpace]) -> str:
 def _space(domain: Domain, targets: list[Target]) -> DeviceSpace:
     columns = sum(target.bytes_used for target in targets)
     reserved = sum(target.counters.get("reserved_bytes", 0) for target in targets)
-    shared = max(target.device_bytes_free for target in targets)
-    used = max(target.counters.get("device_used_bytes", 0) for target in targets)
+    # All of them measure the same file system: who has spoken last knows best.
+    newest = max(targets, key=lambda target: target.lease_ends_us)
+    shared, used = newest.device_bytes_free, newest.counters.get("device_used_bytes", 0)
     own = sum(target.counters.get("usable_bytes", 0) for target in targets)
     free = min(shared, sum(target.bytes_free for target in targets))
     # Of targets with a capacity that is what they may use, of others the device.

@@ -435,8 +435,10 @@ class Reservations:
         ]
         spaces.sort(key=lambda device: device.taken, reverse=True)
         text = f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}"
-        if any(device.usable_bytes for device in spaces):
-            text = f"{text}: {devices_text(spaces)}"
+        # A device that is filled fast has refused since its targets last said what they have.
+        explained = [d for d in spaces if d.usable_bytes and d.free_bytes < allotment.file_bytes]
+        if explained:
+            text = f"{text}: {devices_text(explained)}"
         on_device = max(Counter(target.domain for target in self._members.live()).values())
         room = self._evictor.no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
         return NoSpace(
