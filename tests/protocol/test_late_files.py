@@ -14,6 +14,7 @@ from ckpt.format.messages.saving import (
     CommitMembers,
     PayloadGivenUp,
     PayloadPlanned,
+    RequestSpares,
 )
 from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.events import Received
@@ -113,3 +114,22 @@ def test_a_file_of_a_decided_commit_is_no_discarded_one_after_a_restart() -> Non
         bench.let_answer(str(id))  # The record is stored.
     (end,) = [one for one in bench.to(writer.session) if isinstance(one, AttemptCommitted)]
     assert end.info.checkpoint == file.checkpoint
+
+
+def test_what_is_asked_late_for_a_file_given_up_is_answered_for_that_file_alone() -> None:
+    """The writer's other files lie in the same attempt: word that it was aborted would end them."""
+    bench = Bench()
+    writer = Writer(bench)
+    kept, given = writer.write("x"), writer.open("y")
+    assert given.plan is not None
+    payload = given.plan.payload
+    late = (PayloadGivenUp(payload, "unavailable", "too few"), RequestSpares(payload, 0, ("t0",)))
+    for question in (*late, *late):
+        (answer,) = bench.tell(writer.session, question)
+        assert isinstance(answer, Failed)
+        assert answer.code == "aborted"
+    committed(writer.commit(kept.checkpoint, kept))
+    for question in late:
+        (answer,) = bench.tell(writer.session, question)
+        assert isinstance(answer, Failed)
+        assert "discarded" in answer.message

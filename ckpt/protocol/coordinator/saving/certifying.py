@@ -51,7 +51,7 @@ class Certifying:
         """More places for one column of an open payload."""
         found = self._book.find(message.payload)
         if found is None or found[0].state in ENDED:
-            self._ending.tell_unknown(session, request, message.payload.checkpoint)
+            self._ending.tell_end_of(session, request, message.payload)
             return
         _, payload = found
         if payload.allotment is None:
@@ -73,7 +73,7 @@ class Certifying:
         """
         found = self._book.find(message.payload)
         if found is None or found[0].state in ENDED:
-            self._certify_of_ended(session, request, message)
+            self._ending.tell_end_of(session, request, message.payload)
             return
         attempt, payload = found
         payload.session, payload.away_since_us = session, None
@@ -88,7 +88,7 @@ class Certifying:
 
         def looked(standing: list[ColumnProof], gone: int) -> None:
             if attempt.state in ENDED and attempt.has(payload):
-                self._certify_of_ended(session, request, message)
+                self._ending.tell_end_of(session, request, message.payload)
             elif not attempt.has(payload):
                 self._desk.fail(session, request, discarded(payload.id))
             elif len(message.proofs) - gone < payload.layout.code.floor:
@@ -177,18 +177,6 @@ class Certifying:
         """
         if self._members.accepts(proof.target, proof.boot):
             self._members.targets[proof.target].proved.add(proof.column)
-
-    def _certify_of_ended(self, session: Session, request: int, message: Certify) -> None:
-        found = self._book.find(message.payload)
-        if found is None:
-            attempt_left = self._book.attempts.get(message.payload.checkpoint)
-            if attempt_left is not None and attempt_left.of_members:
-                raise discarded(message.payload)
-            self._ending.tell_unknown(session, request, message.payload.checkpoint)
-            return
-        attempt, payload = found
-        payload.session, payload.request = session, request
-        self._ending.tell_end(attempt, payload)
 
     def compared(self, message: BoxesCompared) -> None:
         """Fingerprints of overlaps; late ones are ignored."""

@@ -134,16 +134,14 @@ class Ending:
     def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> None:
         """A stager says that its payload can never be certified."""
         found = self._book.find(message.payload)
-        if found is None:
-            self.tell_unknown(session, request, message.payload.checkpoint)
+        if found is None or found[0].state in ENDED:
+            self.tell_end_of(session, request, message.payload)
             return
         attempt, payload = found
         payload.session, payload.request = session, request
         if attempt.state in ABORTABLE:
             from_wire = Aborted(f"rank {payload.id.rank}: {message.message}", hint=message.hint)
             self.abort(attempt, from_wire)
-        elif attempt.state in ENDED:
-            self.tell_end(attempt, payload)
 
     def trainer_left(self, session: Session, message: TrainerLeft) -> None:
         """Attempts that still lack the payload of a process that has ended will never be whole.
@@ -340,6 +338,23 @@ class Ending:
             self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     # ----------------------------------------------------------------------- telling
+
+    def tell_end_of(self, session: Session, request: int, payload: PayloadId) -> None:
+        """How it ended for a payload that is in no open attempt.
+
+        Raises Aborted for a file that an attempt does without: the attempt itself, and the writer's
+        other files in it, may go on.
+        """
+        found = self._book.find(payload)
+        if found is not None:
+            attempt, mine = found
+            mine.session, mine.request = session, request
+            self.tell_end(attempt, mine)
+            return
+        attempt_left = self._book.attempts.get(payload.checkpoint)
+        if attempt_left is not None and attempt_left.of_members:
+            raise discarded(payload)
+        self.tell_unknown(session, request, payload.checkpoint)
 
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
         held, info = self._checkpoints.get(checkpoint), self._checkpoints.info_told(checkpoint)
