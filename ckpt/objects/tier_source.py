@@ -20,10 +20,10 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
+from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import DamageJudged, ReleasePin, Resolve, Resolved
-from ckpt.format.record import CommitRecord, decode_record
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header

@@ -13,11 +13,11 @@ from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, xxh3_128
+from ckpt.format.documents.record import CommitRecord
 from ckpt.format.index import IndexReader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.format.record import CommitRecord
 from ckpt.transfer.target_links import nearest_address
 
 WHOLE_BYTES_MAX: Final = 1 * MiB

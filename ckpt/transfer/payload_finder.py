@@ -16,11 +16,11 @@ from typing import Final, Self
 from ckpt.base.errors import Corrupt, Lost, NotFound
 from ckpt.base.ids import CheckpointId, Generation, Home, PayloadId, Rank
 from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import IndexReader
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt.format.messages.loading import Resolved
-from ckpt.format.record import CommitRecord, decode_record
 from ckpt.plan.reads import PayloadKey
 from ckpt.transfer.index_source import IndexSource, IndexUnreadable
 from ckpt.transfer.landings import Landings

@@ -24,20 +24,21 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.document import DocumentHeader, document_name, encode_document_header
+from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
+from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
+from ckpt.format.documents.record import CommitRecord, Tombstone, encode_record, encode_tombstone
 from ckpt.format.index import Index, encode_index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.record import CommitRecord, Tombstone, encode_record, encode_tombstone
-from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import encode_term
-from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild
+from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild, write_rebuilt
 from ckptd.catalog.sqlite import read_image
 from ckptd.local.cluster_file import ClusterOptions, load_or_create
-from tests.ckptd.catalogs import begin_term
+from tests.ckptd.catalogs import begin_term, opened
 
 COLUMNS = (TargetId("t0"), TargetId("t1"), None)
 CLUSTER = "c1"
@@ -176,6 +177,46 @@ def test_a_deleted_home_is_left_untouched_while_an_index_is_away(tmp_path: Path,
     found = rebuild(CLUSTER, [RestingTarget(folder, CLUSTER) for folder in (here, later)])
     assert found.committed == (checkpoint(2),)
     assert found.image.rows[checkpoint(1)].state is RowState.TOMBSTONED
+
+
+def labels(target: Path, id: CheckpointId, version: int, *names: str, pinned: bool = False) -> None:
+    said = Labels(CLUSTER, id, Generation(4, version), names, pinned)
+    store(target, DocumentKind.LABELS, id, encode_labels(said))
+
+
+def test_what_was_said_last_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    t0, t1 = tmp_path / "t0", tmp_path / "t1"
+    for target in (t0, t1):
+        for step in (1, 2, 3):
+            commit(target, checkpoint(step))
+    labels(t0, checkpoint(1), 5, "best", "first")
+    labels(t1, checkpoint(1), 7, "best", "kept", pinned=True)
+    labels(t1, checkpoint(2), 9, "best")  # It was moved, and a crash left it on the first.
+    labels(t0, checkpoint(3), 1, "old")
+    labels(t1, checkpoint(3), 2)
+    labels(t0, checkpoint(4), 1, "never committed")
+    found = rebuild(CLUSTER, [RestingTarget(folder, CLUSTER) for folder in (t0, t1)])
+    said = {id: decode_labels(document) for id, document in found.image.labels.items()}
+    assert {id.step: (one.names, one.pinned) for id, one in said.items()} == {
+        1: (("kept",), True),
+        2: (("best",), False),
+    }
+    write_rebuilt(tmp_path / "c", found)
+    with opened(tmp_path / "c", CLUSTER, CLUSTER) as catalog:
+        assert catalog.image.labels == found.image.labels
+
+
+def test_labels_that_cannot_be_read_are_taken_from_a_backup(tmp_path: Path) -> None:
+    commit(tmp_path / "t0", checkpoint(1))
+    commit(tmp_path / "t0", checkpoint(2))
+    labels(tmp_path / "t0", checkpoint(2), 3, "newer")
+    backup = CatalogImage(4)
+    for step, name in ((1, "kept"), (2, "older")):
+        said = Labels(CLUSTER, checkpoint(step), Generation(4, step), (name,))
+        backup.labels[checkpoint(step)] = encode_labels(said)
+    found = rebuild(CLUSTER, [RestingTarget(tmp_path / "t0", CLUSTER)], backup)
+    said_now = [decode_labels(document).names for document in found.image.labels.values()]
+    assert said_now == [("newer",), ("kept",)]
 
 
 def test_documents_of_another_cluster_do_not_count(tmp_path: Path) -> None:

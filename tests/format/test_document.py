@@ -13,7 +13,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.format.checksum import crc32
-from ckpt.format.document import (
+from ckpt.format.documents.file import (
     DocumentHeader,
     decode_document_header,
     document_name,

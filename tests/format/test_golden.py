@@ -42,6 +42,15 @@ from ckpt.format.column import (
     encode_trailer,
     trailer_bytes,
 )
+from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
+from ckpt.format.documents.record import (
+    CommitRecord,
+    Tombstone,
+    decode_record,
+    decode_tombstone,
+    encode_record,
+    encode_tombstone,
+)
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.index import Index, decode_index, encode_index
@@ -53,14 +62,6 @@ from ckpt.format.messages.reading import DocumentKind as Kind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import PutDocument, RenewLease
 from ckpt.format.messages.writing import Fragment
-from ckpt.format.record import (
-    CommitRecord,
-    Tombstone,
-    decode_record,
-    decode_tombstone,
-    encode_record,
-    encode_tombstone,
-)
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
 
@@ -249,6 +250,14 @@ def test_a_tombstone_is_as_ever() -> None:
     frozen = golden("tombstone.bin", encode_tombstone(tombstone))
     assert frozen == encode_tombstone(tombstone)
     assert decode_tombstone(frozen) == tombstone
+
+
+def test_labels_are_as_ever() -> None:
+    names = ("best", "epoch=3-val=0.25.ckpt")
+    labels = Labels("c0ffee", CHECKPOINT, Generation(4, 9), names, pinned=True)
+    frozen = golden("labels.bin", encode_labels(labels))
+    assert frozen == encode_labels(labels)
+    assert decode_labels(frozen) == labels
 
 
 def index_parts(document: bytes) -> list[bytes]:

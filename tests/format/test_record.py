@@ -11,9 +11,7 @@ from msgspec.structs import replace
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX
-from ckpt.format.envelope import Packing, wrap
-from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.record import (
+from ckpt.format.documents.record import (
     RECORD_MAGIC,
     CommitRecord,
     Tombstone,
@@ -22,6 +20,8 @@ from ckpt.format.record import (
     encode_record,
     encode_tombstone,
 )
+from ckpt.format.envelope import Packing, wrap
+from ckpt.format.messages.saving import CommitInfo
 from tests.format.strategies import checkpoints, flipped, masks, positions, read_or_refused, u63
 
 INFO = CommitInfo(

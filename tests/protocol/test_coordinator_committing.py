@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, Step, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
@@ -24,7 +25,6 @@ from ckpt.format.messages.saving import (
     ReplicaPolicy,
 )
 from ckpt.format.messages.targets import PutDocument
-from ckpt.format.record import decode_record
 from ckpt.format.table import Piece
 from ckpt.protocol.coordinator import catalog
 from tests.protocol.coordinating import (

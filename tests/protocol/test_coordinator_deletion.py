@@ -17,6 +17,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.documents.record import decode_tombstone
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
@@ -28,7 +29,6 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
 )
 from ckpt.format.messages.targets import DropGeneration, ListColumns, PutDocument
-from ckpt.format.record import decode_tombstone
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping import deletion
 from ckpt.protocol.events import Send, Session

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Home, PayloadId, Rank
 from ckpt.base.limits import HOMES_MAX
+from ckpt.format.documents.record import decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import Location
 from ckpt.format.messages.asking import StepDeleted
@@ -16,7 +17,6 @@ from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage,
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import HomesRefused, PayloadGivenUp, PayloadPlanned
 from ckpt.format.messages.targets import DropGeneration
-from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from tests.protocol.coordinating import RUN, Bench, RankFake, own_entry
 from tests.protocol.test_coordinator_deletion import delete, holders

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved
 from ckpt.format.messages.reading import ByteRange
-from ckpt.format.record import decode_record
 from ckpt.protocol.events import Send, Session
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
 

@@ -62,9 +62,10 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "bytes": 10_000, "world_size": 1, "code": "2+1", "targets_survivable": 0,
         "domains_survivable": 0, "domain_level": "host", "columns_missing": 1, "readable": True,
         "stall_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
-        "slowest_rank": 0, "slowest_target": "t0", "pinned": False, "reason": "",
+        "slowest_rank": 0, "slowest_target": "t0", "readers": 0, "reason": "",
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
         "referenced_bytes": 0, "homes": [], "documents_missing": 0,
+            "names": [], "pinned": False,
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))
@@ -186,7 +187,7 @@ def test_a_pinned_step_says_so() -> None:
     bench.tell(bench.session(), Resolve(RUN, Step(1)))
     views = asked(bench, "steps", RUN)
     assert isinstance(views, list)
-    assert [view["pinned"] for view in views] == [True]
+    assert [view["readers"] for view in views] == [1]
 
 
 def test_unknown_questions_are_refused_and_unknown_steps_not_found() -> None:

@@ -17,11 +17,11 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.documents.record import decode_record, encode_record
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.format.record import decode_record, encode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine

@@ -10,7 +10,7 @@ from msgspec import structs
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, Generation, Step
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.document import (
+from ckpt.format.documents.file import (
     DocumentHeader,
     decode_document_header,
     document_name,
@@ -175,11 +175,12 @@ def test_a_document_without_space_is_refused_once() -> None:
     assert failed.code == "no_space"
 
 
-def test_another_index_of_the_same_generation_replaces_the_first() -> None:
+@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.LABELS])
+def test_another_one_of_the_same_generation_replaces_the_first(kind: DocumentKind) -> None:
     world = _ready()
-    put_document(world, DocumentKind.INDEX, INDEX)
-    put_document(world, DocumentKind.INDEX, INDEX[::-1])
-    assert document(world, DocumentKind.INDEX) == INDEX[::-1]
+    put_document(world, kind, INDEX)
+    put_document(world, kind, INDEX[::-1])
+    assert document(world, kind) == INDEX[::-1]
 
 
 def test_questions_for_small_documents_are_read_within_the_window_of_their_session() -> None:
@@ -283,10 +284,10 @@ def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     (dropped,) = _answers(world)
     assert isinstance(dropped, Dropped)
     assert dropped.bytes_freed == used - world.machine.bytes_used
-    for kind in (DocumentKind.INDEX, DocumentKind.RECORD):
+    for kind in (DocumentKind.INDEX, DocumentKind.RECORD, DocumentKind.LABELS):
         world.tell(READER, ReadDocument(kind, CHECKPOINT))
     codes = [one.code for one in world.messages(READER) if isinstance(one, Failed)]
-    assert codes == ["not_found"] * 2
+    assert codes == ["not_found"] * 3
     world.disk.crash(Keep.NOTHING)
     again = _ready(world.disk, boot=12)
     again.tell(READER, ListColumns())
@@ -356,7 +357,7 @@ def test_a_drop_waits_for_an_earlier_one_that_is_on_its_way(again: str, fault: s
     assert world.machine.bytes_used == 0
 
 
-@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.RECORD])
+@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.LABELS])
 @pytest.mark.parametrize("fault", ["", "sync"])
 def test_a_drop_waits_for_a_document_that_is_on_its_way(kind: DocumentKind, fault: str) -> None:
     """It came all the same, was found by nobody, and stayed (seed 1856)."""

@@ -7,7 +7,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
-from ckpt.format.document import DocumentHeader
+from ckpt.format.documents.file import DocumentHeader
 from ckpt.format.messages.reading import DocumentKind
 from ckptd.catalog.rebuild import Holdings
 from tests.sim.target_node import TargetNode

@@ -27,11 +27,11 @@ from ckpt.base.ids import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, CommitInfo, PayloadPlanned
-from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
@@ -31,7 +32,6 @@ from ckpt.format.messages.reading import (
     ReadRanges,
 )
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.record import CommitRecord, decode_record
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.reader import events as re
 from ckpt.protocol.reader.payload_reader import PayloadReader

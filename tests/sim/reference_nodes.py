@@ -22,12 +22,12 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
+from ckpt.format.documents.record import decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
-from ckpt.format.record import decode_record
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.events import Session

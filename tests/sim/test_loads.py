@@ -12,7 +12,7 @@ import pytest
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
-from ckpt.format.document import document_name
+from ckpt.format.documents.file import document_name
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.target.core import column_name

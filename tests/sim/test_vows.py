@@ -20,7 +20,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.format.document import document_name
+from ckpt.format.documents.file import document_name
 from ckpt.format.messages import Message
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (

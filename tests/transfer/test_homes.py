@@ -28,13 +28,13 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.record import CommitRecord, encode_record
 from ckpt.format.index import Index, encode_index
 from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.reading import DocumentData, ReadDocument
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.record import CommitRecord, encode_record
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.handshake import Identity

@@ -17,7 +17,13 @@ from tests.versions import make
 from tests.versions.specimens import fields_of, specimens
 
 FOLDER: Final = Path(__file__).parent / "v0_1_0"
-ADDED_SINCE: Final = {23: "AskPace", 109: "ReplaceTarget", 110: "TargetReplaced"}
+ADDED_SINCE: Final = {
+    23: "AskPace",
+    109: "ReplaceTarget",
+    110: "TargetReplaced",
+    111: "LabelStep",
+    112: "StepLabeled",
+}
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 
 

@@ -31,8 +31,9 @@ the file that defines it.
     sharing.py     reader  -> coord.   ShareReads, NextReads, LeaveReads
                    coord.  -> reader   ReadsShared
     asking.py      reader,
-                   admin   -> coord.   Ask, DeleteStep; an admin also ReplaceTarget
-                   coord.  -> both     Answer, StepDeleted, TargetReplaced
+                   admin   -> coord.   Ask, LabelStep, DeleteStep; an admin also
+                                       ReplaceTarget
+                   coord.  -> both     Answer, StepLabeled, StepDeleted, TargetReplaced
     targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation, Attest, PutDocument, DropGeneration,
@@ -54,8 +55,10 @@ from ckpt.format.messages.asking import (
     Answer,
     Ask,
     DeleteStep,
+    LabelStep,
     ReplaceTarget,
     StepDeleted,
+    StepLabeled,
     TargetReplaced,
 )
 from ckpt.format.messages.drains import (
@@ -165,7 +168,7 @@ Message = (
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
-    | ReplaceTarget | TargetReplaced
+    | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -186,6 +189,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     91: DropGeneration, 92: DropColumn, 93: Dropped, 94: ListColumns, 95: ColumnsListed,
     96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
     102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
-    108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced,
+    108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
+    112: StepLabeled,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -1,17 +1,17 @@
-"""What people and their tools ask of the coordinator: questions, a deletion, a replacement."""
+"""What people and their tools ask of the coordinator: questions, names, deletions, replacements."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from ckpt.base.ids import RunName, Step, TargetId
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step, TargetId
 
 
 class Ask(Struct, frozen=True, gc=False):
     """A question of people and tools; the answer is the JSON that HTTP `/v1/<what>` gives."""
 
     what: str
-    """`status`, `coordinator`, `runs`, `steps`, `show`, `files`, `members`."""
+    """`status`, `coordinator`, `runs`, `steps`, `show`, `names`, `files`, `members`."""
     run: RunName | None = None
     step: Step | None = None
 
@@ -33,6 +33,28 @@ class StepDeleted(Struct, frozen=True, gc=False):
     bytes_freed: int
     bytes_held: int = 0
     """More, which go when no later checkpoint refers to them."""
+
+
+class LabelStep(Struct, frozen=True, gc=False):
+    """Change what is said of a committed step. A name that another step of the run has moves here.
+    Idempotent."""
+
+    run: RunName
+    step: Step
+    generation: Generation | None = None
+    """None: its newest one."""
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    pinned: bool | None = None
+    """None: as it is."""
+
+
+class StepLabeled(Struct, frozen=True, gc=False):
+    """Durable, on as many targets as the commit record."""
+
+    checkpoint: CheckpointId
+    names: tuple[str, ...]
+    pinned: bool
 
 
 class ReplaceTarget(Struct, frozen=True, gc=False):

@@ -77,6 +77,7 @@ class DocumentKind(Enum):
 
     INDEX = "index"
     RECORD = "record"
+    LABELS = "labels"
     TOMBSTONE = "tombstone"
 
 

@@ -65,7 +65,7 @@ class AttemptDecided:
 
     checkpoint: CheckpointId
     record: bytes
-    """The encoded commit record (ckpt.format.record)."""
+    """The encoded commit record (ckpt.format.documents.record)."""
     placement: bytes
     """The encoded Placement: which target holds which column."""
 
@@ -100,6 +100,15 @@ class CheckpointTombstoned:
 
     checkpoint: CheckpointId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLabeled:
+    """Its names and whether it is pinned, all of it, as its targets have it."""
+
+    checkpoint: CheckpointId
+    labels: bytes
+    """The encoded document (ckpt.format.documents.labels); empty: nothing is said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +255,7 @@ CatalogEntry = (
     | AttemptAborted
     | CheckpointDamaged
     | CheckpointTombstoned
+    | CheckpointLabeled
     | CheckpointDeleted
     | RowForgotten
     | LaunchNumbered
@@ -327,6 +337,8 @@ class CatalogImage:
     repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
     launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
     stores: dict[str, StoreRow] = field(default_factory=dict)
+    labels: dict[CheckpointId, bytes] = field(default_factory=dict)
+    """What people have said of committed checkpoints, as encoded documents."""
     position: CatalogPosition = BEGINNING
     """Of the newest entry that was made durable while the targets vouched for the catalog."""
     forgotten: Generation = NO_GENERATION
@@ -360,6 +372,11 @@ class CatalogImage:
             for run, stored in row.stored.items():
                 yield StoreHolds(url, run, tuple(sorted(stored)))
 
+    def label_entries(self) -> Iterator[CatalogEntry]:
+        """What labels the same checkpoints again."""
+        for checkpoint, labels in self.labels.items():
+            yield CheckpointLabeled(checkpoint, labels)
+
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
 
@@ -376,9 +393,17 @@ class CatalogImage:
                 )
             case RowForgotten():
                 self.rows.pop(entry.checkpoint, None)
+                self.labels.pop(entry.checkpoint, None)
                 self.forgotten = max(self.forgotten, entry.checkpoint.generation)
                 for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
                     del self.repairs[key]
+            case CheckpointLabeled():
+                self.labels[entry.checkpoint] = entry.labels
+                if not entry.labels:
+                    del self.labels[entry.checkpoint]
+            case CheckpointTombstoned():
+                self.labels.pop(entry.checkpoint, None)
+                self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
             case LaunchNumbered():
                 self.launches[(entry.run, entry.launch)] = LaunchRow(entry.key, entry.world_size)
             case LaunchEntered():

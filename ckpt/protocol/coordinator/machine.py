@@ -33,7 +33,7 @@ from collections.abc import Callable
 
 from ckpt.base.errors import CkptError
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import Answer, Ask, DeleteStep, ReplaceTarget
+from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, ReplaceTarget
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
@@ -61,6 +61,7 @@ from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
+from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import SharedReads
@@ -143,6 +144,7 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.drains,
             cluster=policy.cluster, keep=policy.keep,
         )  # fmt: skip
+        self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.evictor = Evictor(
             desk, self.members, self.checkpoints, self.drains, policy.watermarks, self.deleter
         )
@@ -281,6 +283,8 @@ class CoordinatorMachine:
                 self.judge.report(session, request, message)
             case ReplaceTarget():
                 self.members.replace(session, request, message)
+            case LabelStep():
+                self.labeling.label_step(session, request, message)
             case DeleteStep():
                 self.deleter.delete_step(session, request, message)
             case Ask():

@@ -36,7 +36,7 @@ def recover(
             case RowState.OPEN | RowState.DECIDED:
                 opening.recover(row)
             case RowState.COMMITTED | RowState.DAMAGED:
-                checkpoints.recover(row)
+                checkpoints.recover(row, image.labels.get(row.checkpoint, b""))
             case RowState.TOMBSTONED:
                 deleter.recover(checkpoints.recover(row))
             case RowState.ABORTED | RowState.DELETED:

@@ -18,7 +18,7 @@ from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
-from ckpt.format.document import DocumentHeader
+from ckpt.format.documents.file import DocumentHeader
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind

@@ -14,7 +14,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CatalogPosition
 from ckpt.format.checksum import Buffer
 from ckpt.format.column import ColumnHeader, decode_header
-from ckpt.format.document import DocumentHeader, decode_document_header, document_name
+from ckpt.format.documents.file import DocumentHeader, decode_document_header, document_name
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.target.core import (
     ASIDE,

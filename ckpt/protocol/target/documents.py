@@ -1,4 +1,4 @@
-"""Indexes, commit records and tombstones on a target; and how generations leave it.
+"""Indexes, commit records, labels and tombstones on a target; and how generations leave it.
 
     PutDocument parts --> ASSEMBLING (aside file) --last part, digest right--> SYNCING --> stored,
     answered
@@ -17,7 +17,7 @@ from functools import partial
 from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, INDEX_BYTES_MAX
 from ckpt.format.checksum import Xxh3, xxh3_128
-from ckpt.format.document import DocumentHeader, document_name, encode_document_header
+from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.messages.targets import (
     ColumnsListed,
@@ -57,6 +57,9 @@ from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.read_jobs import StreamJob
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, disk_failure
+
+REPLACED = (DocumentKind.INDEX, DocumentKind.LABELS)
+"""Kinds of which a later document takes the place of an earlier one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +121,7 @@ class Documents:
                 stored = DocumentStored(message.kind, message.checkpoint)
                 core.send(session, request, stored)
             return
-        if standing is not None and message.kind is not DocumentKind.INDEX:
+        if standing is not None and message.kind not in REPLACED:
             text = f"another {message.kind.value} of {message.checkpoint} stands here"
             core.fail(session, request, "refused", text)
             return
@@ -394,7 +397,7 @@ class Documents:
                 self._abandon(key)
 
     def _droppable(self, checkpoint: CheckpointId, message: DropGeneration) -> list[StoredDocument]:
-        kinds = [DocumentKind.INDEX, DocumentKind.RECORD]
+        kinds = [DocumentKind.INDEX, DocumentKind.RECORD, DocumentKind.LABELS]
         if message.tombstone:
             kinds.append(DocumentKind.TOMBSTONE)
         found = (self._core.documents.get((kind, checkpoint)) for kind in kinds)

@@ -17,6 +17,7 @@ from ckpt.base.errors import CkptError, Lost, PeerError
 from ckpt.base.ids import CheckpointId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
+from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import IndexReader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import (
@@ -28,7 +29,6 @@ from ckpt.format.messages.loading import (
     Resolve,
     Resolved,
 )
-from ckpt.format.record import CommitRecord, decode_record
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts

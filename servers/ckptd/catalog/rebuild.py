@@ -27,33 +27,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
-from ckpt.aio.net.rpc import RpcClient
+from msgspec import structs
+
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
-from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, TargetId
-from ckpt.base.limits import PAGE_BYTES
-from ckpt.base.units import MiB
+from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, RunName, TargetId
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.column import ColumnHeader
-from ckpt.format.document import DocumentHeader
+from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
+from ckpt.format.documents.record import CommitRecord, decode_record, decode_tombstone
 from ckpt.format.index import decode_index
-from ckpt.format.messages.hello import Role
-from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.format.messages.targets import ColumnsListed, ListColumns
-from ckpt.format.record import CommitRecord, decode_record, decode_tombstone
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
-from ckpt.protocol.target.directory import identify
-from ckpt.protocol.target.term import TERM_FILE, decode_term
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
+from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, Source
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
 from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
 from ckptd.target.identity import incarnation_of
 
-PART_BYTES: Final = 1 * MiB
 #: A generation that has one of these and gets no row is passed over: later it proves nothing.
 _PROOFS: Final = (DocumentKind.RECORD, DocumentKind.TOMBSTONE)
 TERM_SKIP: Final = 1000
@@ -70,31 +64,6 @@ class RebuildConfig:
     """HOST:PORT of each running target, separated by spaces."""
     backup: Annotated[str, "FILE"] = ""
     """A copy of the catalog, for what no target knows; empty for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What one target has."""
-
-    checkpoints: frozenset[CheckpointId]
-    """Of columns and documents."""
-    documents: frozenset[tuple[DocumentKind, CheckpointId]]
-    term: int
-    """The highest that it is known to have acknowledged."""
-
-
-class Source(Protocol):
-    """One target, running or at rest. Methods raise Unavailable when it is out of reach."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def holdings(self) -> Holdings:
-        """Everything of the cluster that is here."""
-
-    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
-        """A document, whole. Raises Corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +124,7 @@ def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None
         refused = [each for each in refused if each.checkpoint not in committed]
     refused += _settle_homes(cluster, image, held, committed)
     _spare_homes(cluster, image, held, refused)
+    _label(cluster, image, held, backup)
     proved = {id for _, each in held for kind, id in each.documents if kind in _PROOFS}
     image.passed_over = proved - image.rows.keys()
     image.rebuilt_from = len(sources)
@@ -390,107 +360,38 @@ def _documents(
                 yield None, True
 
 
-# --------------------------------------------------------------------------- sources
+def _label(
+    cluster: str,
+    image: CatalogImage,
+    held: list[tuple[Source, Holdings]],
+    backup: CatalogImage | None,
+) -> None:
+    """What was said last of each checkpoint; a name that two of a run have is the later one's."""
+    found: list[Labels] = []
+    for id, row in image.rows.items():
+        if row.state in (RowState.COMMITTED, RowState.DAMAGED):
+            documents = [one for one, _ in _documents(DocumentKind.LABELS, id, held)]
+            if backup is not None:
+                documents.append(backup.labels.get(id))
+            found += _last_said(cluster, id, documents)
+    taken: set[tuple[RunName, str]] = set()
+    for labels in sorted(found, key=lambda one: one.version, reverse=True):
+        run = labels.checkpoint.run
+        names = tuple(name for name in labels.names if (run, name) not in taken)
+        taken.update((run, name) for name in names)
+        own = structs.replace(labels, names=names)
+        if own.keeps:
+            image.labels[own.checkpoint] = encode_labels(own)
 
 
-class RunningTarget:
-    """A target daemon, asked over its data port."""
-
-    def __init__(self, address: str, secret: bytes) -> None:
-        self.name = address
-        self._client = RpcClient(
-            address, secret=secret, role=Role.ADMIN, name="rebuild", server_role=Role.TARGET
-        )
-
-    def close(self) -> None:
-        """End the connection."""
-        self._client.close()
-
-    def cluster(self) -> str:
-        """The id that it serves; raises Unavailable."""
-        self._client.call(ListColumns(count_max=1))
-        assert self._client.peer is not None
-        return self._client.peer.cluster
-
-    def holdings(self) -> Holdings:
-        checkpoints: set[CheckpointId] = set()
-        documents: set[tuple[DocumentKind, CheckpointId]] = set()
-        cursor = ""
-        while True:
-            answer, _ = self._client.call(ListColumns(cursor))
-            if not isinstance(answer, ColumnsListed):
-                raise Unavailable(f"{self.name} cannot list what it holds")
-            checkpoints |= {proof.column.payload.checkpoint for proof in answer.columns}
-            documents |= {(each.kind, each.checkpoint) for each in answer.documents}
-            if not answer.cursor:
-                break
-            cursor = answer.cursor
-        checkpoints |= {checkpoint for _, checkpoint in documents}
-        peer = self._client.peer
-        term = 0 if peer is None else peer.epoch >> 32
-        return Holdings(frozenset(checkpoints), frozenset(documents), term)
-
-    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
-        content = bytearray()
-        total_bytes = 1
-        while len(content) < total_bytes:
-            start = len(content)
-            end = None if start == 0 else min(total_bytes, start + PART_BYTES)
-            answer, bulk = self._client.call(ReadDocument(kind, checkpoint, start, end))
-            if not isinstance(answer, DocumentData) or answer.offset != start or not bulk:
-                raise Corrupt(f"{self.name} cannot read {kind.value} of {checkpoint}")
-            total_bytes = answer.total_bytes
-            content += bulk
-        return bytes(content)
-
-
-class RestingTarget:
-    """A target's directory, while no daemon works on it."""
-
-    def __init__(self, directory: Path, cluster: str) -> None:
-        self.name = str(directory)
-        self._directory = directory
-        self._cluster = cluster
-        #: Files of the documents, with their headers; filled by `holdings`.
-        self._files: dict[tuple[DocumentKind, CheckpointId], tuple[Path, DocumentHeader]] = {}
-
-    def holdings(self) -> Holdings:
-        if not self._directory.is_dir():
-            raise Unavailable("no such directory")
-        checkpoints: set[CheckpointId] = set()
-        for folder in ("columns", "documents"):
-            for path in sorted((self._directory / folder).glob("*")):
-                header = identify(f"{folder}/{path.name}", _outer_pages(path))
-                match header:
-                    case ColumnHeader() if header.cluster == self._cluster:
-                        checkpoints.add(header.column.payload.checkpoint)
-                    case DocumentHeader() if header.cluster == self._cluster:
-                        kind = DocumentKind(header.kind)
-                        self._files[(kind, header.checkpoint)] = (path, header)
-                        checkpoints.add(header.checkpoint)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), self._term())
-
-    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
-        path, header = self._files[(kind, checkpoint)]
-        content = path.read_bytes()
-        for copy in range(header.copies):
-            start = header.copy_offset(copy)
-            document = content[start : start + header.total_bytes]
-            if xxh3_128(document) == header.digest:
-                return document
-        raise Corrupt(f"{path} fails its checksum")
-
-    def _term(self) -> int:
+def _last_said(cluster: str, id: CheckpointId, documents: list[bytes | None]) -> list[Labels]:
+    """One, or none that can be read."""
+    readable = []
+    for document in documents:
         try:
-            return decode_term((self._directory / TERM_FILE).read_bytes()) or 0
-        except OSError:
-            return 0
-
-
-def _outer_pages(path: Path) -> tuple[bytes, ...]:
-    """The first and the last page of a file."""
-    with path.open("rb") as file:
-        first = file.read(PAGE_BYTES)
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - PAGE_BYTES))
-        return first, file.read(PAGE_BYTES)
+            labels = decode_labels(document) if document is not None else None
+        except CkptError:
+            continue
+        if labels is not None and (labels.cluster, labels.checkpoint) == (cluster, id):
+            readable.append(labels)
+    return [max(readable, key=lambda one: one.version)] if readable else []

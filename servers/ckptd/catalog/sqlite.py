@@ -23,21 +23,20 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
     CatalogOutdated,
     CatalogReached,
-    CatalogRow,
     CheckpointDrained,
+    CheckpointLabeled,
+    CheckpointTombstoned,
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
@@ -45,14 +44,20 @@ from ckpt.protocol.coordinator.catalog import (
     Persist,
     RepairNeeded,
     RowForgotten,
-    RowState,
     StepForgotten,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
     TargetSeen,
 )
-from ckptd.catalog import drain_tables, launch_tables, standing_tables, target_tables
+from ckptd.catalog import (
+    checkpoint_tables,
+    drain_tables,
+    label_tables,
+    launch_tables,
+    standing_tables,
+    target_tables,
+)
 from ckptd.catalog.file import (
     connect,
     copy_catalog,
@@ -73,11 +78,6 @@ TICKETS_WAITING_MAX: Final = 1 << 20
 _TERM_MAX: Final = (1 << 31) - 1
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
-CREATE TABLE checkpoint (
-    run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
-    state TEXT NOT NULL, launch INTEGER NOT NULL, launch_key TEXT, world_size INTEGER NOT NULL,
-    record BLOB NOT NULL, placement BLOB NOT NULL, reason TEXT NOT NULL,
-    PRIMARY KEY (run, step, term, counter));
 CREATE TABLE target (id TEXT PRIMARY KEY, domain TEXT NOT NULL, directory TEXT NOT NULL);
 CREATE TABLE repair (
     run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
@@ -85,10 +85,12 @@ CREATE TABLE repair (
     PRIMARY KEY (run, step, term, counter, rank));
 """
 _LATER_SCHEMA: Final = (
-    launch_tables.SCHEMA + drain_tables.SCHEMA + standing_tables.SCHEMA + target_tables.SCHEMA
+    launch_tables.SCHEMA
+    + drain_tables.SCHEMA
+    + standing_tables.SCHEMA
+    + target_tables.SCHEMA
+    + label_tables.SCHEMA
 )
-_ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
-_KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
 
 
 class SqliteCatalog:
@@ -248,13 +250,17 @@ def create_catalog(
             with connection:
                 _set_meta(connection, "term", image.term)
                 for row in image.rows.values():
-                    _insert_row(connection, row)
+                    checkpoint_tables.insert(connection, row)
                 for seen in image.targets.values():
                     target_tables.store(connection, seen)
                 for (checkpoint, rank), columns in image.repairs.items():
                     _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
                 standing_tables.note(connection, image)
-                for entry in (*image.launch_entries(), *image.drain_entries()):
+                for entry in (
+                    *image.launch_entries(),
+                    *image.drain_entries(),
+                    *image.label_entries(),
+                ):
                     _apply(connection, entry)
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
@@ -313,7 +319,7 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _run_all(connection, _SCHEMA + _LATER_SCHEMA)
+        _run_all(connection, checkpoint_tables.SCHEMA + _SCHEMA + _LATER_SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _set_meta(connection, "cluster", cluster)
@@ -350,61 +356,18 @@ def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
 
 def _load(connection: sqlite3.Connection) -> CatalogImage:
     image = CatalogImage(int(_meta(connection, "term")))
-    for run, step, term, counter, *rest in connection.execute(
-        f"SELECT run, step, term, counter, {_ROW_FIELDS} FROM checkpoint"
-        " ORDER BY run, step, term, counter"
-    ):
-        checkpoint = _checkpoint(run, step, term, counter)
-        image.rows[checkpoint] = _row(checkpoint, rest)
+    checkpoint_tables.load(connection, image)
     target_tables.load(connection, image)
     for run, step, term, counter, rank, columns in connection.execute(
         "SELECT * FROM repair ORDER BY run, step, term, counter, rank"
     ):
-        key = (_checkpoint(run, step, term, counter), int(rank))
+        key = (checkpoint_tables.checkpoint_of(run, step, term, counter), int(rank))
         image.repairs[key] = tuple(int(number) for number in columns.split())
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
+    label_tables.load(connection, image)
     standing_tables.load(connection, image)
     return image
-
-
-def _checkpoint(run: str, step: int, term: int, counter: int) -> CheckpointId:
-    return CheckpointId(RunName(run), Step(step), Generation(term, counter))
-
-
-def _key(checkpoint: CheckpointId) -> tuple[str, int, int, int]:
-    generation = checkpoint.generation
-    return checkpoint.run, checkpoint.step, generation.term, generation.counter
-
-
-def _row(checkpoint: CheckpointId, values: list[str | int | bytes | None]) -> CatalogRow:
-    state, launch, launch_key, world_size, record, placement, reason = values
-    assert isinstance(launch, int)
-    assert isinstance(world_size, int)
-    assert isinstance(record, bytes)
-    assert isinstance(placement, bytes)
-    assert launch_key is None or isinstance(launch_key, str)
-    try:
-        known = RowState(state)
-    except ValueError:
-        raise sqlite3.DatabaseError(f"{checkpoint} is in the unknown state {state!r}") from None
-    return CatalogRow(
-        checkpoint,
-        known,
-        LaunchNumber(launch),
-        launch_key,
-        world_size,
-        record,
-        placement,
-        str(reason),
-    )
-
-
-def _values(row: CatalogRow) -> tuple[str | int | bytes | None, ...]:
-    return (
-        row.state.value, row.launch, row.launch_key, row.world_size,
-        row.record, row.placement, row.reason,
-    )  # fmt: skip
 
 
 def _store(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
@@ -419,11 +382,20 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case AttemptOpened():
             image = CatalogImage(0)
             image.apply(entry)
-            _insert_row(connection, image.rows[entry.checkpoint])
+            checkpoint_tables.insert(connection, image.rows[entry.checkpoint])
         case RowForgotten():
             for table in ("checkpoint", "repair"):
-                connection.execute(f"DELETE FROM {table} WHERE {_KEY}", _key(entry.checkpoint))
+                connection.execute(
+                    f"DELETE FROM {table} WHERE {checkpoint_tables.KEY}",
+                    checkpoint_tables.key_of(entry.checkpoint),
+                )
+            label_tables.store(connection, entry)
             standing_tables.store(connection, entry)
+        case CheckpointTombstoned():
+            label_tables.store(connection, entry)
+            checkpoint_tables.move(connection, entry.checkpoint, entry)
+        case CheckpointLabeled():
+            label_tables.store(connection, entry)
         case CatalogReached() | CatalogOutdated():
             standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
@@ -437,50 +409,12 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case RepairNeeded():
             _upsert_repair(connection, entry)
         case _:
-            _move_row(connection, entry.checkpoint, entry)
-
-
-def _move_row(
-    connection: sqlite3.Connection, checkpoint: CheckpointId, entry: CatalogEntry
-) -> None:
-    """Fold the entry into the stored row; writes only the fields that changed."""
-    key = _key(checkpoint)
-    found = connection.execute(f"SELECT {_ROW_FIELDS} FROM checkpoint WHERE {_KEY}", key).fetchone()
-    if found is None:
-        raise KeyError(f"{checkpoint} was never opened")
-    before = _row(checkpoint, list(found))
-    image = CatalogImage(0, {checkpoint: before})
-    image.apply(entry)
-    changed = [
-        (name, value)
-        for name, value, old in zip(
-            _ROW_FIELDS.split(", "), _values(image.rows[checkpoint]), _values(before), strict=True
-        )
-        if value != old
-    ]
-    if changed:
-        setters = ", ".join(f"{name} = ?" for name, _ in changed)
-        connection.execute(
-            f"UPDATE checkpoint SET {setters} WHERE {_KEY}",
-            (*(value for _, value in changed), *key),
-        )
-
-
-def _insert_row(connection: sqlite3.Connection, row: CatalogRow) -> None:
-    connection.execute(
-        "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*_key(row.checkpoint), *_values(row)),
-    )
+            checkpoint_tables.move(connection, entry.checkpoint, entry)
 
 
 def _upsert_repair(connection: sqlite3.Connection, needed: RepairNeeded) -> None:
     columns = " ".join(str(number) for number in needed.columns)
     connection.execute(
         "INSERT OR REPLACE INTO repair VALUES (?, ?, ?, ?, ?, ?)",
-        (*_key(needed.checkpoint), needed.rank, columns),
+        (*checkpoint_tables.key_of(needed.checkpoint), needed.rank, columns),
     )
-
-
-assert len(_ROW_FIELDS.split(", ")) == len(fields(CatalogRow)) - 1, (
-    "the fold's row and the table agree"
-)

@@ -375,6 +375,7 @@ class Vouching:
                 DocumentKind.RECORD: _BEFORE_RECORD,
                 DocumentKind.TOMBSTONE: _BEFORE_TOMBSTONE,
                 DocumentKind.INDEX: (),
+                DocumentKind.LABELS: (),
             }[document.kind]
             known = "it does not know that" if state is None else f"there it is {state.value}"
             if state in doubt or self._is_news(document.checkpoint, document.kind):

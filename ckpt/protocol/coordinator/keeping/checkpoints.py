@@ -29,11 +29,12 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
+from ckpt.format.documents.labels import Labels, decode_labels
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import DocumentSummary
-from ckpt.format.record import decode_record
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
@@ -57,6 +58,10 @@ class Checkpoint:
     users: set[CheckpointId] = field(default_factory=set)
     """Attempts and later generations that refer to its bytes; its columns stay likewise. Only Homes
     adds and takes them."""
+    labels: Labels | None = None
+    """What people have said of it, durable."""
+    relabeling: bool = False
+    """Labels of it are on their way to its targets: its columns stay until they are there."""
     dropping: bool = False
     """Its columns go: nobody can hold it any more."""
 
@@ -67,6 +72,11 @@ class Checkpoint:
     @property
     def code(self) -> Code:
         return Code.parse(self.info.code)
+
+    @property
+    def is_kept(self) -> bool:
+        """It has a name or is pinned: neither retention nor room for others takes it away."""
+        return self.labels is not None and self.labels.keeps
 
     @property
     def document_copies(self) -> int:
@@ -122,8 +132,8 @@ class Checkpoints:
         of_run[checkpoint.id] = checkpoint
         self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
 
-    def recover(self, row: CatalogRow) -> Checkpoint:
-        """A row of the catalog at start."""
+    def recover(self, row: CatalogRow, labels: bytes = b"") -> Checkpoint:
+        """A row of the catalog at start, and what is said of it."""
         record = decode_record(row.record)
         checkpoint = Checkpoint(
             record.info,
@@ -133,6 +143,7 @@ class Checkpoints:
             decode_placement(row.placement),
             row.state,
             row.reason,
+            labels=decode_labels(labels) if labels else None,
         )
         self.add(checkpoint)
         return checkpoint

@@ -24,19 +24,19 @@ space, never a checkpoint.
 
 from __future__ import annotations
 
-from ckpt.base.errors import NotFound
+from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     RunName,
     TargetId,
 )
+from ckpt.format.documents.record import Tombstone, encode_tombstone
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentSummary, DropColumn, DropGeneration, Dropped
-from ckpt.format.record import Tombstone, encode_tombstone
 from ckpt.plan.retention import expired
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
@@ -127,7 +127,9 @@ class Deleter:
     # ----------------------------------------------------------------------- tombstones
 
     def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
-        """Every committed or damaged generation of (run, step). Idempotent while under way."""
+        """Every committed or damaged generation of (run, step). Idempotent while under way. Raises
+        Refused for a pinned one.
+        """
         doomed = self._checkpoints.of_step(
             message.run, message.step, RowState.COMMITTED, RowState.DAMAGED
         )
@@ -137,6 +139,12 @@ class Deleter:
             missing = NotFound(f"{message.run}@{message.step} has no committed checkpoint")
             self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
             return
+        pinned = [c for c in doomed if c.labels is not None and c.labels.pinned]
+        if pinned:
+            raise Refused(
+                f"{pinned[-1].id} is pinned",
+                hint=f"ckpt unpin {message.run}@{message.step}, then delete it",
+            )
         freed = sum(c.info.payload_bytes for c in (*doomed, *under_way) if not c.users)
         held = sum(c.info.payload_bytes for c in (*doomed, *under_way) if c.users)
         waiting = len(doomed) + len(under_way)
@@ -156,7 +164,7 @@ class Deleter:
         """After a commit, or a reader's end: what retention and newer generations leave over. What
         is damaged goes only when its step was saved (or fetched) again."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
-        pinned = {(c.id.step, c.id.generation) for c in held if c.pins}
+        pinned = {(c.id.step, c.id.generation) for c in held if c.pins or c.is_kept}
         pinned.update(self._drains.needed(run))
         ids = [(c.id.step, c.id.generation) for c in held]
         doomed_ids = set(expired(ids, self._keep, pinned))
@@ -164,7 +172,12 @@ class Deleter:
         newest = {c.id.step: c.id.generation for c in held}
         for lost in self._checkpoints.of_run(run, RowState.DAMAGED):
             again = newest.get(lost.id.step)
-            if again is not None and lost.id.generation < again and not lost.pins:
+            if (
+                again is not None
+                and lost.id.generation < again
+                and not lost.pins
+                and not lost.is_kept
+            ):
                 doomed.append(lost)
         if doomed:
             self._tombstone(doomed, "expired")
@@ -221,7 +234,8 @@ class Deleter:
 
     def _may_go(self, checkpoint: Checkpoint) -> None:
         """When it is tombstoned, its columns go, unless somebody needs them still."""
-        if checkpoint.pins or checkpoint.id in self._unspread or checkpoint.id in self.gone:
+        held = checkpoint.pins or checkpoint.relabeling
+        if held or checkpoint.id in self._unspread or checkpoint.id in self.gone:
             return
         if checkpoint.state is RowState.TOMBSTONED:
             self._desk.tell(ReferencesDropped(checkpoint.id))

@@ -20,10 +20,10 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.record import CommitRecord
 from ckpt.format.messages import Message
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentStored, DocumentSummary, PutDocument
-from ckpt.format.record import CommitRecord
 from ckpt.plan.placement import (
     Holder,
     Level,

@@ -144,7 +144,8 @@ class Evictor:
             needed = self._queue.needed(run)
             for one in committed[:-1]:
                 key = one.id.step, one.id.generation
-                used = one.pins or one.users  # Bytes that others refer to would not go.
+                # Bytes that others refer to would not go.
+                used = one.pins or one.users or one.is_kept
                 if not used and key not in needed and self._queue.holding(one.id):
                     found.append(one)
         yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))

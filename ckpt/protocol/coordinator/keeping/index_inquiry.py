@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from ckpt.base.errors import Corrupt, NotFound
 from ckpt.base.ids import TargetId
 from ckpt.format.checksum import Xxh3
+from ckpt.format.documents.record import decode_record
 from ckpt.format.index_mending import PART_BYTES, Mending, Wanted, mends
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint

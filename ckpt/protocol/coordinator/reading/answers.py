@@ -88,7 +88,8 @@ class StepView:
     committed_at_s: float
     slowest_rank: int
     slowest_target: str
-    pinned: bool
+    readers: int
+    """Loads that hold it at this moment."""
     reason: str
     targets_survivable_at_commit: int
     domains_survivable_at_commit: int
@@ -99,6 +100,18 @@ class StepView:
     """Their steps."""
     documents_missing: int = 0
     """Copies of its index and commit record, and of its homes', that are not there now."""
+    names: tuple[str, ...] = ()
+    pinned: bool = False
+    """Nothing deletes it before it is unpinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameView:
+    """A name of a run, and what it names."""
+
+    name: str
+    step: int
+    generation: str
 
 
 @dataclass(frozen=True, slots=True)

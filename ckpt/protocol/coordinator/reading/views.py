@@ -28,6 +28,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     FilesView,
     MembersView,
     MemberView,
+    NameView,
     RunView,
     ShowView,
     StatusView,
@@ -93,6 +94,8 @@ class Views:
                 view = self.steps(run)
             case "show" if run is not None and step is not None:
                 view = self.show(run, step)
+            case "names" if run is not None:
+                view = self.names(run)
             case "files":
                 view = self.files(run)
             case "members" if run is not None and step is not None:
@@ -100,7 +103,7 @@ class Views:
             case _:
                 raise Refused(
                     f"{what!r} is not one of status, coordinator, runs, steps (run), "
-                    "show (run, step), files, members (run, step)"
+                    "show (run, step), names (run), files, members (run, step)"
                 )
         return msgspec.json.encode(view)
 
@@ -145,6 +148,21 @@ class Views:
             raise NotFound(f"{run}@{step} has no committed checkpoint", hint="see ckpt ls")
         views = tuple(view for view in self.steps(run) if view.step == step)
         return ShowView(views, self._columns(held[-1]), self._documents(held[-1]))
+
+    def names(self, run: RunName) -> tuple[NameView, ...]:
+        """All names of a run, in their order; none for a run that nobody knows."""
+        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+        return tuple(
+            sorted(
+                (
+                    NameView(name, one.id.step, str(one.id.generation))
+                    for one in held
+                    if one.labels is not None
+                    for name in one.labels.names
+                ),
+                key=lambda view: view.name,
+            )
+        )
 
     def files(self, below: RunName | None) -> tuple[FilesView, ...]:
         """Checkpoints of files: of the run `below` and of those whose names begin with it and a
@@ -202,7 +220,7 @@ class Views:
             committed_at_s=info.committed_at_s,
             slowest_rank=info.slowest_rank,
             slowest_target=info.slowest_target,
-            pinned=bool(checkpoint.pins),
+            readers=len(checkpoint.pins),
             reason=checkpoint.reason,
             targets_survivable_at_commit=info.targets_survivable,
             domains_survivable_at_commit=info.domains_survivable,
@@ -210,6 +228,8 @@ class Views:
             referenced_bytes=info.referenced_bytes,
             homes=tuple(home.step for home in info.homes),
             documents_missing=documents_missing,
+            names=checkpoint.labels.names if checkpoint.labels is not None else (),
+            pinned=checkpoint.labels is not None and checkpoint.labels.pinned,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:

@@ -31,6 +31,7 @@ from ckpt.base.ids import (
     RunName,
     TargetId,
 )
+from ckpt.format.documents.record import CommitRecord
 from ckpt.format.layout import Layout
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.saving import (
@@ -41,7 +42,6 @@ from ckpt.format.messages.saving import (
     ReplicaPolicy,
 )
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.format.record import CommitRecord
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership

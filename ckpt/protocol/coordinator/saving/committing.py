@@ -20,6 +20,7 @@ from ckpt.base.errors import Aborted, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.record import CommitRecord, encode_record
 from ckpt.format.index import Index, encode_index
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
@@ -30,7 +31,6 @@ from ckpt.format.messages.saving import (
     CompareBoxes,
     Place,
 )
-from ckpt.format.record import CommitRecord, encode_record
 from ckpt.plan.coverage import Merged, Overlap
 from ckpt.plan.placement import survivable
 from ckpt.protocol.coordinator import catalog

@@ -19,9 +19,9 @@ from ckpt.base.ids import (
     check_step,
 )
 from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
+from ckpt.format.documents.record import decode_record
 from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
-from ckpt.format.record import decode_record
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved

@@ -1,4 +1,5 @@
-"""The file in which a target keeps a small document: an index, a commit record, a tombstone.
+"""The file in which a target keeps a small document: an index, a commit record, labels, a
+tombstone.
 
     offset                     size         field
     0                          4096         header page
@@ -43,7 +44,7 @@ class DocumentHeader:
 
     cluster: str
     kind: str
-    """`index`, `record` or `tombstone`."""
+    """`index`, `record`, `labels` or `tombstone`."""
     checkpoint: CheckpointId
     total_bytes: int
     digest: bytes

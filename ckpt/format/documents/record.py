@@ -1,8 +1,8 @@
 """The two facts of a checkpoint's life: the commit record and the tombstone.
 
 Each is a MessagePack map by field name in an envelope (`ckpt.format.envelope`; `CKPR` and `CKPS`,
-version 1, stored), at most one page. A target stores it twice (`ckpt.format.document`), so that
-one damaged page does not lose the fact.
+version 1, stored), at most one page. A target stores it twice (`file.py`), so that one damaged page
+does not lose the fact.
 """
 
 from __future__ import annotations

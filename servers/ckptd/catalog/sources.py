@@ -1,0 +1,152 @@
+"""Where a rebuild learns what one target holds: from its daemon, or from its directory at rest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.base.errors import Corrupt, Unavailable
+from ckpt.base.ids import CheckpointId
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.base.units import MiB
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.column import ColumnHeader
+from ckpt.format.documents.file import DocumentHeader
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.messages.targets import ColumnsListed, ListColumns
+from ckpt.protocol.target.directory import identify
+from ckpt.protocol.target.term import TERM_FILE, decode_term
+
+PART_BYTES: Final = 1 * MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one target has."""
+
+    checkpoints: frozenset[CheckpointId]
+    """Of columns and documents."""
+    documents: frozenset[tuple[DocumentKind, CheckpointId]]
+    term: int
+    """The highest that it is known to have acknowledged."""
+
+
+class Source(Protocol):
+    """One target, running or at rest. Methods raise Unavailable when it is out of reach."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def holdings(self) -> Holdings:
+        """Everything of the cluster that is here."""
+
+    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
+        """A document, whole. Raises Corrupt."""
+
+
+class RunningTarget:
+    """A target daemon, asked over its data port."""
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self.name = address
+        self._client = RpcClient(
+            address, secret=secret, role=Role.ADMIN, name="rebuild", server_role=Role.TARGET
+        )
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def cluster(self) -> str:
+        """The id that it serves; raises Unavailable."""
+        self._client.call(ListColumns(count_max=1))
+        assert self._client.peer is not None
+        return self._client.peer.cluster
+
+    def holdings(self) -> Holdings:
+        checkpoints: set[CheckpointId] = set()
+        documents: set[tuple[DocumentKind, CheckpointId]] = set()
+        cursor = ""
+        while True:
+            answer, _ = self._client.call(ListColumns(cursor))
+            if not isinstance(answer, ColumnsListed):
+                raise Unavailable(f"{self.name} cannot list what it holds")
+            checkpoints |= {proof.column.payload.checkpoint for proof in answer.columns}
+            documents |= {(each.kind, each.checkpoint) for each in answer.documents}
+            if not answer.cursor:
+                break
+            cursor = answer.cursor
+        checkpoints |= {checkpoint for _, checkpoint in documents}
+        peer = self._client.peer
+        term = 0 if peer is None else peer.epoch >> 32
+        return Holdings(frozenset(checkpoints), frozenset(documents), term)
+
+    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
+        content = bytearray()
+        total_bytes = 1
+        while len(content) < total_bytes:
+            start = len(content)
+            end = None if start == 0 else min(total_bytes, start + PART_BYTES)
+            answer, bulk = self._client.call(ReadDocument(kind, checkpoint, start, end))
+            if not isinstance(answer, DocumentData) or answer.offset != start or not bulk:
+                raise Corrupt(f"{self.name} cannot read {kind.value} of {checkpoint}")
+            total_bytes = answer.total_bytes
+            content += bulk
+        return bytes(content)
+
+
+class RestingTarget:
+    """A target's directory, while no daemon works on it."""
+
+    def __init__(self, directory: Path, cluster: str) -> None:
+        self.name = str(directory)
+        self._directory = directory
+        self._cluster = cluster
+        #: Files of the documents, with their headers; filled by `holdings`.
+        self._files: dict[tuple[DocumentKind, CheckpointId], tuple[Path, DocumentHeader]] = {}
+
+    def holdings(self) -> Holdings:
+        if not self._directory.is_dir():
+            raise Unavailable("no such directory")
+        checkpoints: set[CheckpointId] = set()
+        for folder in ("columns", "documents"):
+            for path in sorted((self._directory / folder).glob("*")):
+                header = identify(f"{folder}/{path.name}", _outer_pages(path))
+                match header:
+                    case ColumnHeader() if header.cluster == self._cluster:
+                        checkpoints.add(header.column.payload.checkpoint)
+                    case DocumentHeader() if header.cluster == self._cluster:
+                        kind = DocumentKind(header.kind)
+                        self._files[(kind, header.checkpoint)] = (path, header)
+                        checkpoints.add(header.checkpoint)
+        return Holdings(frozenset(checkpoints), frozenset(self._files), self._term())
+
+    def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
+        path, header = self._files[(kind, checkpoint)]
+        content = path.read_bytes()
+        for copy in range(header.copies):
+            start = header.copy_offset(copy)
+            document = content[start : start + header.total_bytes]
+            if xxh3_128(document) == header.digest:
+                return document
+        raise Corrupt(f"{path} fails its checksum")
+
+    def _term(self) -> int:
+        try:
+            return decode_term((self._directory / TERM_FILE).read_bytes()) or 0
+        except OSError:
+            return 0
+
+
+def _outer_pages(path: Path) -> tuple[bytes, ...]:
+    """The first and the last page of a file."""
+    with path.open("rb") as file:
+        first = file.read(PAGE_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - PAGE_BYTES))
+        return first, file.read(PAGE_BYTES)

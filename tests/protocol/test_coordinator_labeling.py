@@ -1,0 +1,224 @@
+"""Names and pins: on their targets first, then in the catalog, then answered."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ckpt.base.ids import CheckpointId, Step
+from ckpt.format.documents.labels import Labels, decode_labels
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import DropGeneration, PutDocument
+from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.events import Received
+from tests.protocol.coordinating import RUN, Bench
+
+
+def label(bench: Bench, step: int, **change: object) -> Message:
+    message = LabelStep(RUN, Step(step), **change)  # type: ignore[arg-type]
+    (answer,) = bench.tell(bench.session(), message)
+    return answer
+
+
+def delete(bench: Bench, step: int) -> Message:
+    (answer,) = bench.tell(bench.session(), DeleteStep(RUN, Step(step)))
+    return answer
+
+
+def on_targets(bench: Bench, id: CheckpointId) -> list[Labels]:
+    key = (DocumentKind.LABELS, id)
+    held = [t.documents[key] for t in bench.targets.values() if key in t.documents]
+    return [decode_labels(document) for document in held]
+
+
+def names(bench: Bench) -> dict[str, int]:
+    found = bench.ask("names", RUN)
+    assert isinstance(found, list)
+    return {each["name"]: each["step"] for each in found}
+
+
+def steps(bench: Bench) -> list[int]:
+    found = bench.ask("steps", RUN)
+    assert isinstance(found, list)
+    return [each["step"] for each in found]
+
+
+def test_labels_lie_on_enough_targets_before_the_catalog_and_that_before_the_answer() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    mark = bench.mark()
+    assert label(bench, 1, add=("best", "a/b=1.ckpt"), pinned=True) == StepLabeled(
+        id, ("a/b=1.ckpt", "best"), True
+    )
+    story = bench.story(mark, catalog.CheckpointLabeled, PutDocument, StepLabeled)
+    assert [type(told) for told in story] == [
+        PutDocument, PutDocument, catalog.CheckpointLabeled, StepLabeled,
+    ]  # fmt: skip
+    held = on_targets(bench, id)
+    assert len(held) == 2
+    assert {(one.names, one.pinned) for one in held} == {(("a/b=1.ckpt", "best"), True)}
+    assert names(bench) == {"a/b=1.ckpt": 1, "best": 1}
+
+
+def test_nothing_is_said_before_it_is_durable() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.persist_at_once = False
+    session = bench.session()
+    bench.feed(Received(bench.now_us, session, 7, LabelStep(RUN, Step(1), add=("best",))))
+    assert bench.to(session) == []
+    assert names(bench) == {}
+    bench.persist_at_once = True
+    bench.sync()
+    assert [type(told) for told in bench.to(session)] == [StepLabeled]
+    assert names(bench) == {"best": 1}
+
+
+def test_a_name_moves_and_is_of_one_step_at_a_time() -> None:
+    bench = Bench()
+    first, second = bench.save(1), bench.save(2)
+    label(bench, 1, add=("best", "kept"))
+    answer = label(bench, 2, add=("best",))
+    assert answer == StepLabeled(second, ("best",), False)
+    assert names(bench) == {"best": 2, "kept": 1}
+    (of_first, _), (of_second, _) = on_targets(bench, first), on_targets(bench, second)
+    assert (of_first.names, of_second.names) == (("kept",), ("best",))
+
+
+def test_what_is_said_outlives_a_restart_and_versions_go_on_above() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    label(bench, 1, add=("best",))
+    (before, _) = on_targets(bench, id)
+    bench.restart("t0", "t1", "t2", "t3")
+    assert names(bench) == {"best": 1}
+    label(bench, 1, pinned=True)
+    (after, _) = on_targets(bench, id)
+    assert after.version > before.version
+    assert (after.names, after.pinned) == (("best",), True)
+
+
+def test_saying_what_is_said_already_changes_nothing() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    told = label(bench, 1, add=("best",))
+    mark = bench.mark()
+    assert label(bench, 1, add=("best",), remove=("other",)) == told
+    assert label(bench, 1) == StepLabeled(id, ("best",), False)
+    assert bench.story(mark, catalog.CheckpointLabeled, PutDocument) == []
+
+
+def test_retention_takes_nothing_that_has_a_name_or_is_pinned() -> None:
+    bench = Bench(keep=1)
+    bench.save(1)
+    label(bench, 1, add=("best",))
+    bench.save(2)
+    label(bench, 2, pinned=True)
+    bench.save(3)
+    bench.save(4)
+    assert steps(bench) == [1, 2, 4]
+    label(bench, 1, remove=("best",))
+    label(bench, 2, pinned=False)
+    assert steps(bench) == [4]
+
+
+def test_a_generation_with_a_name_outlives_a_later_save_of_its_step() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    label(bench, 1, add=("best",))
+    second = bench.save(1)
+    assert steps(bench) == [1, 1]
+    assert names(bench) == {"best": 1}
+    # By its number the newer one is meant, by its generation the older.
+    assert label(bench, 1, add=("new",)) == StepLabeled(second, ("new",), False)
+    answer = label(bench, 1, generation=first.generation, remove=("best",))
+    assert answer == StepLabeled(first, (), False)
+    assert steps(bench) == [1]
+
+
+def test_a_pinned_step_is_deleted_only_after_it_was_unpinned() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    label(bench, 1, add=("best",), pinned=True)
+    refused = delete(bench, 1)
+    assert isinstance(refused, Failed)
+    assert (refused.code, "is pinned" in refused.message) == ("refused", True)
+    assert "ckpt unpin run@1" in refused.hint
+    label(bench, 1, pinned=False)
+    assert isinstance(delete(bench, 1), StepDeleted)
+    assert (names(bench), on_targets(bench, id)) == ({}, [])
+    assert not any(target.holds(id) for target in bench.targets.values())
+
+
+def test_changes_of_one_run_come_one_after_the_other() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    bench.persist_at_once = False
+    sessions = [bench.session() for _ in range(4)]
+    changes = [
+        LabelStep(RUN, Step(1), add=("best",)), LabelStep(RUN, Step(2), add=("best",)),
+        LabelStep(RUN, Step(9), add=("best",)), LabelStep(RUN, Step(1), add=("last",)),
+    ]  # fmt: skip
+    for session, change in zip(sessions, changes, strict=True):
+        bench.feed(Received(bench.now_us, session, 7, change))
+    bench.persist_at_once = True
+    while bench.tickets:
+        bench.sync(1)
+    answers = [bench.to(session) for session in sessions]
+    assert [[type(told) for told in one] for one in answers] == [
+        [StepLabeled], [StepLabeled], [Failed], [StepLabeled],
+    ]  # fmt: skip
+    assert names(bench) == {"best": 2, "last": 1}
+
+
+def test_on_too_few_targets_it_is_refused_and_nothing_is_said() -> None:
+    bench = Bench()
+    bench.save(1)
+    for target in bench.targets.values():
+        target.refuses[PutDocument] = Failed("no_space", "full")
+    refused = label(bench, 1, add=("best",))
+    assert isinstance(refused, Failed)
+    assert refused.code == "unavailable"
+    assert names(bench) == {}
+    for target in bench.targets.values():
+        target.refuses.clear()
+    assert isinstance(label(bench, 1, add=("best",)), StepLabeled)
+
+
+def test_its_columns_stay_until_labels_on_their_way_have_arrived() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    asker = bench.session()
+    bench.feed(Received(bench.now_us, asker, 7, LabelStep(RUN, Step(1), add=("best",))))
+    for target in bench.targets.values():
+        target.silent.clear()
+    mark = bench.mark()
+    assert isinstance(delete(bench, 1), StepDeleted)
+    assert bench.sent(DropGeneration, mark) == []
+    for name in list(bench.targets):
+        bench.let_answer(name)
+    (failed,) = bench.to(asker)
+    assert isinstance(failed, Failed)
+    assert "was deleted meanwhile" in failed.message
+    assert not any(target.holds(id) for target in bench.targets.values())
+    assert (names(bench), bench.states()[str(id)]) == ({}, "deleted")
+
+
+def test_a_bad_name_and_an_unknown_step_are_refused_by_name() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bad = label(bench, 1, add=("12",))
+    assert isinstance(bad, Failed)
+    assert (bad.code, "'12'" in bad.message) == ("refused", True)
+    unknown = label(bench, 2, add=("best",))
+    assert isinstance(unknown, Failed)
+    assert (unknown.code, "run@2" in unknown.message) == ("not_found", True)
+    other = replace(id.generation, counter=99)
+    missing = label(bench, 1, generation=other, add=("best",))
+    assert isinstance(missing, Failed)
+    assert "run@1#1.99" in missing.message
