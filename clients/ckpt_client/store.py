@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import check_run_name, check_step
+from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.environment import find_place
+from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.save.handle import Commit, Save, commit_from_view
 from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.turn import SaveTurn
@@ -26,6 +26,7 @@ from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 if TYPE_CHECKING:
+    from ckpt_client.control import Control
     from ckpt_client.load.checkpoint import Checkpoint
     from ckpt_client.load.verify import VerifyReport
 
@@ -218,19 +219,20 @@ class Store:
     def resolve(
         self,
         run: str,
-        step: int | None = None,
+        step: int | str | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> Checkpoint:
-        """The committed checkpoint of a step, else the newest: pinned against deletion until it is
-        closed.
+        """The committed checkpoint of a step, or what has a name (`tag`), else the newest: held
+        against deletion until it is closed.
 
         It is the same for all ranks of a launch, with a step's number too: once one of them has
         loaded it, no other loads another, even if the step is saved again meanwhile. When all of
-        them have it, or their launch has saved the step again, the next load sees the newest.
+        them have it, or their launch has saved the step again, the next load sees the newest. By a
+        name it is what each rank finds called so: do not give that to another step meanwhile.
 
         A store that was opened with `durable` also finds what is lost in the tier, or out of reach
         for `timeout_s` seconds, and whole in the object store: it loads from there, with a warning.
@@ -244,8 +246,10 @@ class Store:
 
         self._check_usable()
         name = check_run_name(run)
-        number = check_step(step) if step is not None else None
         place = find_place(rank, world_size)
+        if isinstance(step, str):
+            return self._resolve_named(name, step, place, timeout_s)
+        number = check_step(step) if step is not None else None
         self._connection.ensure_answers()
         join = self._control.join if number is None else self._control.join_to_read
         joined = join(name, place.rank, place.world_size)
@@ -258,10 +262,24 @@ class Store:
             self._control.resolved(name, place.rank, place.world_size, joined.turn)
         return found
 
+    def _resolve_named(
+        self, run: RunName, name: str, place: RankPlace, timeout_s: float
+    ) -> Checkpoint:
+        from ckpt_client import labels
+        from ckpt_client.load.checkpoint import resolve
+
+        self._connection.ensure_answers()
+        step, generation = labels.named(self._control, run, name)
+        return resolve(
+            self._connection.reader(self._settings.durable), run, step,
+            rank=place.rank, world_size=place.world_size, launch_key=self._settings.launch,
+            timeout_s=timeout_s, only=generation,
+        )  # fmt: skip
+
     def load(
         self,
         run: str,
-        step: int | None = None,
+        step: int | str | None = None,
         like: object = None,
         *,
         rank: int | None = None,
@@ -282,6 +300,8 @@ class Store:
                 run, step, rank=rank, world_size=world_size, timeout_s=timeout_s, fallback=fallback
             )
         except (NotFound, Lost) as error:
+            if isinstance(step, str):
+                raise  # Names are known to the tier alone.
             from ckpt_client.load.tier_or_store import load_unresolved
 
             place = find_place(rank, world_size)
@@ -323,14 +343,53 @@ class Store:
         self._connection.ensure_answers()
         return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
 
+    def names(self, run: str) -> dict[str, int]:
+        """What its steps are called: name -> step, ascending. Empty for a run that never saved."""
+        from ckpt_client import labels
+
+        found = labels.names_of(self._talk(), check_run_name(run))
+        return {name: view.step for name, view in found.items()}
+
+    def tag(self, run: str, step: int, *names: str) -> None:
+        """Call a committed step so: `load(run, name)` finds it, and neither retention nor room for
+        others takes it away. A name that another step of the run has moves here. Durable when this
+        returns.
+
+        Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, or with
+        control characters, or for more than 32 names of one step; Unavailable.
+        """
+        from ckpt_client import labels
+
+        labels.tag(self._talk(), check_run_name(run), check_step(step), names)
+
+    def untag(self, run: str, *names: str) -> None:
+        """No step is called so any more. It stays until something else takes it away."""
+        from ckpt_client import labels
+
+        labels.untag(self._talk(), check_run_name(run), names)
+
+    def pin(self, run: str, step: int) -> None:
+        """Keep a committed step: nothing takes it away, and `delete` refuses, until it is unpinned.
+        A later save of the same step is not pinned. Raises NotFound, Unavailable.
+        """
+        from ckpt_client import labels
+
+        labels.pin(self._talk(), check_run_name(run), check_step(step))
+
+    def unpin(self, run: str, step: int) -> None:
+        """Let it go again, all its generations. Raises NotFound, Unavailable."""
+        from ckpt_client import labels
+
+        labels.unpin(self._talk(), check_run_name(run), check_step(step))
+
     def delete(self, run: str, step: int) -> None:
-        """Delete all generations of a step. Raises NotFound, and Busy while somebody reads it."""
+        """Delete all generations of a step, with their names. Raises NotFound, Refused for what is
+        pinned, and Busy while somebody reads it.
+        """
         from ckpt.format.messages.asking import DeleteStep, StepDeleted
 
-        self._check_usable()
-        self._connection.ensure_answers()
         question = DeleteStep(check_run_name(run), check_step(step))
-        self._control.call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
+        self._talk().call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
 
     # ----------------------------------------------------------------------- ending
 
@@ -362,6 +421,12 @@ class Store:
         self._connection.close()
 
     # ----------------------------------------------------------------------- inside
+
+    def _talk(self) -> Control:
+        """To the coordinator, which answers."""
+        self._check_usable()
+        self._connection.ensure_answers()
+        return self._control
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():

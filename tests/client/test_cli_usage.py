@@ -49,7 +49,8 @@ def test_every_help_has_an_example_and_the_exit_codes(
 ) -> None:
     assert main([verb, "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"\nexample:\n  ckpt {verb}" in text
+    _, _, example = text.partition("\nexample:\n")
+    assert f"  ckpt {verb}" in example
     for code, meaning in MEANINGS:
         assert f"  {code:<6} {meaning}" in text
     assert "--json" in text
@@ -96,9 +97,9 @@ def test_nothing_said_is_wrong_usage() -> None:
     [
         (["lst"], "there is no command 'lst'"),
         (["ls", "--nope"], "unrecognized arguments: --nope"),
-        (["verify"], "the following arguments are required: RUN@STEP"),
-        (["verify", "run"], "'run' is not of the form RUN@STEP"),
-        (["show", "run@-1"], "'run@-1' is not of the form RUN@STEP"),
+        (["verify"], "the following arguments are required: RUN[@STEP]"),
+        (["rm", "run"], "'run' is not of the form RUN@STEP"),
+        (["show", "run@-1"], "name '-1' would be read as a step"),
         (["ls", "--timeout", "soon"], "argument --timeout: 'soon' is not a number of seconds"),
         (["ls"], "no store is named"),
         (["ls", "a@b"], "run name 'a@b' has an '@', which separates RUN@STEP"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 import ckpt
-from ckpt_client.cli.verbs.tensors_tree import ranges_text
+from ckpt_client.cli.tensors_tree import ranges_text
 from ckpt_client.inspect.statistics import Statistics, ValueHistogram, as_reals
 from tests.client.clikit import run
 

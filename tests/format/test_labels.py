@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_seen(position: int, mask: int) -> None:
     assert found in (None, LABELS)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 1025, "a\nb", "1200", "\x9f", "\ud800"])
+@pytest.mark.parametrize("name", ["", "x" * 1025, "a\nb", "1200", "-1", "\x9f", "\ud800"])
 def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(Refused):
         check_name(name)

@@ -58,7 +58,7 @@ def check_name(name: str) -> str:
         raise Refused(f"name of {size} bytes: 1 to {NAME_BYTES_MAX} are allowed")
     if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
         raise Refused(f"name {name!r} has a control character")
-    if name.isdecimal():
+    if name.lstrip("+-").isdecimal():
         raise Refused(f"name {name!r} would be read as a step", hint="put a letter in it")
     return name
 

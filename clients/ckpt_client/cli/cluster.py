@@ -20,6 +20,7 @@ import msgspec
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import RunName, Step, TargetId, check_run_name, check_step
+from ckpt.format.documents.labels import check_name
 from ckpt.format.messages.asking import (
     Answer,
     Ask,
@@ -30,7 +31,13 @@ from ckpt.format.messages.asking import (
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import Role
-from ckpt.protocol.coordinator.reading.answers import RunView, ShowView, StatusView, StepView
+from ckpt.protocol.coordinator.reading.answers import (
+    RunView,
+    ShowView,
+    StatusView,
+    StepView,
+)
+from ckpt_client import labels
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised, opened_cluster
@@ -127,6 +134,24 @@ class Conversation:
         if not steps:
             raise NotFound(f"there is no checkpoint of run {run!r}", hint="see ckpt ls")
         return Step(next((view.step for view in steps if view.newest), steps[-1].step))
+
+    def which(self, run: RunName, step: Step | str | None) -> tuple[RunName, Step]:
+        """What `parse_which` has read stands for. Raises NotFound, and Refused for a name whose
+        step was saved again: its number is another checkpoint.
+        """
+        if step is None:
+            return run, self.newest(run)
+        if isinstance(step, int):
+            return run, step
+        number, generation = labels.named(self.control, run, step)
+        same = [view for view in self.steps(run) if view.step == number]
+        if same and same[-1].generation != str(generation):
+            raise Refused(
+                f"{step!r} names an earlier save of step {number} ({generation}), "
+                f"which was saved again ({same[-1].generation})",
+                hint=f'load("{run}", "{step}") has it; {run}@{number} is the later one',
+            )
+        return run, number
 
     def show(self, run: RunName, step: Step) -> ShowView:
         return self._ask(ShowView, "show", run, step)
@@ -263,9 +288,14 @@ def parse_checkpoint(text: str) -> tuple[RunName, Step]:
     return check_run_name(run), check_step(int(step))
 
 
-def parse_newest(text: str) -> tuple[RunName, Step | None]:
-    """RUN@STEP, or RUN alone for its newest step (None). Raises Refused."""
-    return parse_checkpoint(text) if "@" in text else (check_run_name(text), None)
+def parse_which(text: str) -> tuple[RunName, Step | str | None]:
+    """RUN@STEP, RUN@NAME, or RUN alone for its newest step (None). Raises Refused."""
+    run, at, which = text.partition("@")
+    if not at:
+        return check_run_name(run), None
+    if which.isascii() and which.isdigit():
+        return check_run_name(run), check_step(int(which))
+    return check_run_name(run), check_name(which)
 
 
 def is_running(pid: int | None) -> bool:

@@ -57,6 +57,18 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.verify",
         "read every byte of a checkpoint and compare",
     ),
+    "tag": (
+        "ckpt_client.cli.verbs.tag",
+        "give a checkpoint a name, or list the names of a run",
+    ),
+    "pin": (
+        "ckpt_client.cli.verbs.pin",
+        "keep a checkpoint until it is unpinned",
+    ),
+    "unpin": (
+        "ckpt_client.cli.verbs.pin",
+        "let a pinned checkpoint go again",
+    ),
     "rm": (
         "ckpt_client.cli.verbs.rm",
         "delete a checkpoint",

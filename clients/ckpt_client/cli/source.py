@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckpt.objects.source import Source
-from ckpt_client.cli.cluster import conversation, parse_newest
+from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.output import Output
 from ckpt_client.locate import client_name
 
@@ -16,8 +16,8 @@ from ckpt_client.locate import client_name
 def opened_source(
     arguments: argparse.Namespace, output: Output, checkpoint: str
 ) -> Iterator[Source]:
-    """RUN@STEP, or RUN for its newest, in the cluster that the arguments name; or the same in an
-    object store, by its URL. Raises Refused, NotFound, Unavailable, Lost.
+    """RUN@STEP, RUN@NAME, or RUN for its newest, in the cluster that the arguments name; or
+    RUN[@STEP] in an object store, by its URL. Raises Refused, NotFound, Unavailable, Lost.
     """
     if "://" in checkpoint:
         from ckpt_client.load.from_store import open_url
@@ -30,8 +30,9 @@ def opened_source(
         return
     from ckpt.objects.tier_source import TierSource
 
-    run_name, step = parse_newest(checkpoint)
+    wanted = parse_which(checkpoint)
     with conversation(arguments, output) as talk:
+        run_name, step = talk.which(*wanted)
         secret, address = talk.control.secret, talk.address
         source = TierSource.open(
             address, run_name, step, secret=secret, name=client_name(), timeout_s=talk.timeout_s

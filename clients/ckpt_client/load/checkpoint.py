@@ -66,11 +66,13 @@ def resolve(
     fallback: bool = False,
     progress: OnProgress | None = None,
     together: bool = True,
+    only: Generation | None = None,
 ) -> Checkpoint:
     """The committed checkpoint to read, pinned until it is closed, in a session of its own.
 
     With a launch, it is the same for all its ranks. Ranks of one `launch_key`, or of one world
-    size, that read at the same time read each byte from the tier once, if `together`.
+    size, that read at the same time read each byte from the tier once, if `together`. With `only`
+    it is that generation of the step or none, whatever a launch has settled.
 
     Raises NotFound, Unavailable after `timeout_s` (with `fallback` an older step instead), Lost
     when its damage is proved.
@@ -81,7 +83,7 @@ def resolve(
         turn = next_load((context.cluster, run, joined.launch, rank, step))
     question = Resolve(
         run, step, launch, rank, world_size, int(timeout_s * US_PER_S), fallback, turn,
-        stored=bool(context.durable),
+        stored=bool(context.durable), only=only,
     )  # fmt: skip
     pinned = Pinned(context, question, timeout_s)
     return Checkpoint(pinned, progress, share_key(launch_key, world_size) if together else None)

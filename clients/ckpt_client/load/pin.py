@@ -91,8 +91,9 @@ class Pinned:
         if not isinstance(reply, Resolved):
             raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         found = reply.info.checkpoint
-        if question.only is not None and found != self._confirmed:
-            raise Lost(f"{self._confirmed} is deleted or lost, {found} is another")
+        if question.only is not None and found.generation != question.only:
+            wanted = f"{question.run}@{question.step}#{question.only}"
+            raise Lost(f"{wanted} is deleted or lost, {found} is another")
         self._close_finder()
         self.resolved, self.record = reply, decode_record(bulk)
         self._pin_session = self.session_count

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import zip_longest
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import check_run_name
@@ -49,7 +50,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not (steps or attempts):
         output.line("no checkpoints yet")
         return ExitCode.OK
-    output.table(HEAD, [*map(_step_row, steps), *map(_attempt_row, attempts)])
+    head: tuple[str, ...] = HEAD
+    rows = [*map(_step_row, steps), *map(_attempt_row, attempts)]
+    labels = [_labels_text(view) for view in steps]
+    if any(labels):
+        head = (*head, "names")
+        rows = [(*row, text) for row, text in zip_longest(rows, labels, fillvalue="")]
+    output.table(head, rows)
     for view in steps:
         if view.reason:
             output.line(output.tone(f"{view.run}@{view.step}: {view.reason}", Tone.WARN))
@@ -109,6 +116,11 @@ def _step_row(view: StepView) -> tuple[str, ...]:
         format_seconds(view.stall_s),
         age_text(view.committed_at_s),
     )
+
+
+def _labels_text(view: StepView) -> str:
+    """What it is called, and whether it is pinned."""
+    return ", ".join([*view.names, *(["(pinned)"] if view.pinned else [])])
 
 
 def _attempt_row(view: AttemptView) -> tuple[str, ...]:

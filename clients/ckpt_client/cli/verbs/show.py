@@ -17,7 +17,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     DocumentView,
     StepView,
 )
-from ckpt_client.cli.cluster import conversation, parse_newest
+from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, age_text, counted
 from ckpt_client.cli.verbs.ls import as_shown, survives_text
@@ -26,7 +26,7 @@ EXAMPLE = "ckpt show llama/7b@12500"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="RUN[@STEP]", help="which one")
+    parser.add_argument("checkpoint", metavar="RUN[@STEP]", help="which one, also RUN@NAME")
     parser.add_argument(
         "--tensors", metavar="PATTERN", nargs="?", const="*", help="what is in it [all]"
     )
@@ -34,12 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.tensors is not None:
-        from ckpt_client.cli.verbs import tensors_tree
+        from ckpt_client.cli import tensors_tree
 
         return tensors_tree.run(arguments, output)
-    run_name, step = parse_newest(arguments.checkpoint)
+    wanted = parse_which(arguments.checkpoint)
     with conversation(arguments, output) as talk:
-        view = talk.show(run_name, talk.newest(run_name) if step is None else step)
+        view = talk.show(*talk.which(*wanted))
     view = replace(view, generations=tuple(map(as_shown, view.generations)))
     output.document(view)
     newest = view.generations[-1]
@@ -66,6 +66,7 @@ def _print_generation(view: StepView, output: Output) -> None:
     marks = [mark for mark, is_set in (("newest", view.newest), ("pinned", view.pinned)) if is_set]
     rows = [
         ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
+        *([("names", ", ".join(view.names))] if view.names else []),
         ("generation", view.generation),
         ("state", view.state + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),

@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
-from ckpt_client.cli.cluster import conversation, parse_checkpoint
+from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted, rate_text
 from ckpt_client.locate import client_name
@@ -31,15 +31,16 @@ _ENDS: Final = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one")
+    parser.add_argument("checkpoint", metavar="RUN[@STEP]", help="which one, also RUN@NAME")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     from ckpt_client.load.reader_context import ReaderContext
     from ckpt_client.load.verify import verify
 
-    run_name, step = parse_checkpoint(arguments.checkpoint)
+    wanted = parse_which(arguments.checkpoint)
     with conversation(arguments, output) as talk:
+        run_name, step = talk.which(*wanted)
         control = talk.control
         size = sum(view.bytes for view in talk.steps(run_name) if view.step == step)
         context = ReaderContext(

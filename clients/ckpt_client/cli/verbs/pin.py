@@ -1,0 +1,34 @@
+"""Keep a checkpoint, or let it go again: what is pinned is neither expired, evicted nor deleted.
+
+The newest generation of the step is pinned; a later save of the same step leaves it
+where it is. `ckpt unpin` unpins them all. What has a name (`ckpt tag`) is kept
+likewise, but may be deleted by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ckpt_client import labels
+from ckpt_client.cli.cluster import conversation, parse_which
+from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.output import Output
+
+EXAMPLE = "ckpt pin llama/7b@12500\nckpt unpin llama/7b@12500"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one, or RUN@NAME")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    pinned: bool = arguments.verb == "pin"
+    wanted = parse_which(arguments.checkpoint)
+    with conversation(arguments, output) as talk:
+        run_name, step = talk.which(*wanted)
+        change = labels.pin if pinned else labels.unpin
+        change(talk.control, run_name, step)
+    output.document({"run": run_name, "step": step, "pinned": pinned})
+    end = "stays until it is unpinned" if pinned else "is pinned no more"
+    output.line(f"{run_name}@{step} {end}")
+    return ExitCode.OK
