@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from ckpt.base.errors import NotFound
+from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.format.documents.labels import check_names
-from ckpt.format.messages.asking import LabelStep, StepLabeled
+from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
 from ckpt.protocol.coordinator.reading.answers import NameView, StepView
 from ckpt_client.control import Control
 
@@ -34,18 +35,31 @@ def named(control: Control, run: RunName, name: str) -> tuple[Step, Generation]:
     return Step(known[name].step), Generation.parse(known[name].generation)
 
 
-def tag(control: Control, run: RunName, step: Step, names: tuple[str, ...]) -> None:
-    """Call its newest generation so; what was called so before is not any more."""
-    _change(control, LabelStep(run, step, add=check_names(names)))
+def tag(
+    control: Control, run: RunName, step: Step, names: tuple[str, ...],
+    generation: Generation | None = None, *, replace: bool = False,
+) -> None:  # fmt: skip
+    """Call a generation so, by default the newest; what was called so before is not any more. With
+    `replace` that is deleted where it has no other name, as a file that is written again.
+    """
+    before = names_of(control, run) if replace else {}
+    _change(control, LabelStep(run, step, generation, add=check_names(names)))
+    for name in names:
+        if name in before:
+            _delete_nameless(control, run, before[name])
 
 
-def untag(control: Control, run: RunName, names: tuple[str, ...]) -> None:
-    """Nothing is called so any more. One that nothing was called is no error."""
+def untag(control: Control, run: RunName, names: tuple[str, ...], *, delete: bool = False) -> None:
+    """Nothing is called so any more. One that nothing was called is no error. With `delete` what
+    was called so is deleted where it has no other name, as a file with links.
+    """
     known = names_of(control, run)
     for name in check_names(names):
         if name in known:
             generation = Generation.parse(known[name].generation)
             _change(control, LabelStep(run, Step(known[name].step), generation, remove=(name,)))
+            if delete:
+                _delete_nameless(control, run, known[name])
 
 
 def pin(control: Control, run: RunName, step: Step) -> None:
@@ -60,6 +74,16 @@ def unpin(control: Control, run: RunName, step: Step) -> None:
         if view.step == step and view.pinned:
             generation = Generation.parse(view.generation)
             _change(control, LabelStep(run, step, generation, pinned=False))
+
+
+def _delete_nameless(control: Control, run: RunName, named: NameView) -> None:
+    same = (named.step, named.generation)
+    if any((view.step, view.generation) == same for view in names_of(control, run).values()):
+        return
+    question = DeleteStep(run, Step(named.step), Generation.parse(named.generation))
+    # It may have been deleted by hand, or superseded; and what is pinned stays.
+    with suppress(NotFound, Refused):
+        control.call(question, StepDeleted, timeout_s=TIMEOUT_S)
 
 
 def _change(control: Control, change: LabelStep) -> None:

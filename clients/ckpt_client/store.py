@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import RunName, check_run_name, check_step
+from ckpt.base.ids import Generation, RunName, check_run_name, check_step
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
@@ -350,23 +350,37 @@ class Store:
         found = labels.names_of(self._talk(), check_run_name(run))
         return {name: view.step for name, view in found.items()}
 
-    def tag(self, run: str, step: int, *names: str) -> None:
+    def tag(
+        self,
+        run: str,
+        step: int,
+        *names: str,
+        generation: Generation | None = None,
+        replace: bool = False,
+    ) -> None:
         """Call a committed step so: `load(run, name)` finds it, and neither retention nor room for
         others takes it away. A name that another step of the run has moves here. Durable when this
         returns.
+
+        generation: of the step, as its `Commit` says; default: the newest.
+        replace: delete what was called so before, where it has no other name.
 
         Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, or with
         control characters, or for more than 32 names of one step; Unavailable.
         """
         from ckpt_client import labels
 
-        labels.tag(self._talk(), check_run_name(run), check_step(step), names)
+        labels.tag(
+            self._talk(), check_run_name(run), check_step(step), names, generation, replace=replace
+        )
 
-    def untag(self, run: str, *names: str) -> None:
-        """No step is called so any more. It stays until something else takes it away."""
+    def untag(self, run: str, *names: str, delete: bool = False) -> None:
+        """No step is called so any more. It stays until something else takes it away; with `delete`
+        what has no other name goes at once.
+        """
         from ckpt_client import labels
 
-        labels.untag(self._talk(), check_run_name(run), names)
+        labels.untag(self._talk(), check_run_name(run), names, delete=delete)
 
     def pin(self, run: str, step: int) -> None:
         """Keep a committed step: nothing takes it away, and `delete` refuses, until it is unpinned.

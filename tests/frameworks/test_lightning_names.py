@@ -1,30 +1,188 @@
-"""Which checkpoint a path of Lightning's means."""
+"""Lightning's paths: what was saved to one is listed, loaded and removed by it."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
-from ckpt_torch.lightning import CkptIO
+from ckpt_torch.lightning import CkptIO, as_file, load
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .*_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*litlogger.*"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("out/epoch=1-step=300.ckpt", "run/300"),
-        ("out/step-7.ckpt", "run/7"),
-        ("out/42", "run/42"),
-        ("out/last.ckpt", "run"),
-        ("out/last-v1.ckpt", "run"),
-        ("out/epoch-last.ckpt", "run"),
-        ("run", "run"),
-    ],
-)
-def test_a_path_names_a_step_or_the_newest(path: str, name: str) -> None:
-    assert CkptIO("run").name_of(path) == name
+class Classifier(LightningModule):
+    """Its `val` falls, rises, falls again: the best one is not the last."""
+
+    VALUES = (0.9, 0.3, 0.5, 0.4)
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torch.nn.Linear(4, width)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        self.log("val", self.VALUES[self.current_epoch])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-@pytest.mark.parametrize("path", ["out/best.ckpt", "out/blast.ckpt", "out/lasting.ckpt"])
-def test_a_path_that_names_neither_is_refused(path: str) -> None:
-    with pytest.raises(ckpt.Refused, match="names no step"):
-        CkptIO("run").name_of(path)
+def fit(io: object, callbacks: list[Callback], epochs: int = 4, **options: object) -> Trainer:
+    trainer = Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        plugins=[io],
+        callbacks=callbacks,
+        logger=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    trainer.fit(Classifier(), data, data, **options)
+    return trainer
+
+
+@pytest.fixture
+def run(cluster: str, request: pytest.FixtureRequest) -> str:
+    """A run of the test's own, by its URL."""
+    return f"{cluster}/{request.node.name}"
+
+
+def names(run: str) -> dict[str, int]:
+    url, _, name = run.rpartition("/")
+    with ckpt.open(url) as store:
+        return store.names(name)
+
+
+def steps(run: str) -> list[int]:
+    url, _, name = run.rpartition("/")
+    with ckpt.open(url) as store:
+        return [commit.step for commit in store.steps(name)]
+
+
+def test_the_best_one_by_its_metric_is_kept_and_loaded_by_its_path(
+    run: str, tmp_path: Path
+) -> None:
+    kept = ModelCheckpoint(tmp_path, "{epoch}-{val:.2f}", monitor="val", save_top_k=1)
+    fit(CkptIO(run), [kept])
+    path = str(tmp_path / "epoch=1-val=0.30.ckpt")
+    assert kept.best_model_path == path
+    assert names(run) == {path: 4}
+    assert steps(run) == [4]
+    assert CkptIO(run).load_checkpoint(path)["epoch"] == 1
+    again = ModelCheckpoint(tmp_path, "{epoch}-{val:.2f}", monitor="val", save_top_k=1)
+    trainer = fit(CkptIO(run), [again], epochs=3, ckpt_path=path)
+    assert trainer.global_step == 6
+
+
+def test_two_callbacks_a_last_one_and_a_file_by_hand_each_have_their_own(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    best = ModelCheckpoint(tmp_path / "best", "{val:.1f}", monitor="val", save_top_k=2)
+    last = ModelCheckpoint(tmp_path / "all", "{epoch}", save_top_k=1, save_last=True)
+    io = CkptIO(run)
+    trainer = fit(io, [best, last])
+    trainer.save_checkpoint("final.ckpt")
+    io.wait()
+    expected = {
+        "all/epoch=3.ckpt": 8, "all/last.ckpt": 8, "best/val=0.3.ckpt": 4, "best/val=0.4.ckpt": 8,
+        "final.ckpt": 8,
+    }  # fmt: skip
+    assert names(run) == {str(tmp_path / name): step for name, step in expected.items()}
+    assert steps(run) == [4, 8]
+    for name, step in expected.items():
+        assert CkptIO(run).load_checkpoint(name)["global_step"] == step, name
+    for name in ("best/val=0.4.ckpt", "all/last.ckpt", "all/epoch=3.ckpt"):
+        io.remove_checkpoint(name)
+    io.wait()
+    assert steps(run) == [4, 8], "one path names it still"
+    assert load(run, "final.ckpt")["epoch"] == 4
+    io.remove_checkpoint("final.ckpt")
+    io.teardown()
+    assert names(run) == {str(tmp_path / "best/val=0.3.ckpt"): 4}
+    assert steps(run) == [4]
+
+
+def test_a_path_that_was_saved_again_has_what_was_saved_last(run: str) -> None:
+    io = CkptIO(run)
+    for step in (1, 2, 2):
+        io.save_checkpoint({"global_step": step, "w": torch.full((3,), float(step))}, "x/same.ckpt")
+    io.save_checkpoint({"global_step": 2, "w": torch.full((3,), 9.0)}, "x/other.ckpt")
+    io.teardown()
+    assert sorted(map(os.path.basename, names(run))) == ["other.ckpt", "same.ckpt"]
+    assert steps(run) == [2]
+    assert CkptIO(run).load_checkpoint("x/same.ckpt")["w"].tolist() == [2.0] * 3
+    assert CkptIO(run).load_checkpoint("x/other.ckpt")["w"].tolist() == [9.0] * 3
+
+
+def test_what_asynccheckpointio_wraps_leaves_nothing_uncommitted(run: str, tmp_path: Path) -> None:
+    kept = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    fit(AsyncCheckpointIO(CkptIO(run)), [kept])
+    assert list(names(run).values()) == [2, 4, 6, 8]
+
+
+def test_a_module_is_loaded_without_a_trainer(run: str, tmp_path: Path) -> None:
+    trainer = fit(CkptIO(run), [ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)], epochs=2)
+    module = Classifier.load_from_checkpoint(as_file(run, "epoch=1.ckpt"), weights_only=True)
+    assert trainer.model is not None
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+    assert load(run)["hyper_parameters"] == {"width": 3}
+    assert load(run, tmp_path / "epoch=0.ckpt")["global_step"] == 2
+
+
+def test_a_link_names_what_it_points_to(run: str, tmp_path: Path) -> None:
+    io = CkptIO(run)
+    io.save_checkpoint({"global_step": 7}, tmp_path / "epoch=1.ckpt")
+    io.teardown()
+    (tmp_path / "last.ckpt").symlink_to(tmp_path / "epoch=1.ckpt")
+    io.save_checkpoint({"global_step": 8}, tmp_path / "epoch=2.ckpt")
+    io.teardown()
+    assert CkptIO(run).load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 7
+
+
+def test_what_was_saved_without_a_name_is_found_by_its_number(run: str) -> None:
+    """As a trainer leaves it that was killed between the commit and the name."""
+    url, _, name = run.rpartition("/")
+    with ckpt.open(url) as store:
+        for step in (300, 301):
+            store.save(name, step, {"global_step": step}, rank=0, world_size=1).wait(60.0)
+    io = CkptIO(run)
+    assert io.load_checkpoint("out/epoch=1-step=300.ckpt")["global_step"] == 300
+    assert io.load_checkpoint("out/last-v1.ckpt")["global_step"] == 301
+    assert io.load_checkpoint(run)["global_step"] == 301
+
+
+def test_a_path_that_nobody_saved_is_not_found_and_one_of_several_is_refused(run: str) -> None:
+    io = CkptIO(run)
+    for number, folder in enumerate(("a", "b")):
+        io.save_checkpoint({"global_step": number}, f"/{folder}/best.ckpt")
+    io.wait()
+    with pytest.raises(ckpt.NotFound, match=r"blast.ckpt is no checkpoint") as missing:
+        io.load_checkpoint("out/blast.ckpt")
+    assert "/a/best.ckpt" in missing.value.hint
+    with pytest.raises(ckpt.Refused, match="may be each of 2"):
+        io.load_checkpoint("best.ckpt")
+    io.remove_checkpoint("never/saved.ckpt")
+    io.wait()
+    with pytest.raises(ckpt.Refused, match="1 to 1024 are allowed"):
+        io.save_checkpoint({"global_step": 9}, "/" + "x" * 1100)
+    assert steps(run) == [0, 1]

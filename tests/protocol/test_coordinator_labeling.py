@@ -138,6 +138,20 @@ def test_a_generation_with_a_name_outlives_a_later_save_of_its_step() -> None:
     assert steps(bench) == [1]
 
 
+def test_one_generation_of_a_step_is_deleted_alone() -> None:
+    bench = Bench()
+    first = bench.save(1)
+    label(bench, 1, add=("best",))
+    second = bench.save(1)
+    message = DeleteStep(RUN, Step(1), second.generation)
+    assert isinstance(bench.tell(bench.session(), message)[0], StepDeleted)
+    assert bench.states()[str(first)] == "committed"
+    (again,) = bench.tell(bench.session(), message)
+    assert isinstance(again, Failed)
+    assert f"run@1#{second.generation}" in again.message
+    assert names(bench) == {"best": 1}
+
+
 def test_a_pinned_step_is_deleted_only_after_it_was_unpinned() -> None:
     bench = Bench()
     id = bench.save(1)

@@ -25,6 +25,8 @@ class DeleteStep(Struct, frozen=True, gc=False):
 
     run: RunName
     step: Step
+    generation: Generation | None = None
+    """Only this one."""
 
 
 class StepDeleted(Struct, frozen=True, gc=False):

@@ -127,16 +127,20 @@ class Deleter:
     # ----------------------------------------------------------------------- tombstones
 
     def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
-        """Every committed or damaged generation of (run, step). Idempotent while under way. Raises
-        Refused for a pinned one.
+        """Every committed or damaged generation of (run, step), or the one that is named.
+        Idempotent while under way. Raises Refused for a pinned one.
         """
-        doomed = self._checkpoints.of_step(
-            message.run, message.step, RowState.COMMITTED, RowState.DAMAGED
-        )
-        tombstoned = self._checkpoints.of_step(message.run, message.step, RowState.TOMBSTONED)
-        under_way = [c for c in tombstoned if c.id in self._unspread]
+        meant = [
+            checkpoint
+            for checkpoint in self._checkpoints.of_step(message.run, message.step, *RowState)
+            if message.generation in (None, checkpoint.id.generation)
+        ]
+        doomed = [c for c in meant if c.state in (RowState.COMMITTED, RowState.DAMAGED)]
+        under_way = [c for c in meant if c.id in self._unspread]
         if not doomed and not under_way:
-            missing = NotFound(f"{message.run}@{message.step} has no committed checkpoint")
+            which = "" if message.generation is None else f"#{message.generation}"
+            text = f"{message.run}@{message.step}{which} has no committed checkpoint"
+            missing = NotFound(text)
             self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
             return
         pinned = [c for c in doomed if c.labels is not None and c.labels.pinned]

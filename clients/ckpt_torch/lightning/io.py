@@ -1,0 +1,151 @@
+"""A CheckpointIO whose checkpoints are steps of one run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+from ckpt.base.errors import Refused
+from ckpt_client.save.handle import Commit
+from ckpt_client.store import Store
+from ckpt_torch.lightning import paths
+from ckpt_torch.lightning.paths import FilePath, Paths
+from ckpt_torch.loading import load
+from ckpt_torch.place import Where, find_where, find_who
+from ckpt_torch.saving import async_save, wait_for
+from ckpt_torch.whole import load_whole, whole_of
+
+CHECKED: Final = ("state_dict", "optimizer_states")
+
+
+class CkptIO(CheckpointIO):
+    """I keep a trainer's checkpoints as steps of one run, named by Lightning's paths.
+
+    Saves go on beside the training; `teardown` waits for them.
+
+    run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
+    allow_pickle: keep what is not plain data as pickles, for callbacks and hyperparameters that
+        need it; else it is refused by path.
+    check_finite: refuse a model or optimizer state with a tensor that holds NaN or infinity, by
+        path. Callbacks keep such values of their own: ModelCheckpoint an infinite `kth_value`.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        store: Store | str | None = None,
+        allow_pickle: bool = False,
+        check_finite: bool = False,
+    ) -> None:
+        self._run = run.rstrip("/")
+        self._store = store
+        self._allow_pickle = allow_pickle
+        self._check_finite = check_finite
+        self._paths = Paths()
+        #: Saves that were handed over and are not known to be committed, oldest first.
+        self._pending: list[Future[Commit]] = []
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, object], path: FilePath, storage_options: object | None = None
+    ) -> None:
+        """Copy the checkpoint of one process that holds all of it."""
+        self.save(checkpoint, path, no_dist=True)
+        if threading.current_thread() is not threading.main_thread():
+            # Lightning's AsyncCheckpointIO ends when its own thread does, and never asks mine.
+            self.wait()
+
+    def load_checkpoint(
+        self, path: FilePath, map_location: object | None = None, weights_only: bool | None = None
+    ) -> dict[str, object]:
+        """The checkpoint as new CPU tensors. Raises what `load_whole` and an earlier save do."""
+        self.wait()
+        where, which = self._which(path)
+        if isinstance(which, str):
+            who = find_who(None, no_dist=False)
+            with where.store.resolve(
+                where.run, which, rank=who.rank, world_size=who.world_size
+            ) as checkpoint:
+                state = whole_of(checkpoint, allow_pickle=self._allow_pickle)
+        else:
+            name = self._run if which is None else f"{self._run}/{which}"
+            state = load_whole(name, store=self._store, allow_pickle=self._allow_pickle)
+        assert isinstance(state, dict)
+        return state
+
+    def remove_checkpoint(self, path: FilePath) -> None:
+        """Take that path away, and what it named if no other path does, once the saves that were
+        made before are committed. A path that names nothing removes nothing.
+        """
+        where = self._where()
+        self._paths.remove(where.store, where.run, paths.name_of(path))
+
+    def teardown(self) -> None:
+        """Wait until everything is committed, named and removed. Raises the first error."""
+        self.wait()
+        self._paths.close()
+
+    # ----------------------------------------------------------------------- for strategies too
+
+    def save(self, checkpoint: dict[str, object], path: FilePath, *, no_dist: bool) -> None:
+        """Copy what this rank holds; with `no_dist` it is alone. Raises Refused for a path that can
+        be no name, before anything is copied.
+        """
+        step, name = checkpoint.get("global_step"), paths.name_of(path)
+        if not isinstance(step, int):
+            raise Refused("the checkpoint has no global_step", hint="save through a Trainer")
+        self._paths.wait_named(step)
+        future = async_save(
+            checkpoint,
+            checkpoint_id=f"{self._run}/{step}",
+            store=self._store,
+            no_dist=no_dist,
+            allow_pickle=self._allow_pickle,
+            check_finite=CHECKED if self._check_finite else False,
+        )
+        self._pending.append(future)
+        if find_who(None, no_dist=no_dist).rank == 0:
+            self._paths.name(self._where().store, name, step, future)
+
+    def load_into(self, state: dict[str, object], path: FilePath) -> int:
+        """Fill a sharded state, on all ranks; returns its step, the same for all."""
+        self.wait()
+        return load(
+            state,
+            checkpoint_id=self._numbered(path),
+            store=self._store,
+            allow_pickle=self._allow_pickle,
+        )
+
+    def load_rest(self, step: int, without: tuple[str, ...]) -> dict[str, object]:
+        """The plain part of a sharded checkpoint."""
+        name = f"{self._run}/{step}"
+        whole = load_whole(name, store=self._store, allow_pickle=self._allow_pickle)
+        assert isinstance(whole, dict)
+        return {key: value for key, value in whole.items() if key not in without}
+
+    def wait(self) -> None:
+        """Until all saves are committed and named. Raises the first error."""
+        wait_for(self._pending)
+        self._paths.wait()
+
+    def _where(self) -> Where:
+        return find_where(self._run, self._store)
+
+    def _which(self, path: FilePath) -> tuple[Where, int | str | None]:
+        """What to load for a path; the run itself is its newest."""
+        where = self._where()
+        if os.fspath(path).rstrip("/") == self._run:
+            return where, None
+        return where, paths.find(where.store, where.run, path)
+
+    def _numbered(self, path: FilePath) -> str:
+        """By its step, which holds the ranks of a launch together."""
+        where, which = self._which(path)
+        if isinstance(which, str):
+            which = where.store.names(where.run)[which]
+        return self._run if which is None else f"{self._run}/{which}"

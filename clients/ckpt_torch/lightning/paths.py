@@ -1,0 +1,123 @@
+"""Lightning's paths are names of generations: given when they are committed, taken away with them.
+
+    save(path) ──> the generation has the name; what had it before is deleted if it has no other
+    remove(path) ──> likewise deleted if it has no other
+
+All of it happens in this order in a thread of its own, so that the training never waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from ckpt.base.errors import NotFound, Refused
+from ckpt.format.documents.labels import check_name
+from ckpt_client.save.handle import Commit
+from ckpt_client.store import Store
+
+FilePath = str | os.PathLike[str]
+_STEP: Final = re.compile(r"step[=_-]?([0-9]+)")
+_LAST: Final = re.compile(r"(?<![a-zA-Z])last(?![a-zA-Z])")
+NAMES_SHOWN_MAX: Final = 8
+
+
+def name_of(path: FilePath) -> str:
+    """The name that a path is: absolute, a URL as it stands. Raises Refused for what is none."""
+    text = os.fspath(path)
+    if "://" in text:
+        return check_name(text.rstrip("/"))
+    return check_name(os.path.abspath(text))
+
+
+def find(store: Store, run: str, path: FilePath) -> int | str | None:
+    """What to load of a run for a path: a name, else the step of its number, else the newest, None.
+
+    A path that was not saved as it stands may be the end of one that was, or a link to it. What has
+    no name at all, as a trainer that was killed may leave it, is found by `step=NUMBER`; `last` is
+    then the newest. Raises Refused when several end so, NotFound.
+    """
+    text = os.fspath(path).rstrip("/")
+    known = store.names(run)
+    for name in (name_of(text), os.path.realpath(text)):
+        if name in known:
+            return name
+    ends = [name for name in known if name.endswith("/" + os.path.normpath(text).lstrip("./"))]
+    if len(ends) == 1:
+        return ends[0]
+    if ends:
+        shown = ", ".join(ends[:NAMES_SHOWN_MAX])
+        raise Refused(f"{text} may be each of {len(ends)}", hint=f"name one whole: {shown}")
+    last_part = text.rpartition("/")[2]
+    found = _STEP.search(last_part) or re.fullmatch(r"([0-9]+)", last_part)
+    if found is not None:
+        return int(found[1])
+    if _LAST.search(last_part):
+        return None
+    shown = ", ".join(list(known)[-NAMES_SHOWN_MAX:]) or "it has none"
+    raise NotFound(f"{text} is no checkpoint of run {run!r}", hint=f"its names: {shown}")
+
+
+class Paths:
+    """I name what is saved in a run, and remove by name, one after the other."""
+
+    def __init__(self) -> None:
+        #: Made by the first use: whoever sends me to another process sends no thread along.
+        self._worker: ThreadPoolExecutor | None = None
+        #: What was begun and is not known to be done, oldest first.
+        self._pending: list[Future[None]] = []
+        #: The steps of saves that may have no name yet, and when they have.
+        self._naming: dict[int, Future[None]] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def __setstate__(self, _state: dict[str, object]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def wait_named(self, step: int) -> None:
+        """Until what was saved of this step before has its name: the next save of the step would
+        replace what has none.
+        """
+        naming = self._naming.get(step)
+        if naming is not None:
+            wait([naming])
+
+    def name(self, store: Store, path: str, step: int, commit: Future[Commit]) -> None:
+        """Once it is committed. A save that fails names nothing: who waits for it hears of it."""
+
+        def name() -> None:
+            wait([commit])
+            # Not `commit.exception()`, which would say that somebody has heard of it.
+            if Future.exception(commit) is None:
+                saved = Future.result(commit)
+                store.tag(saved.run, saved.step, path, generation=saved.generation, replace=True)
+
+        self._naming = {one: done for one, done in self._naming.items() if not done.done()}
+        self._naming[step] = self._submit(name)
+
+    def remove(self, store: Store, run: str, path: str) -> None:
+        """Take the path away, and what it named if nothing else names it."""
+        self._submit(lambda: store.untag(run, path, delete=True))
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "ckpt-paths")
+        self._pending = [one for one in self._pending if not (one.done() and not one.exception())]
+        self._pending.append(self._worker.submit(work))
+        return self._pending[-1]
+
+    def wait(self) -> None:
+        """Until all is done. Raises the first error."""
+        while self._pending:
+            wait(self._pending[:1])
+            self._pending.pop(0).result()
+
+    def close(self) -> None:
+        """After `wait`: the thread ends."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
