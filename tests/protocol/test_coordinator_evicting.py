@@ -9,6 +9,7 @@ from ckpt.format.messages.saving import AttemptAborted
 from tests.protocol.coordinated_target import COLUMN_BYTES
 from tests.protocol.coordinating import RUN, Bench, RankFake
 from tests.protocol.test_coordinator_draining import URL, WorkerFake, steps
+from tests.protocol.test_coordinator_labeling import label
 
 ROOM = 8
 """Columns that a target has room for: the high mark is passed with the seventh."""
@@ -42,6 +43,18 @@ def test_what_is_drained_goes_oldest_first_down_to_the_low_mark() -> None:
     bench.tick(30)
     assert steps(bench) == [3, 4, 5, 6, 7], "it was counted, not done twice"
     assert bench.machine.evictor.evicted_count == 2
+
+
+def test_what_has_a_name_or_is_pinned_is_not_evicted() -> None:
+    bench = bench_with_room()
+    worker = WorkerFake(bench)
+    for step in range(1, 8):
+        bench.save(step)
+    label(bench, 1, add=("best",))
+    label(bench, 2, pinned=True)
+    drain_all(worker)
+    bench.tick(5)
+    assert steps(bench) == [1, 2, 5, 6, 7]
 
 
 def test_nothing_goes_that_a_store_waits_for_or_that_no_store_has() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Step
@@ -236,3 +238,32 @@ def test_a_bad_name_and_an_unknown_step_are_refused_by_name() -> None:
     missing = label(bench, 1, generation=other, add=("best",))
     assert isinstance(missing, Failed)
     assert "run@1#1.99" in missing.message
+
+
+def test_copies_of_labels_that_are_away_are_counted_as_documents_missing() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    label(bench, 1, add=("best",))
+    label(bench, 1, add=("a longer name than that",))
+    (view,) = _shown(bench)["generations"]
+    assert view["documents_missing"] == 0
+    held = [t.id for t in bench.targets.values() if (DocumentKind.LABELS, id) in t.documents]
+    (_, _, documents) = _shown(bench)["documents"]
+    assert (documents["kind"], sorted(documents["targets"])) == ("labels", held)
+    before = bench.targets[held[0]].documents.pop((DocumentKind.LABELS, id))
+    bench.stop(held[0])
+    bench.targets[held[0]].reboot()
+    bench.start(held[0])
+    bench.tick(1)
+    (view,) = _shown(bench)["generations"]
+    assert (view["documents_missing"], view["names"]) == (1, ["a longer name than that", "best"])
+    assert decode_labels(before).names == ("a longer name than that", "best")
+    label(bench, 1, pinned=True)
+    (view,) = _shown(bench)["generations"]
+    assert view["documents_missing"] == 0
+
+
+def _shown(bench: Bench) -> dict[str, Any]:
+    view = bench.ask("show", RUN, 1)
+    assert isinstance(view, dict)
+    return view

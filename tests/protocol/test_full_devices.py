@@ -13,6 +13,7 @@ from ckpt.protocol.coordinator.policy import FillMarks
 from tests.protocol.coordinating import Bench, RankFake
 from tests.protocol.test_coordinator_draining import WorkerFake
 from tests.protocol.test_coordinator_evicting import drain_all
+from tests.protocol.test_coordinator_labeling import label
 
 USABLE: int = 1000 * MiB
 
@@ -86,6 +87,20 @@ def test_a_device_full_of_columns_wants_the_oldest_step_that_is_not_the_newest_r
         bench.save(step)
     fill(bench, "t0", taken=0.99, columns=600 * MiB)
     assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@1"
+
+
+def test_what_has_a_name_is_not_named_for_removal_and_a_refused_save_says_that_it_stays() -> None:
+    bench = Bench(3)
+    for step in (1, 2, 3):
+        bench.save(step)
+    label(bench, 1, add=("best",))
+    fill(bench, "t0", "t1", "t2", taken=0.99, columns=600 * MiB)
+    assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@2"
+    rank = RankFake(bench)
+    rank.payload_bytes = 400 * MiB
+    rank.open(4)
+    kept = "1 of 3 checkpoints stay, since they have a name or are pinned"
+    assert kept in rank.aborts()[-1].message
 
 
 def test_a_device_full_of_the_newest_step_of_each_run_wants_more_targets() -> None:

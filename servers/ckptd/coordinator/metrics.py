@@ -155,9 +155,9 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
         "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
     )
     committed = [one for one in checkpoints.all() if one.state is RowState.COMMITTED]
-    records = checkpoints.record_counts()
+    counts = checkpoints.document_counts()
     found = [
-        (checkpoints.redundancy(one), checkpoints.documents_missing(one, records))
+        (checkpoints.redundancy(one), checkpoints.documents_missing(one, counts))
         for one in committed
     ]
     degraded.add(sum(bool(now.columns_missing or lacking) for now, lacking in found))

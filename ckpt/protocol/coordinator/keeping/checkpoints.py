@@ -106,6 +106,7 @@ class Redundancy:
     columns_missing: int
 
 
+DocumentCounts = Counter[tuple[DocumentKind, CheckpointId]]
 GONE: Final = Redundancy(-1, 0, 0)
 """Of a home that is not there."""
 
@@ -266,23 +267,27 @@ class Checkpoints:
         domains_left = min((chance.domains for _, chance in chances), default=0)
         return Redundancy(targets, domains_left, missing)
 
-    def documents_missing(self, checkpoint: Checkpoint, records: Counter[CheckpointId]) -> int:
-        """Copies of index and record, its homes' as well, that are not there now. `records` is
-        `record_counts`: whoever looks at all checkpoints asks each target once.
+    def documents_missing(self, checkpoint: Checkpoint, counts: DocumentCounts) -> int:
+        """Copies of index, record and labels, its homes' as well, that are not there now. `counts`
+        is `document_counts`: whoever looks at all checkpoints asks each target once.
         """
-        return sum(
-            max(0, one.document_copies - count)
+        lacking = [
+            one.document_copies - count
             for one in (checkpoint, *self.homes_of(checkpoint))
-            for count in (len(self.index_copies(one)), records[one.id])
-        )
+            for count in (len(self.index_copies(one)), counts[DocumentKind.RECORD, one.id])
+        ]
+        if checkpoint.labels is not None:
+            copies = counts[DocumentKind.LABELS, checkpoint.id]
+            lacking.append(checkpoint.document_copies - copies)
+        return sum(max(0, count) for count in lacking)
 
-    def record_counts(self) -> Counter[CheckpointId]:
-        """How many live targets have each commit record."""
+    def document_counts(self) -> DocumentCounts:
+        """How many live targets have each commit record, and each generation's labels."""
         return Counter(
-            document.checkpoint
+            (document.kind, document.checkpoint)
             for target in self._members.live()
             for document in target.documents
-            if document.kind is DocumentKind.RECORD
+            if document.kind in (DocumentKind.RECORD, DocumentKind.LABELS)
         )
 
     def record_copies(self, checkpoint: Checkpoint) -> list[Target]:
@@ -290,6 +295,15 @@ class Checkpoints:
         size = len(checkpoint.record_bytes)
         record = DocumentSummary(DocumentKind.RECORD, checkpoint.id, size)
         return [target for target in self._members.live() if record in target.documents]
+
+    def label_copies(self, checkpoint: Checkpoint) -> list[Target]:
+        """Live targets that have what is said of it."""
+        return [
+            target
+            for target in self._members.live()
+            for document in target.documents
+            if (document.kind, document.checkpoint) == (DocumentKind.LABELS, checkpoint.id)
+        ]
 
     def index_copies(self, checkpoint: Checkpoint) -> list[Target]:
         """Live targets that have its index."""

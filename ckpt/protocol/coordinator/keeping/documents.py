@@ -200,9 +200,16 @@ class _Spread:
             self._stored.add(target)
             self._took_us.append(self._desk.now_us - self._began_us[target])
             summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
-            self._members.targets[target].documents.add(summary)
+            self._note(self._members.targets[target].documents, summary)
         self._hasten()
         self.fill()
+
+    def _note(self, known: set[DocumentSummary], stored: DocumentSummary) -> None:
+        """Labels have taken the place of earlier ones, of another length perhaps."""
+        if self._kind is DocumentKind.LABELS:
+            key = (stored.kind, stored.checkpoint)
+            known -= {one for one in known if (one.kind, one.checkpoint) == key}
+        known.add(stored)
 
     def _hasten(self) -> None:
         """Those that are still asked get company once most others have stored it, long ago."""

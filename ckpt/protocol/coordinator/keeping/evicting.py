@@ -43,7 +43,7 @@ class NoRoom:
     """The answer to a save that found no room."""
 
     reason: str
-    """Empty: nothing is drained here."""
+    """Empty: nothing is drained here, and nothing is kept."""
     retry_s: float
 
 
@@ -108,9 +108,19 @@ class Evictor:
         backlogs = {url: len(self._queue.waiting(s)) for url, s in self._queue.stores.items()}
         waits = [f"{count} wait for {url}" for url, count in backlogs.items() if count]
         if not waits:
-            return NoRoom("", DRAIN_RETRY_S[0])
+            return NoRoom(self._kept_text(), DRAIN_RETRY_S[0])
         reason = f"nothing may go before it is drained: {', '.join(waits)}"
+        if kept := self._kept_text():
+            reason = f"{reason}; {kept}"
         return NoRoom(reason, self._seconds_to_drain(device_bytes))
+
+    def _kept_text(self) -> str:
+        """What stays because somebody has said so; empty for nothing."""
+        committed = list(self._committed())
+        kept = sum(one.is_kept for one in committed)
+        if not kept:
+            return ""
+        return f"{kept} of {len(committed)} checkpoints stay, since they have a name or are pinned"
 
     def _seconds_to_drain(self, byte_count: int) -> float:
         """At the rate of the slowest store that is at work, within DRAIN_RETRY_S."""

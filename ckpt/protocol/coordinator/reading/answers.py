@@ -99,7 +99,7 @@ class StepView:
     homes: tuple[int, ...] = ()
     """Their steps."""
     documents_missing: int = 0
-    """Copies of its index and commit record, and of its homes', that are not there now."""
+    """Copies of its index, commit record and labels, and of its homes', that are not there now."""
     names: tuple[str, ...] = ()
     pinned: bool = False
     """Nothing deletes it before it is unpinned."""

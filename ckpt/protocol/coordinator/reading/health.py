@@ -161,7 +161,7 @@ class Health:
             one
             for run in self._checkpoints.runs()
             for one in self._checkpoints.of_run(run, RowState.COMMITTED)[:-1]
-            if not one.users and not targets.isdisjoint(one.targets)
+            if not (one.users or one.is_kept) and not targets.isdisjoint(one.targets)
         ]
         return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)
 
@@ -182,12 +182,12 @@ class Health:
         unreadable: list[Checkpoint] = []
         degraded: list[Checkpoint] = []
         columns = documents = 0
-        records = self._checkpoints.record_counts()
+        counts = self._checkpoints.document_counts()
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED:
                 continue
             now = self._checkpoints.redundancy(checkpoint)
-            lacking = self._checkpoints.documents_missing(checkpoint, records)
+            lacking = self._checkpoints.documents_missing(checkpoint, counts)
             if now.targets < 0:
                 unreadable.append(checkpoint)
             elif now.columns_missing or lacking:

@@ -136,9 +136,9 @@ class Views:
         held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
         committed = [c for c in held if c.state is RowState.COMMITTED]
         newest = committed[-1] if committed else None
-        records = self._checkpoints.record_counts()
+        counts = self._checkpoints.document_counts()
         return tuple(
-            self._step_view(c, c is newest, self._checkpoints.documents_missing(c, records))
+            self._step_view(c, c is newest, self._checkpoints.documents_missing(c, counts))
             for c in held
         )
 
@@ -245,7 +245,11 @@ class Views:
         having = {target.id for target in self._checkpoints.index_copies(checkpoint)}
         index = DocumentView("index", named, tuple(id in having for id in named), wanted)
         records = tuple(target.id for target in self._checkpoints.record_copies(checkpoint))
-        return index, DocumentView("record", records, (True,) * len(records), wanted)
+        record = DocumentView("record", records, (True,) * len(records), wanted)
+        if checkpoint.labels is None:
+            return index, record
+        labels = tuple(target.id for target in self._checkpoints.label_copies(checkpoint))
+        return index, record, DocumentView("labels", labels, (True,) * len(labels), wanted)
 
 
 def _target_view(target: Target) -> TargetView:

@@ -86,7 +86,7 @@ def _state_word(view: StepView) -> str:
 
 
 def _missing_text(view: StepView) -> str:
-    """Columns; and copies of its index and record, which rarely go alone."""
+    """Columns; and copies of its index, record and labels, which rarely go alone."""
     if not view.documents_missing:
         return str(view.columns_missing)
     return f"{view.columns_missing} + {counted(view.documents_missing, 'document')}"

@@ -1,5 +1,5 @@
 """Everything about one checkpoint: generations, cost, and where each column is now, and each copy
-of its index and commit record.
+of its index, commit record and labels.
 
 RUN alone is its newest step. --tensors shows what is in it instead: names, dtypes, shapes and sizes
 as a tree, and which ranks saved them; with a pattern ('model/*.weight') only what fits. A URL
