@@ -3,6 +3,8 @@
 chunk   elements (or their blosc frame), then CRC-32C of that, little-endian u32
 index   for each chunk (offset, length) as little-endian u64, both 2^64-1 for an absent one;
         then CRC-32C of that
+
+An archive has none of this: its chunks are its bytes, and it has a directory of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import Buffer
+from ckpt.objects.documents import ArrayPlan
 from ckpt.objects.zarr_layout import BLOSC_LEVEL
 
 ABSENT: Final = (1 << 64) - 1
@@ -38,29 +41,33 @@ def crc32c(view: Buffer, start: int = 0) -> int:
     return int(google_crc32c.extend(start, memory))
 
 
-def encode_index(entries: Sequence[tuple[int, int] | None]) -> bytes:
+def encode_index(entries: Sequence[tuple[int, int] | None], array: ArrayPlan) -> bytes:
     """The index of (offset, length) of each chunk: for Zarr's readers, ours have the manifest."""
+    if array.archive:
+        return b""
     flat = [value for entry in entries for value in (entry or (ABSENT, ABSENT))]
     raw = struct.pack(f"<{len(flat)}Q", *flat)
     return raw + _CRC.pack(crc32c(raw))
 
 
-def encode_chunk(memory: Bytes, item_bytes: int, compressed: bool) -> list[Buffer]:
+def encode_chunk(memory: Bytes, array: ArrayPlan) -> list[Buffer]:
     """The stored bytes of a chunk's elements, as parts in order; the first may be `memory`
     itself."""
-    body = compress(memory, item_bytes) if compressed else memory.data
+    if array.archive:
+        return [memory.data]
+    body = compress(memory, array.item_bytes) if array.compressed else memory.data
     return [body, _CRC.pack(crc32c(body))]
 
 
-def decode_chunk(stored: memoryview, raw_bytes: int, compressed: bool, where: str) -> Bytes:
-    """The elements' bytes, maybe in `stored` itself. Raises Corrupt naming `where`."""
-    body, tail = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
-    if len(stored) < CRC_BYTES or _CRC.pack(crc32c(body)) != tail:
-        raise Corrupt(f"{where}: a chunk fails its CRC-32C")
-    found = _decompress(body, raw_bytes, where) if compressed else np.frombuffer(body, np.uint8)
-    if len(found) != raw_bytes:
-        raise Corrupt(f"{where}: a chunk of {len(found)} bytes, {raw_bytes} were expected")
-    return found
+def decode_chunk(stored: memoryview, array: ArrayPlan, raw_bytes: int, where: str) -> Bytes:
+    """The elements' bytes, which are so many, maybe in `stored` itself. Raises Corrupt naming
+    `where`."""
+    body = stored if array.archive else _checked(stored, where)
+    if array.compressed:
+        return _decompress(body, raw_bytes, where)
+    if len(body) != raw_bytes:
+        raise Corrupt(f"{where}: a chunk of {len(body)} bytes, {raw_bytes} were expected")
+    return np.frombuffer(body, np.uint8)
 
 
 def compress(memory: Bytes, item_bytes: int) -> bytes:
@@ -77,6 +84,14 @@ def compress(memory: Bytes, item_bytes: int) -> bytes:
 def encoder_versions() -> str:
     """What the stored bytes of compressed chunks depend on."""
     return f"numcodecs {version('numcodecs')}"
+
+
+def _checked(stored: memoryview, where: str) -> memoryview:
+    """Without the CRC-32C that fits."""
+    body, tail = stored[:-CRC_BYTES], stored[-CRC_BYTES:]
+    if len(stored) < CRC_BYTES or _CRC.pack(crc32c(body)) != tail:
+        raise Corrupt(f"{where}: a chunk fails its CRC-32C")
+    return body
 
 
 def _decompress(body: memoryview, raw_bytes: int, where: str) -> Bytes:

@@ -23,7 +23,9 @@ from ckpt.format.table import Meaning, box_problem, tensor_problem
 from ckpt.objects.grid import Grid
 
 FORMAT: Final = "ckpt-drain"
-VERSION: Final = 1
+VERSION: Final = "1.0"
+"""Of what is written. Every 1.x is read; what was written before 1.0 has the number 1."""
+MAJOR: Final = "1"
 MANIFEST_BYTES_MAX: Final = 1 << 30
 OBJECTS_CACHED: Final = 256
 
@@ -54,9 +56,10 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class ArrayPlan(msgspec.Struct, frozen=True):
-    """One Zarr array and how its bytes are cut and packed."""
+    """One Zarr array, or an archive of small ones, and how its bytes are cut and packed."""
 
     path: str
+    """Of an archive: its only object."""
     dtype: str
     """Ours; see ckpt.format.dtypes."""
     data_type: str
@@ -70,21 +73,32 @@ class ArrayPlan(msgspec.Struct, frozen=True):
     logical_dtype: str = ""
     compressed: bool = False
     """Chunks are blosc (lz4 after a bit-shuffle)."""
+    archive: bool = False
+    """It is the bytes of one object, nothing else between or after them: a ZIP file of small
+    arrays. Before 1.0 small tensors were bytes of a Zarr array, one after the other."""
 
     @property
     def grid(self) -> Grid:
         return Grid(self.shape, self.chunk_shape, self.shard_shape, self.item_bytes)
 
 
-class DocumentPlace(msgspec.Struct, frozen=True):
+class DocumentPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the bytes of a tensor, or of one rank's box of it, are."""
 
     array: int
     """Its number in `arrays`."""
     start: int = -1
-    """In the packed array: the first byte. -1 for an array of its own."""
-    length: int = 0
-    """In the packed array: bytes."""
+    """In an archive: the first byte. Not there for an array of its own; before 1.0 it was -1."""
+    length: int = -1
+    """In an archive: bytes, of which an empty tensor has none."""
+    path: str = ""
+    """In an archive: of its Zarr array; before 1.0 it was none. Rows of one array, which ranks have
+    of their own, say it once: the first."""
+
+    @property
+    def is_whole(self) -> bool:
+        """An array of its own."""
+        return self.start < 0
 
 
 class BoxPlan(msgspec.Struct, frozen=True):
@@ -111,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True):
     """How a checkpoint is written: fixed before its first byte, so that all workers write alike."""
 
     format: str
-    version: int
+    version: int | str
     header: Header
     encoder: str
     """Versions of the libraries whose output is stored."""
@@ -165,7 +179,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """Everything that a stored checkpoint holds."""
 
     format: str
-    version: int
+    version: int | str
     header: Header
     encoder: str
     portable: bool
@@ -186,7 +200,7 @@ class Marker(msgspec.Struct, frozen=True):
     """The checkpoint is whole; nothing of it changes any more."""
 
     format: str
-    version: int
+    version: int | str
     header: Header
     manifest: SmallFile
     xxh3_128: str
@@ -210,9 +224,9 @@ def decode(kind: type[Document], raw: Buffer, where: str) -> Document:
         raise Corrupt(f"{where} does not parse: {error}") from None
     if kind is not Receipt and head.format != FORMAT:
         raise Refused(f"{where} is of format {head.format!r}, not {FORMAT}")
-    if kind is not Receipt and head.version != VERSION:
+    if kind is not Receipt and str(head.version).partition(".")[0] != MAJOR:
         raise Refused(
-            f"{where} is of version {head.version}, this program reads {VERSION}",
+            f"{where} is of version {head.version}, this program reads {MAJOR}.x",
             hint="a newer ckpt reads it",
         )
     if isinstance(found, Manifest):
@@ -252,7 +266,7 @@ def _chunks(stored: StoredObject) -> tuple[tuple[int, int, int], ...]:
 
 class _Head(msgspec.Struct):
     format: str = ""
-    version: int = 0
+    version: int | str = 0
 
 
 def _check(manifest: Manifest, where: str) -> None:
@@ -270,10 +284,17 @@ def _check(manifest: Manifest, where: str) -> None:
         count = len(tensor.boxes) if tensor.meaning is Meaning.OWN else 1
         if not problem and len(tensor.places) != count:
             problem = f"{tensor.name}: {len(tensor.places)} places, {count} are needed"
-        if not problem and any(not 0 <= p.array < len(manifest.arrays) for p in tensor.places):
+        if not problem and not all(_is_there(place, manifest.arrays) for place in tensor.places):
             problem = f"{tensor.name}: it lies in an array that is not there"
         if problem:
             raise Corrupt(f"{where}: {problem}")
+
+
+def _is_there(place: DocumentPlace, arrays: Sequence[ArrayPlan]) -> bool:
+    if not 0 <= place.array < len(arrays):
+        return False
+    shape = arrays[place.array].shape
+    return place.is_whole or (len(shape) == 1 and 0 <= place.length <= shape[0] - place.start)
 
 
 def _array_problem(array: ArrayPlan) -> str:

@@ -56,6 +56,15 @@ class Element:
         return (*shape, self.bytes_axis) if self.bytes_axis else shape
 
     @property
+    def twin(self) -> Element:
+        """What carries the same bits for readers without Zarr's extensions: itself, unless it is
+        one of them."""
+        size = EXTENSIONS.get(self.data_type)
+        if size is None:
+            return self
+        return Element(f"uint{8 * size}", self.endian, size, 0, self.data_type)
+
+    @property
     def fill_value(self) -> object:
         """Zero, as zarr.json writes it."""
         if self.data_type == "bool":
@@ -70,16 +79,15 @@ def element_of(dtype: str, *, portable: bool) -> Element:
     if dtype in EXTENSIONS:
         size = EXTENSIONS[dtype]
         endian = "little" if size > 1 else ""
-        if portable:
-            return Element(f"uint{8 * size}", endian, size, 0, dtype)
-        return Element(dtype, endian, size, 0, "")
-    native = dtype_of(dtype)
-    if native.type.__module__ == "numpy" and native.itemsize in _BYTES_BY_KIND.get(native.kind, ()):
-        size = native.itemsize
-        name = "bool" if native.kind == "b" else f"{_BY_KIND[native.kind]}{8 * size}"
+        native = Element(dtype, endian, size, 0, "")
+        return native.twin if portable else native
+    held = dtype_of(dtype)
+    if held.type.__module__ == "numpy" and held.itemsize in _BYTES_BY_KIND.get(held.kind, ()):
+        size = held.itemsize
+        name = "bool" if held.kind == "b" else f"{_BY_KIND[held.kind]}{8 * size}"
         endian = "" if size == 1 else "big" if dtype[0] == ">" else "little"
         return Element(name, endian, size, 0, "")
-    return Element("uint8", "", 1, native.itemsize, dtype)
+    return Element("uint8", "", 1, held.itemsize, dtype)
 
 
 def native_dtype(dtype: str) -> np.dtype[np.generic]:

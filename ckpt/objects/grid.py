@@ -21,7 +21,7 @@ CHUNK_BYTES_RANGE: Final = (4 * MiB, 16 * MiB)
 SHARD_BYTES: Final = 128 * MiB
 SHARD_BYTES_RANGE: Final = (64 * MiB, 512 * MiB)
 PACK_BELOW_BYTES: Final = 1 * MiB
-"""Smaller tensors lie together in one array of bytes."""
+"""Smaller tensors lie together in an archive."""
 
 Extent = tuple[int, ...]
 

@@ -4,7 +4,8 @@
         zarr.json                          its metadata, consolidated besides
         tensors/NAME/zarr.json, c/0/0 ..   an array of all ranks (shards of it, replicas)
         ranks/R/NAME/...                   an array that belongs to rank R
-        packed/...                         all tensors under 1 MiB, as bytes
+        ranks/each/NAME/...                small arrays that belong to a rank each, as rows of one
+        packed/0.zip, ..                   tensors under 1 MiB: a ZIP file that is a Zarr group
         trees.json                         the ranks' trees with their plain values
         manifest.json                      authoritative
         COMMITTED.json                     last, created once
@@ -30,6 +31,7 @@ DRAIN: Final = "drain/"
 PLAN: Final = "drain/plan.json"
 TENSORS: Final = "tensors"
 RANKS: Final = "ranks"
+EACH: Final = "ranks/each"
 PACKED: Final = "packed"
 
 _PLAIN: Final = frozenset(

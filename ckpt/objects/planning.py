@@ -14,11 +14,19 @@ from typing import Final
 import msgspec
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import align_up, format_bytes
+from ckpt.base.units import format_bytes
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
+from ckpt.objects.archive.layout import (
+    MEMBERS_MAX,
+    Member,
+    chunk_bytes,
+    is_stacked,
+    make_member,
+    tail,
+)
 from ckpt.objects.chunks import encoder_versions
 from ckpt.objects.documents import (
     FORMAT,
@@ -41,7 +49,6 @@ from ckpt.objects.grid import (
     cut,
 )
 
-PACK_ALIGN_BYTES: Final = 64
 ITEM_BYTES: Final = SHARD_BYTES
 
 
@@ -68,15 +75,14 @@ class WriteOptions:
 _RANGES: Final = {"chunk_bytes": CHUNK_BYTES_RANGE, "shard_bytes": SHARD_BYTES_RANGE}
 
 Pays = Callable[[Sequence[tuple[ArrayPlan, IndexTensor, IndexBox | None]]], list[bool]]
-"""Whether to compress each of some arrays, by a sample of its bytes; of an array of bytes of many
-tensors nobody asks."""
+"""Whether to compress each of some arrays, by a sample of its bytes; of an archive nobody asks."""
 
 
 def make_plan(
     header: Header, tensors: Sequence[IndexTensor], options: WriteOptions, pays: Pays
 ) -> Plan:
     """The plan; `pays` is asked once, for all arrays, when compression is by sampling."""
-    layout = _Layout(options)
+    layout = _Layout(header, options)
     planned = tuple(layout.add(tensor) for tensor in tensors)
     arrays = layout.finish(pays)
     return Plan(
@@ -91,23 +97,43 @@ def make_plan(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Large:
+    """A tensor, or one rank's own box of it, with an array of its own."""
+
+    array: ArrayPlan
+    tensor: IndexTensor
+    box: IndexBox | None
+
+
+@dataclass(slots=True)
+class _Archive:
+    """Small tensors that share an object."""
+
+    path: str
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Of its elements so far."""
+        return self.members[-1].end if self.members else 0
+
+
 @dataclass(slots=True)
 class _Layout:
-    """I give every tensor its place. Array 0 is the packed one."""
+    """I give every tensor its place."""
 
+    header: Header
     options: WriteOptions
-    arrays: list[tuple[ArrayPlan, IndexTensor, IndexBox | None]] = field(default_factory=list)
+    arrays: list[_Large | _Archive] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
     """Paths of arrays; none lies below another."""
     groups: set[str] = field(default_factory=set)
     """Paths of the groups above them."""
-    packed_bytes: int = 0
+    archives: list[int] = field(default_factory=list)
+    """Their numbers; the last one is filled."""
 
     def add(self, tensor: IndexTensor) -> TensorPlan:
-        if tensor.meaning is Meaning.OWN:
-            places = [self._place(tensor, box) for box in tensor.boxes]
-        else:
-            places = [self._place(tensor, None)]
         boxes = (BoxPlan(int(box.rank), box.offset, box.shape) for box in tensor.boxes)
         return TensorPlan(
             tensor.name,
@@ -115,34 +141,77 @@ class _Layout:
             tensor.dtype,
             tensor.global_shape,
             tuple(boxes),
-            tuple(places),
+            tuple(self._places(tensor)),
         )
 
     def finish(self, pays: Pays) -> tuple[ArrayPlan, ...]:
+        large = [
+            (each.array, each.tensor, each.box) for each in self.arrays if isinstance(each, _Large)
+        ]
         match self.options.compression:
             case "none":
-                chosen = [False] * len(self.arrays)
+                chosen = [False] * len(large)
             case "always":
-                chosen = [True] * len(self.arrays)
+                chosen = [True] * len(large)
             case _:
-                chosen = pays(self.arrays)
-        own = (
-            _compressed(array) if yes else array
-            for (array, _, _), yes in zip(self.arrays, chosen, strict=True)
-        )
-        shape = (max(1, self.packed_bytes),)
-        return (self._array(names.PACKED, "|u1", shape), *own)
+                chosen = pays(large)
+        answers = iter(chosen)
+        return tuple(
+            self._archive(each) if isinstance(each, _Archive)
+            else msgspec.structs.replace(each.array, compressed=next(answers))
+            for each in self.arrays
+        )  # fmt: skip
 
-    def _place(self, tensor: IndexTensor, box: IndexBox | None) -> DocumentPlace:
+    def _places(self, tensor: IndexTensor) -> Iterable[DocumentPlace]:
+        own = tensor.meaning is Meaning.OWN
         length = math.prod(tensor.global_shape) * dtype_of(tensor.dtype).itemsize
-        if length < PACK_BELOW_BYTES:
-            start = align_up(self.packed_bytes, PACK_ALIGN_BYTES)
-            self.packed_bytes = start + length
-            return DocumentPlace(0, start, length)
-        folder = names.TENSORS if box is None else f"{names.RANKS}/{box.rank}"
-        path = self._free_path(f"{folder}/{names.node_path(tensor.name)}")
-        self.arrays.append((self._array(path, tensor.dtype, tensor.global_shape), tensor, box))
-        return DocumentPlace(len(self.arrays))
+        small = length < PACK_BELOW_BYTES
+        if small and is_stacked(tensor.meaning, len(tensor.boxes), length):
+            yield from self._stack(tensor, length)
+            return
+        for box in tensor.boxes if own else (None,):
+            folder = names.TENSORS if box is None else f"{names.RANKS}/{box.rank}"
+            path = self._free_path(f"{folder}/{names.node_path(tensor.name)}")
+            if small:
+                (place,) = self._pack(tensor, path, (), length, 1)
+                yield place
+            else:
+                array = self._array(path, tensor.dtype, tensor.global_shape)
+                self.arrays.append(_Large(array, tensor, box))
+                yield DocumentPlace(len(self.arrays) - 1)
+
+    def _stack(self, tensor: IndexTensor, length: int) -> Iterable[DocumentPlace]:
+        """One place for each rank that has it."""
+        path = self._free_path(f"{names.EACH}/{names.node_path(tensor.name)}")
+        ranks = tuple(int(box.rank) for box in tensor.boxes)
+        return self._pack(tensor, path, ranks, length, len(ranks))
+
+    def _pack(
+        self, tensor: IndexTensor, path: str, ranks: tuple[int, ...], length: int, count: int
+    ) -> Iterable[DocumentPlace]:
+        """In an archive: so many places of `length` bytes."""
+        archive = self._open_archive(length * count)
+        member = make_member(
+            path, tensor.dtype, tensor.global_shape, ranks, archive.end,
+            portable=self.options.portable,
+        )  # fmt: skip
+        archive.members.append(member)
+        for start, number in zip(member.row_starts(), range(count), strict=False):
+            yield DocumentPlace(self.archives[-1], start, length, "" if number else path)
+
+    def _open_archive(self, length: int) -> _Archive:
+        """With room for so many bytes."""
+        last = self.arrays[self.archives[-1]] if self.archives else None
+        if (
+            isinstance(last, _Archive)
+            and len(last.members) < MEMBERS_MAX
+            and last.end + length <= self.options.shard_bytes
+        ):
+            return last
+        self.archives.append(len(self.arrays))
+        made = _Archive(f"{names.PACKED}/{len(self.archives) - 1}.zip")
+        self.arrays.append(made)
+        return made
 
     def _free_path(self, wanted: str) -> str:
         """The path, unless an array or a group has it: ranks may hold a name in several forms."""
@@ -171,15 +240,28 @@ class _Layout:
             logical_dtype=element.logical_dtype,
         )
 
+    def _archive(self, archive: _Archive) -> ArrayPlan:
+        """One shard, whose last chunk ends where the archive does."""
+        nothing = [0 for member in archive.members for _ in member.pieces]
+        size = archive.end + len(tail(self.header, archive.members, nothing))
+        chunk = min(size, chunk_bytes(archive.end, self.options.chunk_bytes))
+        return ArrayPlan(
+            path=archive.path,
+            dtype="|u1",
+            data_type="uint8",
+            endian="",
+            item_bytes=1,
+            shape=(size,),
+            chunk_shape=(chunk,),
+            shard_shape=(-(-size // chunk) * chunk,),
+            archive=True,
+        )
+
 
 def _parents(path: str) -> list[str]:
     """Groups above a node, the root apart."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _compressed(array: ArrayPlan) -> ArrayPlan:
-    return msgspec.structs.replace(array, compressed=True)
 
 
 def _items(arrays: Sequence[ArrayPlan]) -> Iterable[tuple[tuple[int, int, int], ...]]:

@@ -260,7 +260,7 @@ class StoredCheckpoint:
     ) -> None:
         place = self._place(wish)
         array = self.manifest.arrays[place.array]
-        if place.start < 0:
+        if place.is_whole:
             # An axis that carries bytes is the memory's elements themselves.
             carried = array.shape[wish.memory.ndim :]
             region = Region((*wish.offset, *(0 for _ in carried)), (*wish.memory.shape, *carried))
@@ -333,10 +333,10 @@ class StoredCheckpoint:
             self._peer_bytes += len(raw)
 
     def _fill(self, chunk: StoredChunk, raw: Buffer) -> None:
-        where, array = self._where(chunk), chunk.array
+        where = self._where(chunk)
         if crc32(raw) != self._stored(chunk)[0]:
             raise Corrupt(f"{where}: chunk {chunk.position} is not what was committed")
-        content = decode_chunk(memoryview(raw), array.grid.chunk_bytes, array.compressed, where)
+        content = decode_chunk(memoryview(raw), chunk.array, chunk.raw_bytes, where)
         chunk.fill(content)
 
     def _where(self, chunk: StoredChunk) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.tree import Node
 from ckpt.objects.documents import Header
@@ -30,6 +31,20 @@ class Wish:
     memory: Array
     shared: bool = False
     """Other ranks of a load wish for the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose elements something holds."""
+
+    tensor: IndexTensor
+    rank: Rank | None
+    """As in a Wish."""
+
+    def wish_whole(self) -> Wish:
+        """For all of them, in memory of their own."""
+        memory = np.empty(self.tensor.global_shape, dtype_of(self.tensor.dtype))
+        return Wish(self.tensor, self.rank, (0,) * memory.ndim, memory)
 
 
 class Source(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,16 +30,26 @@ class StoredChunk:
     is_shared: bool = False
     """Other ranks may want it at the same time."""
 
+    @property
+    def raw_bytes(self) -> int:
+        """Of its elements, those beyond the array's edge too."""
+        return math.prod(self._shape) * self.array.item_bytes
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        # An archive ends where it ends.
+        return self.region.shape if self.array.archive else self.array.chunk_shape
+
     def fill(self, content: Bytes) -> None:
         """Copy its elements, uint8 of the chunk's bytes, to all that want some of them."""
-        elements = content.reshape(*self.array.chunk_shape, self.array.item_bytes)
+        elements = content.reshape(*self._shape, self.array.item_bytes)
         for region, common, memory in self.parts:
             memory[_slices(common, region)] = elements[_slices(common, self.region)]
 
     def landed(self) -> memoryview | None:
         """Its elements' bytes where they were filled in, when these lie there as they are stored:
         uncompressed, whole, in one run."""
-        if self.array.compressed or self.region.shape != self.array.chunk_shape:
+        if self.array.compressed or self.region.shape != self._shape:
             return None
         for region, common, memory in self.parts:
             there = memory[_slices(common, region)]

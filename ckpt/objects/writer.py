@@ -38,10 +38,9 @@ from ckpt.format.checksum import crc32, crc32_concat
 from ckpt.objects import names
 from ckpt.objects.arena import Arena, Arenas
 from ckpt.objects.chunks import encode_chunk, encode_index, encoder_versions
-from ckpt.objects.content import ArrayContent, ChunkDraft
+from ckpt.objects.content import ArrayContent, Draft
 from ckpt.objects.documents import (
     FORMAT,
-    VERSION,
     ArrayPlan,
     Header,
     Manifest,
@@ -326,7 +325,7 @@ class WriteJob:
                 entries.append(None)
                 chunks.append((0, 0))
                 continue
-            parts = encode_chunk(draft.content(), plan.item_bytes, plan.compressed)
+            parts = encode_chunk(draft.content(), plan)
             length = sum(len(part) for part in parts)
             self._limits.pace.wait_turn(length)
             for part in parts:
@@ -335,21 +334,23 @@ class WriteJob:
             entries.append((at, length))
             chunks.append((crc, length))
             at += length
-        index = encode_index(entries)
-        upload.part(index)
+        index = encode_index(entries, plan)
+        if index:
+            upload.part(index)
         whole = crc32_concat([*chunks, (crc32(index), len(index))])
         return StoredObject.of(at + len(index), whole, chunks)
 
-    def _drafts(self, array: int, shard: int, arena: Arena) -> Iterator[ChunkDraft | None]:
+    def _drafts(self, array: int, shard: int, arena: Arena) -> Iterator[Draft | None]:
         """A shard's chunks in order, filled; as many at once as memory allows."""
         plan = self.plan.arrays[array]
         at_once = max(1, self._limits.arena_bytes // plan.grid.chunk_bytes)
         regions = list(plan.grid.chunks(plan.grid.shard_at(shard)))
+        shelf = self._content.drafts(array)
         for low in range(0, len(regions), at_once):
             self._go_on()
             arena.reset()
             drafts = [
-                None if region is None else self._content.draft(array, region, arena)
+                None if region is None else shelf.draft(region, arena)
                 for region in regions[low : low + at_once]
             ]
             wishes = [wish for draft in drafts if draft is not None for wish in draft.wishes]
@@ -400,7 +401,11 @@ class WriteJob:
         if self._sink.head(self._prefix + names.PLAN) is None:
             return self._committed_by_another("its plan was deleted, so parts of it may be gone")
         marker = Marker(
-            FORMAT, VERSION, self.plan.header, file_of(names.MANIFEST, raw), digest_of(raw)
+            FORMAT,
+            self.plan.version,
+            self.plan.header,
+            file_of(names.MANIFEST, raw),
+            digest_of(raw),
         )
         other = create_once(self._sink, self._prefix + names.COMMITTED, encode(marker))
         if other is not None:
@@ -442,7 +447,7 @@ class WriteJob:
             for number, array in enumerate(plan.arrays)
         )
         return Manifest(
-            FORMAT, VERSION, plan.header, plan.encoder, plan.portable,
+            FORMAT, plan.version, plan.header, plan.encoder, plan.portable,
             plan.arrays, plan.tensors, objects, files,
         )  # fmt: skip
 

@@ -92,13 +92,13 @@ class HttpStore:
         """A GET is answered with so many bytes."""
         kind = unquote(path).rpartition("/")[2] or "listing"
         if wanted is not None:
-            kind = "index" if self._is_index(path, wanted) else "chunk"
+            kind = "index" if "/c/" in path and self._is_index(path, wanted) else "chunk"
         with self._turn:
             self.given_bytes += size
             self.asked[kind] += 1
 
     def _is_index(self, path: str, wanted: str) -> bool:
-        """Whether a range reaches an object's end, where its index lies."""
+        """Whether a range reaches a shard's end, where its index lies."""
         place = self.directory / unquote(path).removeprefix("/store").strip("/")
         return int(wanted.rpartition("-")[2]) + 1 >= place.stat().st_size
 

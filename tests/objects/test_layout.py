@@ -185,15 +185,16 @@ def test_a_document_that_cannot_be_is_refused(raw: bytes) -> None:
 def test_small_tensors_are_packed_and_large_ones_have_an_array() -> None:
     source = MemorySource({"small": np.zeros(100), "large": np.zeros(1 << 17)})
     plan = make_plan(HEADER, source.tensors(), WriteOptions(compression="none"), list)
-    assert [array.path for array in plan.arrays] == ["packed", "tensors/large"]
+    assert [array.path for array in plan.arrays] == ["packed/0.zip", "tensors/large"]
     assert [tensor.places[0].array for tensor in plan.tensors] == [0, 1]
+    assert [tensor.places[0].path for tensor in plan.tensors] == ["tensors/small", ""]
 
 
 def test_a_name_that_is_also_a_folder_gets_a_place_of_its_own() -> None:
     big = np.zeros(1 << 18)
     source = MemorySource({"a": big, "a/b": big, "b/x": big, "b": big})
     plan = make_plan(HEADER, source.tensors(), WriteOptions(compression="none"), list)
-    paths = [array.path for array in plan.arrays[1:]]
+    paths = [array.path for array in plan.arrays]
     assert paths == ["tensors/a", "tensors/==2/a/b", "tensors/b/x", "tensors/==2/b"]
 
 

@@ -84,7 +84,7 @@ def test_whoever_still_writes_is_left_alone(
         sink.put(PREFIX + names.receipt_key(n + 10), b"{}")
         assert leftovers.found(RUN, HEADER.cluster, []) == []
         clock.now_s += QUIET_S
-    begun = sink.upload(PREFIX + "packed/c/0")
+    begun = sink.upload(PREFIX + "packed/0.zip")
     begun.__enter__().part(b"half")
     assert leftovers.found(RUN, HEADER.cluster, []) == [], "an upload is a change, too"
     begun.__exit__(None, None, None)

@@ -30,7 +30,7 @@ class Stranger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         marker = json.loads((folder / "COMMITTED.json").read_text())
-        assert (marker["format"], marker["version"]) == ("ckpt-drain", 1)
+        assert (marker["format"], marker["version"]) == ("ckpt-drain", "1.0")
         header = marker["header"]
         assert folder.name == header["generation"]
         assert folder.parent.name.endswith(f"@{header['step']}")
@@ -45,12 +45,20 @@ class Stranger:
                 continue
             ranks = [box["rank"] for box in tensor["boxes"]]
             place = tensor["places"][0 if rank is None else ranks.index(rank)]
-            stored = self.array(place["array"])
-            if place.get("start", -1) >= 0:
-                stored = stored[place["start"] : place["start"] + place["length"]]
-            raw = np.frombuffer(stored.tobytes(), np.uint8)
+            if "start" in place:
+                raw = self.archived(place["array"])[place["start"] :][: place["length"]]
+            else:
+                raw = np.frombuffer(self.array(place["array"]).tobytes(), np.uint8)
             return raw.view(dtype_of(tensor["dtype"])).reshape(tensor["shape"])
         raise KeyError(name)
+
+    def archived(self, number: int) -> np.ndarray:
+        array = self.manifest["arrays"][number]
+        assert array["archive"]
+        content = (self.folder / array["path"]).read_bytes()
+        (stored,) = self.manifest["objects"][number]
+        assert (len(content), zlib.crc32(content)) == (stored["bytes"], stored["crc32"])
+        return np.frombuffer(content, np.uint8)
 
     def array(self, number: int) -> np.ndarray:
         array = self.manifest["arrays"][number]

@@ -127,7 +127,9 @@ def test_zarr_opens_it_bit_by_bit(source: MemorySource, written: FileSink) -> No
 
     import ckpt.objects.dtypes  # noqa: F401  # zarr 3.1 loads no entry points
 
-    group = zarr.open_group(f"{written.url.removeprefix('file://')}/{PREFIX}", mode="r")
+    # Each array's own document: the consolidated ones name twins of types that zarr lacks.
+    place = f"{written.url.removeprefix('file://')}/{PREFIX}"
+    group = zarr.open_group(place, mode="r", use_consolidated=False)
     for name in ("model/big", "model/big_endian", "model/bf16", "model/f8", "model/zeros"):
         found = group[f"tensors/{name}"]
         assert isinstance(found, zarr.Array)
@@ -288,7 +290,7 @@ def flip(sink: FileSink, key: str, at: int) -> None:
 
 
 def a_shard(sink: FileSink, array: str) -> str:
-    return next(key for key in sink.list(PREFIX + array) if "/c/" in key)
+    return next(key for key in sink.list(PREFIX + array) if not key.endswith("zarr.json"))
 
 
 ZEROS, PLAIN = "tensors/model/zeros", "tensors/model/bf16"
@@ -325,7 +327,7 @@ def test_an_index_that_only_zarr_needs_harms_no_load_and_is_found_by_verify(
     stored.close()
 
 
-@pytest.mark.parametrize("array", ["packed", "tensors/model/zeros"])
+@pytest.mark.parametrize("array", ["packed/0.zip", "tensors/model/zeros"])
 def test_a_missing_or_cut_object_is_told(written: FileSink, tmp_path: Path, array: str) -> None:
     sink = harmed(written, tmp_path)
     key = a_shard(sink, array)
@@ -383,7 +385,7 @@ def test_a_newer_format_is_refused_with_its_version(written: FileSink, tmp_path:
     sink = harmed(written, tmp_path)
     marker: Mapping[str, object] = json.loads(sink.get(PREFIX + names.COMMITTED))
     sink.put(PREFIX + names.COMMITTED, json.dumps({**marker, "version": 2}).encode())
-    with pytest.raises(Refused, match="of version 2, this program reads 1"):
+    with pytest.raises(Refused, match=r"of version 2, this program reads 1\.x"):
         open_stored(sink, RUN)
 
 

@@ -333,7 +333,7 @@ class DrainNode:
 
         def read() -> None:
             arrays = {array for array, _, _ in job.plan.items[answer.part]}
-            reader.fetch({array - 1 for array in arrays if array}, lambda: self._work(write))
+            reader.fetch(arrays, lambda: self._work(write))
 
         def finish() -> None:
             job.finish()

@@ -6,6 +6,7 @@ in its own way. What holds for both holds for more stores than one.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +18,7 @@ from urllib.error import URLError
 import pytest
 
 import ckpt
+from ckpt.objects import names
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
@@ -29,6 +31,14 @@ from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
 from tests.stores.gateway import S3, free_port
 from tests.waiting import wait_until
 
+PROBE = """
+import json, sys, zarr
+group = zarr.open_group(sys.argv[1], mode="r", storage_options=json.loads(sys.argv[2]))
+for name, node in group.members(max_depth=None):
+    if isinstance(node, zarr.Array):
+        assert node[...].shape == node.shape
+        print(name)
+"""
 PATIENCE = Patience(20.0)
 START_TIMEOUT_S = 60.0
 
@@ -89,6 +99,19 @@ def test_a_checkpoint_is_written_once_and_loads_bit_by_bit(
     found = ckpt.load(url, whole=True, storage_options=moto.fsspec_options)
     assert isinstance(found, dict)
     assert all(same_bits(found[name], array) for name, array in kinds.items())
+    group = f"{place}/{names.generation_prefix(*HEADER.key)}"
+    assert_zarr_opens(f"zip::{group}packed/0.zip", {"s3": moto.fsspec_options})
+    assert_zarr_opens(group, moto.fsspec_options)
+
+
+def assert_zarr_opens(url: str, options: object) -> None:
+    """In a process of its own, which knows nothing of ckpt: small tensors, and large ones."""
+    line = [sys.executable, "-I", "-c", PROBE, url, json.dumps(options)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = many_kinds()
+    names_in = (each for each in kinds if (kinds[each].nbytes < 1 << 20) == ("zip::" in url))
+    assert sorted(done.stdout.split()) == sorted(f"tensors/{names.node_path(n)}" for n in names_in)
 
 
 def answers(store: S3) -> bool:

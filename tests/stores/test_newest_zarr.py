@@ -1,4 +1,5 @@
-"""zarr-python's newest release needs a newer Python than ours may be: opened where one is found."""
+"""The newest zarr-python and xarray need a newer Python than ours may be: opened where one is
+found."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ckpt.objects import names
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
+from tests.objects.foreign import seen_by
 from tests.objects.sources import HEADER, MemorySource, many_kinds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -22,7 +24,7 @@ PROBE = """
 import sys, zlib
 import numpy, zarr
 assert tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 3), zarr.__version__
-group = zarr.open_group(sys.argv[1], mode="r")
+group = zarr.open_group(sys.argv[1], mode="r", use_consolidated=False)
 for name in sys.argv[2:]:
     array = group["tensors/" + name]
     print(name, array.dtype, zlib.crc32(numpy.asarray(array[...]).tobytes()))
@@ -47,7 +49,7 @@ def newer_python() -> str | None:
 
 
 @pytest.mark.timeout(600)
-def test_the_newest_zarr_opens_it_by_the_entry_points_alone(tmp_path: Path) -> None:
+def test_the_newest_zarr_opens_it_alone_and_by_the_entry_points(tmp_path: Path) -> None:
     python = newer_python()
     if python is None:
         pytest.skip("NO PYTHON 3.12 OR NEWER: name one in CKPT_NEWER_PYTHON")
@@ -55,13 +57,22 @@ def test_the_newest_zarr_opens_it_by_the_entry_points_alone(tmp_path: Path) -> N
     inside = str(tmp_path / "venv" / "bin" / "python")
     # Our pip, for the other interpreter: Debian's Pythons come without one.
     pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", "--no-compile", str(ROOT)], check=True)
+    install = [*pip, "install", "--quiet", "--no-compile"]
     kinds = many_kinds()
     write_checkpoint(
         FileSink(tmp_path / "store"), MemorySource(kinds), WriteOptions(), WriteLimits()
     )
+    folder = tmp_path / "store" / names.generation_prefix(*HEADER.key)
+
+    subprocess.run([*install, "zarr", "xarray"], check=True)
+    for reader in ("zarr", "xarray"):
+        seen = seen_by(reader, folder, tmp_path, inside)
+        for name, array in kinds.items():
+            assert seen[f"tensors/{names.node_path(name)}"].holds(array), (reader, name)
+
+    subprocess.run([*install, str(ROOT)], check=True)
     large = ("model/big", "model/bf16", "model/f8", "model/zeros")
-    group = str(tmp_path / "store" / names.generation_prefix(*HEADER.key))
+    group = str(folder)
     done = subprocess.run(
         [inside, "-c", PROBE, group, *large], check=True, capture_output=True, text=True
     )

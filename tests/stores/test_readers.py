@@ -14,6 +14,7 @@ from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
+from tests.objects.foreign import READERS, seen_by
 from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
 from tests.stores.gateway import S3
 
@@ -29,6 +30,17 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     options = WriteOptions(compression=request.param, chunk_bytes=4 << 20)
     write_checkpoint(FileSink(place), MemorySource(KINDS), options, WriteLimits())
     return place / PREFIX
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_each_reader_alone_finds_every_tensor_by_its_name(
+    group: Path, reader: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(reader)
+    seen = seen_by(reader, group, tmp_path)
+    for name, array in KINDS.items():
+        assert seen.pop(f"tensors/{names.node_path(name)}").holds(array), name
+    assert not seen, "and nothing that is no tensor"
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -77,4 +89,10 @@ def test_zarr_opens_a_checkpoint_in_s3(s3: S3, bucket: str) -> None:
         opened = zarr.open_group(url, mode="r", storage_options=s3.fsspec_options)
         array = opened["tensors/model/bf16"]
         assert isinstance(array, zarr.Array)
-        assert same_bits(array[...], KINDS["model/bf16"])
+        assert array.attrs["logical_dtype"] == "bfloat16"
+        assert same_bits(np.asarray(array[...]).view("bfloat16"), KINDS["model/bf16"])
+        options = {"s3": s3.fsspec_options}
+        opened = zarr.open_group(f"zip::{url}packed/0.zip", mode="r", storage_options=options)
+        array = opened["tensors/small/=3Cf2"]
+        assert isinstance(array, zarr.Array)
+        assert same_bits(array[...], KINDS["small/<f2"])

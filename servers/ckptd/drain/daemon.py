@@ -62,7 +62,7 @@ class DrainConfig:
     compression: Annotated[str, "auto|none|always"] = "auto"
     """Whether arrays are compressed; auto goes by samples."""
     portable_dtypes: bool = False
-    """Write bfloat16 and float8 as integers, for plain Zarr readers."""
+    """Write bfloat16 and float8 as integers, for Zarr readers without consolidated metadata."""
     abandon_s: float = 3600.0
     """Remove what the tier deleted half drained once nobody has written to it for so long."""
     aside: bool = True

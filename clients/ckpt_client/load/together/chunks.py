@@ -30,7 +30,6 @@ from ckpt.base.limits import CELL_BYTES_MAX, PAYLOAD_BYTES_MAX
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import ByteRange, ByteRuns, RangeData, ReadRanges
-from ckpt.objects.chunks import CRC_BYTES
 from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.stored_chunk import StoredChunk
 from ckpt.protocol.runs.spans import covers
@@ -168,7 +167,7 @@ class SharedChunks:
         landed = chunk.landed()
         with self._lock:
             if landed is not None:
-                here = _Here(start, landed, bytes(raw[-CRC_BYTES:]))
+                here = _Here(start, landed, bytes(raw[len(landed) :]))
             elif len(raw) <= self._kept_bytes_left:
                 self._kept_bytes_left -= len(raw)
                 here = _Here(start, raw, b"")
