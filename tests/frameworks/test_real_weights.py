@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 import ckpt
 from ckpt_client.cli.main import main
@@ -176,8 +177,7 @@ def exported(what: str, cluster: str, folder: Path, format: str) -> Path | str:
 
 
 def read_by_others(place: Path | str, format: str) -> Arrays:
-    """As the format's own library reads it; Zarr, where small arrays lie together, without a
-    cluster."""
+    """As the format's own library reads it."""
     match format:
         case "safetensors":
             return safetensors_numpy.load_file(Path(place) / "model.safetensors")
@@ -187,7 +187,32 @@ def read_by_others(place: Path | str, format: str) -> Arrays:
         case "dcp":
             return read_dcp(Path(place))
         case _:
-            return flat(ckpt.load(str(place), whole=True))
+            return read_zarr(str(place))
+
+
+def read_zarr(url: str) -> Arrays:
+    """The group, and the archives of small arrays beside it."""
+    (group,) = Path(url.removeprefix("file://")).iterdir()
+    opened = zarr.open_group(group, mode="r")
+    stores = [zarr.storage.ZipStore(path, mode="r") for path in (group / "packed").iterdir()]
+    found: dict[str, np.ndarray] = {}
+    for each in (opened, *(zarr.open_group(store, mode="r") for store in stores)):
+        for path, node in each.members(max_depth=None):
+            if isinstance(node, zarr.Array):
+                found.update(named(path, node))
+    return found
+
+
+def named(path: str, node: zarr.Array) -> Arrays:
+    """An array of the group by the name that an export gives it."""
+    kind, *rest = path.split("/")
+    content = np.asarray(node[...])
+    if kind == "tensors":
+        return {".".join(rest): content}
+    name = ".".join(rest[1:])
+    ranks = node.attrs.get("ranks")
+    rows = zip(ranks, content, strict=True) if ranks else [(rest[0], content)]
+    return {f"{name}@rank-{rank}": row for rank, row in rows}
 
 
 def read_dcp(folder: Path) -> Arrays:

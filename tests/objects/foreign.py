@@ -37,6 +37,10 @@ for store in stores:
     for path, node in zarr.open_group(store, mode="r").members(max_depth=None):
         if isinstance(node, zarr.Array):
             see(path, numpy.asarray(node[...]), node.attrs)
+        else:
+            alone = zarr.open_group(store, path=path, mode="r")
+            below = [dict(group.members(max_depth=None)).keys() for group in (alone, node)]
+            assert below[0] == below[1], path
 """
 _XARRAY: Final = """
 import xarray
