@@ -70,8 +70,9 @@ for place in (folder, *zips):
         see(path, array.read().result(), attributes)
 """
 _END: Final = """
-numpy.savez(out, **{path: array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
-    for path, array in found.items()})
+def plain(array):
+    return array if array.dtype.type.__module__ == "numpy" else array.view(f"u{array.itemsize}")
+numpy.savez(out, **{path: plain(array) for path, array in found.items()})
 with open(out + ".json", "w") as file:
     json.dump({path: [str(array.dtype), logical[path]] for path, array in found.items()}, file)
 """

@@ -13,6 +13,7 @@ from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header
+from ckpt.objects.elements import EXTENSIONS
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Array, Wish
 
@@ -111,6 +112,35 @@ def many_kinds() -> dict[str, Array]:
     arrays["model/f8"] = random_bits(ml_dtypes.float8_e4m3fn, (1500, 1000))
     arrays["model/zeros"] = np.zeros((1200, 1000), "<f4")
     return arrays
+
+
+def every_type() -> dict[str, Array]:
+    """A small tensor of each type: Zarr's, its extensions', and those that it lacks."""
+    plain = [
+        "?",
+        "i1",
+        "u1",
+        "<i2",
+        ">i2",
+        "<u4",
+        ">u8",
+        "<f2",
+        ">f2",
+        "<f4",
+        "<f8",
+        ">c8",
+        "<c16",
+        "S5",
+        "<m8[s]",
+        "<M8[us]",
+    ]
+    arrays = {name: random_bits(name, (3, 2)) for name in plain}
+    arrays |= {name: random_bits(getattr(ml_dtypes, name), (3, 2)) for name in EXTENSIONS}
+    for name in ("int4", "uint4", "int2", "float4_e2m1fn"):
+        arrays[name] = np.array([[0, 1]]).astype(getattr(ml_dtypes, name))
+    arrays["text"] = np.array(["a", "züge", ""])
+    arrays["long"] = np.array([1, 3]) / np.longdouble(3)
+    return {f"every/{name}": array for name, array in arrays.items()}
 
 
 def same_bits(a: object, b: object) -> bool:

@@ -3,6 +3,7 @@ here that elements cross the borders of chunks, and that one archive does not ho
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.archive import layout
+from ckpt.objects.documents import Manifest, decode
 from ckpt.objects.planning import WriteOptions, make_plan
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
@@ -171,6 +173,16 @@ def test_without_small_tensors_there_is_no_archive() -> None:
     source = MemorySource({"large": np.zeros(1 << 18)})
     plan = make_plan(HEADER, source.tensors(), WriteOptions(compression="none"), list)
     assert [array.path for array in plan.arrays] == ["tensors/large"]
+
+
+@pytest.mark.parametrize("field", ["start", "length"])
+def test_a_manifest_that_points_outside_of_an_archive_is_refused(
+    sink: FileSink, field: str
+) -> None:
+    document = json.loads(sink.get(PREFIX + names.MANIFEST))
+    document["tensors"][3]["places"][0][field] = document["arrays"][0]["shape"][0]
+    with pytest.raises(Corrupt, match="w3: it lies in an array that is not there"):
+        decode(Manifest, json.dumps(document).encode(), "manifest")
 
 
 def test_a_flipped_bit_of_an_archive_is_told_by_its_name(tmp_path: Path) -> None:

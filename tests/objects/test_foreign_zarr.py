@@ -14,7 +14,7 @@ from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.foreign import seen_by
-from tests.objects.sources import HEADER, MemorySource, many_kinds, random_bits
+from tests.objects.sources import HEADER, MemorySource, every_type, many_kinds, random_bits
 
 PREFIX = names.generation_prefix(*HEADER.key)
 LIMITS = WriteLimits(threads=2, memory_bytes=128 << 20)
@@ -44,7 +44,7 @@ def written(source: MemorySource, place: Path, *, portable: bool = False) -> Pat
 
 
 @pytest.mark.parametrize("portable", [False, True])
-@pytest.mark.parametrize("kinds", [many_kinds, lambda: small_model().whole])
+@pytest.mark.parametrize("kinds", [many_kinds, every_type, lambda: small_model().whole])
 def test_zarr_alone_reads_every_tensor_by_its_name(
     tmp_path: Path, kinds: object, portable: bool
 ) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 import ckpt.objects.dtypes  # noqa: F401  # zarr 3.1 loads no entry points
 from ckpt.objects import names
+from ckpt.objects.elements import EXTENSIONS, UNREAD
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from tests.objects.foreign import READERS, seen_by
-from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
+from tests.objects.sources import HEADER, MemorySource, every_type, many_kinds, same_bits
 from tests.stores.gateway import S3
 
 KINDS = many_kinds()
@@ -41,6 +42,20 @@ def test_each_reader_alone_finds_every_tensor_by_its_name(
     for name, array in KINDS.items():
         assert seen.pop(f"tensors/{names.node_path(name)}").holds(array), name
     assert not seen, "and nothing that is no tensor"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_each_reader_alone_finds_every_type(reader: str, tmp_path: Path) -> None:
+    pytest.importorskip(reader)
+    source = MemorySource(every_type())
+    write_checkpoint(FileSink(tmp_path / "store"), source, WriteOptions(), WriteLimits())
+    seen = seen_by(reader, tmp_path / "store" / PREFIX, tmp_path)
+    for name, array in source.whole.items():
+        found = seen[f"tensors/{names.node_path(name)}"]
+        assert found.holds(array), name
+        type = name.removeprefix("every/")
+        if reader == "tensorstore" and type in EXTENSIONS and type not in UNREAD:
+            assert found.dtype == type
 
 
 @pytest.mark.parametrize("name", LARGE)
