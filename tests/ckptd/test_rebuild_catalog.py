@@ -201,9 +201,11 @@ def test_what_was_said_last_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
         1: (("kept",), True),
         2: (("best",), False),
     }
+    assert {id.step for id in found.image.unsettled} == {1, 2, 3}, "to be put on targets again"
     write_rebuilt(tmp_path / "c", found)
     with opened(tmp_path / "c", CLUSTER, CLUSTER) as catalog:
         assert catalog.image.labels == found.image.labels
+        assert catalog.image.unsettled == found.image.unsettled
 
 
 def test_labels_that_cannot_be_read_are_taken_from_a_backup(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.ids import Step
+from ckpt.format.messages.asking import LabelStep
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.saving import AttemptAborted
@@ -83,6 +84,19 @@ def test_a_second_store_holds_back_what_it_has_not() -> None:
     drain_all(other)
     bench.tick(10)
     assert steps(bench) == [3, 4, 5, 6, 7]
+
+
+def test_what_has_a_name_or_is_pinned_stays() -> None:
+    bench = bench_with_room()
+    worker = WorkerFake(bench)
+    for step in range(1, 7):
+        bench.save(step)
+    bench.tell(bench.session(), LabelStep(RUN, Step(1), add=("best",)))
+    bench.tell(bench.session(), LabelStep(RUN, Step(2), pinned=True))
+    drain_all(worker)
+    bench.save(7)
+    bench.tick(5)
+    assert steps(bench) == [1, 2, 5, 6, 7]
 
 
 def test_what_is_read_and_the_newest_step_of_each_run_stay() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, Step
+from ckpt.base.ids import CheckpointId, Step, TargetId
 from ckpt.format.documents.labels import Labels, decode_labels
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.format.messages.targets import DropGeneration, PutDocument
+from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Received
 from tests.protocol.coordinating import RUN, Bench
@@ -204,25 +204,114 @@ def test_on_too_few_targets_it_is_refused_and_nothing_is_said() -> None:
     assert isinstance(label(bench, 1, add=("best",)), StepLabeled)
 
 
-def test_its_columns_stay_until_labels_on_their_way_have_arrived() -> None:
+def test_a_deletion_waits_for_labels_that_are_on_their_way() -> None:
     bench = Bench()
     id = bench.save(1)
     for target in bench.targets.values():
         target.silent.add(PutDocument)
-    asker = bench.session()
+    asker, deleter = bench.session(), bench.session()
     bench.feed(Received(bench.now_us, asker, 7, LabelStep(RUN, Step(1), add=("best",))))
-    for target in bench.targets.values():
-        target.silent.clear()
-    mark = bench.mark()
-    assert isinstance(delete(bench, 1), StepDeleted)
-    assert bench.sent(DropGeneration, mark) == []
+    bench.feed(Received(bench.now_us, deleter, 7, DeleteStep(RUN, Step(1))))
+    assert bench.to(deleter) == []
     for name in list(bench.targets):
         bench.let_answer(name)
-    (failed,) = bench.to(asker)
-    assert isinstance(failed, Failed)
-    assert "was deleted meanwhile" in failed.message
+    assert bench.to(asker) == [StepLabeled(id, ("best",), False)]
+    assert [type(told) for told in bench.to(deleter)] == [StepDeleted]
     assert not any(target.holds(id) for target in bench.targets.values())
     assert (names(bench), bench.states()[str(id)]) == ({}, "deleted")
+
+
+def test_what_is_pinned_before_a_deletion_was_asked_for_is_not_deleted() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    bench.persist_at_once = False
+    asker, deleter = bench.session(), bench.session()
+    bench.feed(Received(bench.now_us, asker, 7, LabelStep(RUN, Step(1), pinned=True)))
+    bench.sync(1)
+    (pin,) = bench.tickets
+    assert isinstance(pin.entries[0], catalog.CheckpointLabeled)
+    bench.feed(Received(bench.now_us, deleter, 7, DeleteStep(RUN, Step(1))))
+    bench.persist_at_once = True
+    bench.sync()
+    assert bench.to(asker) == [StepLabeled(id, (), True)]
+    (refused,) = bench.to(deleter)
+    assert isinstance(refused, Failed)
+    assert "is pinned" in refused.message
+    assert steps(bench) == [1]
+
+
+def cut_short(bench: Bench, change: LabelStep) -> None:
+    """Its labels are on targets, and the coordinator ends before they are in the catalog."""
+    bench.persist_at_once = False
+    bench.feed(Received(bench.now_us, bench.session(), 7, change))
+    bench.sync(1)
+    assert [type(entry) for t in bench.tickets for entry in t.entries][:1] == [
+        catalog.CheckpointLabeled
+    ]
+    bench.persist_at_once = True
+    bench.restart(*bench.targets)
+
+
+def newest_on_targets(bench: Bench, id: CheckpointId) -> Labels:
+    return max(on_targets(bench, id), key=lambda labels: labels.version)
+
+
+def test_targets_get_what_the_catalog_says_when_a_restart_cut_a_change_short() -> None:
+    bench = Bench()
+    first, second = bench.save(1), bench.save(2)
+    label(bench, 1, add=("best",))
+    cut_short(bench, LabelStep(RUN, Step(2), add=("best",)))
+    assert (newest_on_targets(bench, first).names, names(bench)) == ((), {"best": 1})
+    cut_off = newest_on_targets(bench, second)
+    assert cut_off.names == ("best",)
+    bench.tick()
+    of_first, of_second = newest_on_targets(bench, first), newest_on_targets(bench, second)
+    assert (of_first.names, of_second.names, names(bench)) == (("best",), (), {"best": 1})
+    assert min(of_first.version, of_second.version) > cut_off.version
+    mark = bench.mark()
+    bench.tick(3)
+    assert bench.story(mark, PutDocument) == []
+
+
+def test_nothing_is_taken_for_said_while_targets_may_have_more() -> None:
+    bench = Bench()
+    first, second = bench.save(1), bench.save(2)
+    label(bench, 1, add=("best",))
+    cut_short(bench, LabelStep(RUN, Step(2), add=("best",), pinned=True))
+    assert newest_on_targets(bench, second).names == ("best",)
+    assert label(bench, 1, add=("best",)) == StepLabeled(first, ("best",), False)
+    assert newest_on_targets(bench, first).names == ("best",)
+    assert (newest_on_targets(bench, second).names, newest_on_targets(bench, second).pinned) == (
+        (), False,
+    )  # fmt: skip
+
+
+def test_a_removal_is_said_to_targets_when_the_name_was_refused_for_want_of_them() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    for name in ("t1", "t2", "t3"):
+        bench.targets[TargetId(name)].refuses[PutDocument] = Failed("no_space", "full")
+    refused = label(bench, 1, add=("best",))
+    assert isinstance(refused, Failed)
+    assert newest_on_targets(bench, id).names == ("best",), "t0 has it"
+    for target in bench.targets.values():
+        target.refuses.clear()
+    assert label(bench, 1, remove=("best",)) == StepLabeled(id, (), False)
+    assert newest_on_targets(bench, id).names == ()
+
+
+def test_what_may_have_a_name_stays_until_that_is_settled() -> None:
+    bench = Bench(keep=1)
+    bench.save(1)
+    for target in bench.targets.values():
+        target.refuses[PutDocument] = Failed("no_space", "full")
+    assert isinstance(label(bench, 1, add=("best",)), Failed)
+    for target in bench.targets.values():
+        target.refuses.clear()
+    bench.save(2)
+    assert steps(bench) == [1, 2]
+    bench.tick(1)
+    assert steps(bench) == [2]
 
 
 def test_a_bad_name_and_an_unknown_step_are_refused_by_name() -> None:

@@ -103,6 +103,13 @@ class CheckpointTombstoned:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelsSent:
+    """Its targets may have others than the catalog from now on, until `CheckpointLabeled`."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointLabeled:
     """Its names and whether it is pinned, all of it, as its targets have it."""
 
@@ -255,6 +262,7 @@ CatalogEntry = (
     | AttemptAborted
     | CheckpointDamaged
     | CheckpointTombstoned
+    | LabelsSent
     | CheckpointLabeled
     | CheckpointDeleted
     | RowForgotten
@@ -339,6 +347,8 @@ class CatalogImage:
     stores: dict[str, StoreRow] = field(default_factory=dict)
     labels: dict[CheckpointId, bytes] = field(default_factory=dict)
     """What people have said of committed checkpoints, as encoded documents."""
+    unsettled: set[CheckpointId] = field(default_factory=set)
+    """Of these targets may have other labels."""
     position: CatalogPosition = BEGINNING
     """Of the newest entry that was made durable while the targets vouched for the catalog."""
     forgotten: Generation = NO_GENERATION
@@ -374,8 +384,8 @@ class CatalogImage:
 
     def label_entries(self) -> Iterator[CatalogEntry]:
         """What labels the same checkpoints again."""
-        for checkpoint, labels in self.labels.items():
-            yield CheckpointLabeled(checkpoint, labels)
+        yield from (CheckpointLabeled(*labeled) for labeled in self.labels.items())
+        yield from map(LabelsSent, sorted(self.unsettled))
 
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
@@ -393,16 +403,18 @@ class CatalogImage:
                 )
             case RowForgotten():
                 self.rows.pop(entry.checkpoint, None)
-                self.labels.pop(entry.checkpoint, None)
+                self._forget_labels(entry.checkpoint)
                 self.forgotten = max(self.forgotten, entry.checkpoint.generation)
                 for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
                     del self.repairs[key]
+            case LabelsSent():
+                self.unsettled.add(entry.checkpoint)
             case CheckpointLabeled():
-                self.labels[entry.checkpoint] = entry.labels
-                if not entry.labels:
-                    del self.labels[entry.checkpoint]
+                self._forget_labels(entry.checkpoint)
+                if entry.labels:
+                    self.labels[entry.checkpoint] = entry.labels
             case CheckpointTombstoned():
-                self.labels.pop(entry.checkpoint, None)
+                self._forget_labels(entry.checkpoint)
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
             case LaunchNumbered():
                 self.launches[(entry.run, entry.launch)] = LaunchRow(entry.key, entry.world_size)
@@ -433,6 +445,10 @@ class CatalogImage:
                 apply_drain(self.stores, entry)
             case _:
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+
+    def _forget_labels(self, checkpoint: CheckpointId) -> None:
+        self.labels.pop(checkpoint, None)
+        self.unsettled.discard(checkpoint)
 
 
 def apply_drain(

@@ -30,6 +30,7 @@ same record, committed ones count again as their targets register.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ckpt.base.errors import CkptError
 from ckpt.format.messages import Message
@@ -132,7 +133,7 @@ class CoordinatorMachine:
         self._introduce()
         recover(
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
-            self.deleter, self.resolver.rounds,
+            self.deleter, self.labeling, self.resolver.rounds,
         )  # fmt: skip
 
     def _make_keeping_parts(self, image: CatalogImage) -> None:
@@ -286,7 +287,8 @@ class CoordinatorMachine:
             case LabelStep():
                 self.labeling.label_step(session, request, message)
             case DeleteStep():
-                self.deleter.delete_step(session, request, message)
+                delete = partial(self.deleter.delete_step, session, request, message)
+                self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
                 answer = self.views.answer(message.what, message.run, message.step)
                 self._desk.send(session, request, Answer(), answer)
@@ -347,6 +349,7 @@ class CoordinatorMachine:
             return
         self.confirming.tick()
         self.reservations.tick()
+        self.labeling.tick()
         self.deleter.tick()
         self.committer.tick()
         self.opening.tick()

@@ -7,6 +7,7 @@ from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.opening import Opening
@@ -20,6 +21,7 @@ def recover(
     checkpoints: Checkpoints,
     homes: Homes,
     deleter: Deleter,
+    labeling: Labeling,
     rounds: LaunchRounds,
 ) -> None:
     """Open attempts wait for their stagers, decided ones go on, committed ones count as their
@@ -36,7 +38,9 @@ def recover(
             case RowState.OPEN | RowState.DECIDED:
                 opening.recover(row)
             case RowState.COMMITTED | RowState.DAMAGED:
-                checkpoints.recover(row, image.labels.get(row.checkpoint, b""))
+                checkpoint = checkpoints.recover(row, image.labels.get(row.checkpoint, b""))
+                if row.checkpoint in image.unsettled:
+                    labeling.recover(checkpoint)
             case RowState.TOMBSTONED:
                 deleter.recover(checkpoints.recover(row))
             case RowState.ABORTED | RowState.DELETED:

@@ -366,14 +366,18 @@ def _label(
     held: list[tuple[Source, Holdings]],
     backup: CatalogImage | None,
 ) -> None:
-    """What was said last of each checkpoint; a name that two of a run have is the later one's."""
+    """What was said last of each checkpoint; a name that two of a run have is the later one's. All
+    of it is put on targets again: what was found may be on too few, and be no answer's.
+    """
     found: list[Labels] = []
     for id, row in image.rows.items():
         if row.state in (RowState.COMMITTED, RowState.DAMAGED):
             documents = [one for one, _ in _documents(DocumentKind.LABELS, id, held)]
-            if backup is not None:
-                documents.append(backup.labels.get(id))
+            if backup is not None and id in backup.labels:
+                documents.append(backup.labels[id])
             found += _last_said(cluster, id, documents)
+            if documents:
+                image.unsettled.add(id)
     taken: set[tuple[RunName, str]] = set()
     for labels in sorted(found, key=lambda one: one.version, reverse=True):
         run = labels.checkpoint.run

@@ -37,6 +37,7 @@ from ckpt.protocol.coordinator.catalog import (
     CheckpointDrained,
     CheckpointLabeled,
     CheckpointTombstoned,
+    LabelsSent,
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
@@ -394,7 +395,7 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
         case CheckpointTombstoned():
             label_tables.store(connection, entry)
             checkpoint_tables.move(connection, entry.checkpoint, entry)
-        case CheckpointLabeled():
+        case LabelsSent() | CheckpointLabeled():
             label_tables.store(connection, entry)
         case CatalogReached() | CatalogOutdated():
             standing_tables.store(connection, entry)

@@ -60,8 +60,8 @@ class Checkpoint:
     adds and takes them."""
     labels: Labels | None = None
     """What people have said of it, durable."""
-    relabeling: bool = False
-    """Labels of it are on their way to its targets: its columns stay until they are there."""
+    unsettled: bool = False
+    """Its targets may have other labels, which were no answer. Only Labeling changes it."""
     dropping: bool = False
     """Its columns go: nobody can hold it any more."""
 
@@ -75,8 +75,10 @@ class Checkpoint:
 
     @property
     def is_kept(self) -> bool:
-        """It has a name or is pinned: neither retention nor room for others takes it away."""
-        return self.labels is not None and self.labels.keeps
+        """It has a name or is pinned, or is about to: neither retention nor room for others takes
+        it away.
+        """
+        return self.unsettled or (self.labels is not None and self.labels.keeps)
 
     @property
     def document_copies(self) -> int:

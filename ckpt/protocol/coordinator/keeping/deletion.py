@@ -238,8 +238,7 @@ class Deleter:
 
     def _may_go(self, checkpoint: Checkpoint) -> None:
         """When it is tombstoned, its columns go, unless somebody needs them still."""
-        held = checkpoint.pins or checkpoint.relabeling
-        if held or checkpoint.id in self._unspread or checkpoint.id in self.gone:
+        if checkpoint.pins or checkpoint.id in self._unspread or checkpoint.id in self.gone:
             return
         if checkpoint.state is RowState.TOMBSTONED:
             self._desk.tell(ReferencesDropped(checkpoint.id))

@@ -1,47 +1,56 @@
 """Names and pins of committed checkpoints: changed one after the other in a run.
 
-    asked --its labels on m+1 targets--> those that lose a name to it, likewise--> catalog, in one
-          ticket--> answered
+    asked --"sent" in the catalog--> its labels on m+1 targets --> those of who loses a name to it,
+          likewise --all of them, in one ticket, in the catalog--> answered
 
 Targets have it before the catalog, so that a catalog which is rebuilt from them knows all that was
-answered. What lies on targets and did not come into the catalog was answered to nobody; the next
-change of that checkpoint replaces it.
+answered. From "sent" on targets may have what was no answer: after a failure or a restart they are
+given what the catalog says, under a higher version, and until then what is said already is not
+taken for said.
 
-Invariants: a name is of one checkpoint of its run; labels go to no checkpoint that is deleted, and
-its columns stay until those that are on their way have arrived (nobody would look for them).
+Invariants: a name is of one checkpoint of its run; while labels of a checkpoint are on their way or
+unsettled, neither retention nor eviction takes it, and a deletion waits for its turn.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from msgspec.structs import replace
+from functools import partial
 
 from ckpt.base.errors import CkptError, NotFound, Unavailable
 from ckpt.base.ids import Generation, RunName, TargetId
 from ckpt.format.documents.labels import Labels, check_names, encode_labels
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.asking import LabelStep, StepLabeled
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.protocol.coordinator.catalog import CheckpointLabeled, RowState
+from ckpt.protocol.coordinator.catalog import CheckpointLabeled, LabelsSent, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import CheckpointReleased
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
-from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.keeping.documents import copies_of_record, store_document
 from ckpt.protocol.events import Session
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Change:
     """One that is under way."""
 
+    run: RunName
+    wanted: list[tuple[Checkpoint, Labels]]
+    """What shall be said of each."""
+    answer: Callable[[CkptError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Somebody who waits for the end of a change."""
+
     session: Session
     request: int
-    message: LabelStep
-    checkpoint: Checkpoint
-    wanted: list[tuple[Checkpoint, Labels]]
-    """What shall be said of each, the one that was asked for first."""
+    begin: Then
 
 
 class Labeling:
@@ -57,28 +66,52 @@ class Labeling:
         #: Of the versions that this process has given in its term.
         self._counter = 0
         #: Of each run whose labels are being changed, who waits for the end of that.
-        self._waiting: dict[RunName, deque[tuple[Session, int, LabelStep]]] = {}
+        self._waiting: dict[RunName, deque[_Turn]] = {}
+        #: Runs that may have unsettled checkpoints without a change that is under way.
+        self._unsettled: set[RunName] = set()
+
+    def recover(self, checkpoint: Checkpoint) -> None:
+        """A coordinator before was changing its labels."""
+        checkpoint.unsettled = True
+        self._unsettled.add(checkpoint.id.run)
+
+    def tick(self) -> None:
+        """Settle what was cut short."""
+        for run in sorted(self._unsettled - self._waiting.keys()):
+            self._unsettled.remove(run)
+            wanted = self._others(run, None, set())
+            if wanted:
+                self._begin(_Change(run, wanted, lambda _failure: None))
 
     def label_step(self, session: Session, request: int, message: LabelStep) -> None:
         """Answered when it is durable. Raises Refused for a name that cannot be, or NotFound."""
         check_names((*message.add, *message.remove))
-        waiting = self._waiting.get(message.run)
-        if waiting is not None:
-            waiting.append((session, request, message))
-            return
-        self._begin(session, request, message)
+        change = partial(self._label, session, request, message)
+        self.in_turn(session, request, message.run, change)
 
-    def _begin(self, session: Session, request: int, message: LabelStep) -> None:
+    def in_turn(self, session: Session, request: int, run: RunName, begin: Then) -> None:
+        """At once, or when the changes that were asked for before it have ended. What it raises
+        then is the answer.
+        """
+        if run in self._waiting:
+            self._waiting[run].append(_Turn(session, request, begin))
+        else:
+            begin()
+
+    def _label(self, session: Session, request: int, message: LabelStep) -> None:
         checkpoint = self._find(message)
         wanted = self._wanted(checkpoint, message)
-        if not wanted:
-            self._desk.send(session, request, _told(checkpoint))
-            return
-        self._waiting.setdefault(message.run, deque())
-        for one, _ in wanted:
-            one.relabeling = True
-        change = _Change(session, request, message, checkpoint, wanted)
-        self._spread(change, 0)
+
+        def answer(failure: CkptError | None) -> None:
+            if failure is None:
+                self._desk.send(session, request, _told(checkpoint))
+            else:
+                self._desk.fail(session, request, failure)
+
+        if wanted:
+            self._begin(_Change(message.run, wanted, answer))
+        else:
+            answer(None)
 
     def _find(self, message: LabelStep) -> Checkpoint:
         held = self._checkpoints.of_step(
@@ -92,31 +125,48 @@ class Labeling:
             f"{message.run}@{message.step}{which} has no committed checkpoint", hint="see ckpt ls"
         )
 
+    # ----------------------------------------------------------------------- what is wanted
+
     def _wanted(
         self, checkpoint: Checkpoint, message: LabelStep
     ) -> list[tuple[Checkpoint, Labels]]:
-        """The labels that differ from what stands."""
+        """The labels that differ from what stands, the one that was asked for first."""
         added = set(message.add)
-        before = _names(checkpoint)
-        was_pinned = checkpoint.labels is not None and checkpoint.labels.pinned
+        before, was_pinned = _names(checkpoint), _is_pinned(checkpoint)
         names = check_names(tuple((before - set(message.remove)) | added))
         pinned = was_pinned if message.pinned is None else message.pinned
-        wanted = []
-        if (before, was_pinned) != (set(names), pinned):
-            labels = Labels(self._cluster, checkpoint.id, self._next_version(), names, pinned)
-            wanted.append((checkpoint, labels))
-        for other in self._checkpoints.of_run(message.run, RowState.COMMITTED, RowState.DAMAGED):
-            if other is not checkpoint and other.labels is not None and _names(other) & added:
-                kept = tuple(name for name in other.labels.names if name not in added)
-                version = self._next_version()
-                wanted.append((other, replace(other.labels, version=version, names=kept)))
-        return wanted
+        others = self._others(message.run, checkpoint, added)
+        if not checkpoint.unsettled and (before, was_pinned) == (set(names), pinned):
+            return others
+        return [(checkpoint, self._labels(checkpoint, names, pinned)), *others]
 
-    def _next_version(self) -> Generation:
+    def _others(
+        self, run: RunName, asked: Checkpoint | None, added: set[str]
+    ) -> list[tuple[Checkpoint, Labels]]:
+        """Who loses one of these names; and what is unsettled, as the catalog has it."""
+        return [
+            (one, self._labels(one, tuple(sorted(_names(one) - added)), _is_pinned(one)))
+            for one in self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+            if one is not asked and (one.unsettled or _names(one) & added)
+        ]
+
+    def _labels(self, checkpoint: Checkpoint, names: tuple[str, ...], pinned: bool) -> Labels:
         self._counter += 1
-        return Generation(self._members.term, self._counter)
+        version = Generation(self._members.term, self._counter)
+        return Labels(self._cluster, checkpoint.id, version, names, pinned)
 
     # ----------------------------------------------------------------------- on its way
+
+    def _begin(self, change: _Change) -> None:
+        self._waiting.setdefault(change.run, deque())
+        fresh = [one for one, _ in change.wanted if not one.unsettled]
+        for one in fresh:
+            one.unsettled = True
+        if fresh:
+            entries = tuple(LabelsSent(one.id) for one in fresh)
+            self._desk.persist(entries, lambda: self._spread(change, 0))
+        else:
+            self._spread(change, 0)
 
     def _spread(self, change: _Change, number: int) -> None:
         """The rest of its documents, one after the other; then the catalog."""
@@ -124,8 +174,6 @@ class Labeling:
             self._persist(change)
             return
         checkpoint, labels = change.wanted[number]
-        code = checkpoint.code
-        copies = Copies(code.m + 1, checkpoint.index_targets, least=min(code.m + 1, code.floor))
 
         def stored(on: tuple[TargetId, ...]) -> None:
             if on:
@@ -141,58 +189,48 @@ class Labeling:
             checkpoint.id,
             DocumentKind.LABELS,
             encode_labels(labels),
-            copies,
+            copies_of_record(decode_record(checkpoint.record_bytes)),
             stored,
         )
 
     def _persist(self, change: _Change) -> None:
-        gone = [one.id for one, _ in change.wanted if not _is_there(one)]
-        if change.checkpoint.id in gone:
-            text = f"{change.checkpoint.id} was deleted meanwhile"
-            self._end(change, NotFound(text, hint="see ckpt ls"))
-            return
-        still = [(one, labels) for one, labels in change.wanted if _is_there(one)]
-
         def durable() -> None:
-            for one, labels in still:
-                one.labels = labels
+            for one, labels in change.wanted:
+                one.labels, one.unsettled = labels, False
             self._end(change, None)
 
         entries = tuple(
             CheckpointLabeled(one.id, encode_labels(labels) if labels.keeps else b"")
-            for one, labels in still
+            for one, labels in change.wanted
         )
         self._desk.persist(entries, durable)
 
     def _end(self, change: _Change, failure: CkptError | None) -> None:
+        if failure is not None:
+            self._unsettled.add(change.run)
+        change.answer(failure)
         for one, _ in change.wanted:
-            one.relabeling = False
-            # What was not dropped because of it, or is not kept any more, may go.
+            # What is not kept any more may go.
             self._desk.tell(CheckpointReleased(one.id))
-        if failure is None:
-            self._desk.send(change.session, change.request, _told(change.checkpoint))
-        else:
-            self._desk.fail(change.session, change.request, failure)
-        waiting = self._waiting.pop(change.message.run)
-        while waiting and change.message.run not in self._waiting:
-            session, request, message = waiting.popleft()
+        waiting = self._waiting.pop(change.run)
+        while waiting and change.run not in self._waiting:
+            turn = waiting.popleft()
             try:
-                self._begin(session, request, message)
+                turn.begin()
             except CkptError as error:
-                self._desk.fail(session, request, error)
+                self._desk.fail(turn.session, turn.request, error)
         if waiting:
-            self._waiting[change.message.run] = waiting
-
-
-def _is_there(checkpoint: Checkpoint) -> bool:
-    return checkpoint.state in (RowState.COMMITTED, RowState.DAMAGED)
+            self._waiting[change.run] = waiting
 
 
 def _names(checkpoint: Checkpoint) -> set[str]:
     return set() if checkpoint.labels is None else set(checkpoint.labels.names)
 
 
+def _is_pinned(checkpoint: Checkpoint) -> bool:
+    return checkpoint.labels is not None and checkpoint.labels.pinned
+
+
 def _told(checkpoint: Checkpoint) -> StepLabeled:
-    labels = checkpoint.labels
-    names, pinned = ((), False) if labels is None else (labels.names, labels.pinned)
-    return StepLabeled(checkpoint.id, names, pinned)
+    names = checkpoint.labels.names if checkpoint.labels is not None else ()
+    return StepLabeled(checkpoint.id, names, _is_pinned(checkpoint))
