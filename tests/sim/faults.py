@@ -160,6 +160,12 @@ def disk_filled(world: World) -> Strike | None:
     return _at_once
 
 
+def disks_filled(world: World) -> Strike | None:
+    """F5: of most targets, or of all: nothing small is taken in either."""
+    struck = [disk_filled(world) for _ in range(2 * len(world.targets))]
+    return next((one for one in struck if one is not None), None)
+
+
 def bit_rotted(world: World) -> Strike | None:
     """F7: one bit of one sealed column, at most one column in a history, not with a lost target."""
     lost = any(t.lost or t.wiped for t in world.targets.values())

@@ -42,6 +42,11 @@ def _known(machine: CoordinatorMachine) -> dict[str, object]:
             one.id: (one.state, one.info, one.placement, one.index_targets)
             for one in machine.checkpoints.all()
         },
+        "labels": {
+            one.id: (one.labels.names, one.labels.pinned)
+            for one in machine.checkpoints.all()
+            if one.labels is not None and one.labels.keeps and one.state is not RowState.TOMBSTONED
+        },
         "users": {one.id: sorted(one.users) for one in machine.checkpoints.all()},
         "ended": {
             id: state

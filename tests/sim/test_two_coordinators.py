@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.testing.catalog_entries import apply_all
-from ckptd.catalog.rebuild import Holdings, rebuild
-from tests.sim.catalog_sources import DiskSource
+from ckptd.catalog.rebuild import rebuild
+from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER, CoordinatorNode
 from tests.sim.drain_node import Trouble
 from tests.sim.drain_world import small_items
@@ -65,16 +64,6 @@ class History:
     ends: list[str] = field(default_factory=list)
 
 
-class _Away:
-    """A target that does not answer whoever makes the catalog."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def holdings(self) -> Holdings:
-        raise Unavailable("it does not answer")
-
-
 # ----------------------------------------------------------------------- the second one rises
 
 
@@ -88,10 +77,10 @@ def _catalog(
         return
     backup = apply_all(CatalogImage(copy[1]), copy[0]) if how == "restored" else None
     sources = [
-        DiskSource(target) if target in reached else _Away(target.name)
+        DiskSource(target) if target in reached else AwaySource(target.name)
         for target in world.targets.values()
     ]
-    new.begin_from(rebuild(CLUSTER, sources, backup).image)  # type: ignore[arg-type]
+    new.begin_from(rebuild(CLUSTER, sources, backup).image)
 
 
 def _followers(world: TwoWorld) -> list[TargetNode]:

@@ -45,7 +45,7 @@ from tests.sim.network import Network, Node
 
 ASKED, TOLD, LATER = "asked", "told", "later"
 COLUMN, DROP, TERM, NOTE = "column", "drop", "term", "note"
-DOCUMENTS = ("index", "record", "tombstone")
+DOCUMENTS = ("index", "record", "labels", "tombstone")
 TELLS: dict[type[Message], tuple[str, ...]] = {
     ColumnSealed: (COLUMN,), DocumentStored: DOCUMENTS, Dropped: (DROP,),
 }  # fmt: skip

@@ -101,11 +101,13 @@ class World:
         if self.live_targets != len(self.targets):
             raise Violation(f"only {self.live_targets} targets came up")
 
-    def launch(self, steps: tuple[int, ...], gap_us: int, payload_bytes: int) -> list[RankNode]:
+    def launch(
+        self, steps: tuple[int, ...], gap_us: int, payload_bytes: int, run: RunName = RUN
+    ) -> list[RankNode]:
         """All ranks of one start of the run; in every fourth seed nothing tells them of a key."""
         self.launches += 1
         job = Job(
-            RUN,
+            run,
             None if self.seed % 4 == 3 else f"key{self.launches}",
             f"L{self.launches}",
             RANK_COUNT,
