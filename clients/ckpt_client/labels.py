@@ -10,7 +10,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step
-from ckpt.format.documents.labels import check_names
+from ckpt.format.documents.labels import check_name, check_names
 from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
 from ckpt.protocol.coordinator.reading.answers import NameView, StepView
 from ckpt_client.control import Control
@@ -54,7 +54,7 @@ def untag(control: Control, run: RunName, names: tuple[str, ...], *, delete: boo
     was called so is deleted where it has no other name, as a file with links.
     """
     known = names_of(control, run)
-    for name in check_names(names):
+    for name in map(check_name, names):
         if name in known:
             generation = Generation.parse(known[name].generation)
             _change(control, LabelStep(run, Step(known[name].step), generation, remove=(name,)))
@@ -77,11 +77,9 @@ def unpin(control: Control, run: RunName, step: Step) -> None:
 
 
 def _delete_nameless(control: Control, run: RunName, named: NameView) -> None:
-    same = (named.step, named.generation)
-    if any((view.step, view.generation) == same for view in names_of(control, run).values()):
-        return
-    question = DeleteStep(run, Step(named.step), Generation.parse(named.generation))
-    # It may have been deleted by hand, or superseded; and what is pinned stays.
+    generation = Generation.parse(named.generation)
+    question = DeleteStep(run, Step(named.step), generation, nameless=True)
+    # It may have been deleted by hand, or superseded; and what has a name or is pinned stays.
     with suppress(NotFound, Refused):
         control.call(question, StepDeleted, timeout_s=TIMEOUT_S)
 

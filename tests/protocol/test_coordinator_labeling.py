@@ -154,6 +154,18 @@ def test_one_generation_of_a_step_is_deleted_alone() -> None:
     assert names(bench) == {"best": 1}
 
 
+def test_what_has_a_name_is_not_deleted_as_nameless() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    label(bench, 1, add=("best",))
+    message = DeleteStep(RUN, Step(1), id.generation, nameless=True)
+    (refused,) = bench.tell(bench.session(), message)
+    assert isinstance(refused, Failed)
+    assert (refused.code, "'best'" in refused.message) == ("refused", True)
+    label(bench, 1, remove=("best",))
+    assert isinstance(bench.tell(bench.session(), message)[0], StepDeleted)
+
+
 def test_a_pinned_step_is_deleted_only_after_it_was_unpinned() -> None:
     bench = Bench()
     id = bench.save(1)

@@ -27,6 +27,8 @@ class DeleteStep(Struct, frozen=True, gc=False):
     step: Step
     generation: Generation | None = None
     """Only this one."""
+    nameless: bool = False
+    """Only if it has no name."""
 
 
 class StepDeleted(Struct, frozen=True, gc=False):

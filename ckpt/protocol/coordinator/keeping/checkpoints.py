@@ -74,6 +74,16 @@ class Checkpoint:
         return Code.parse(self.info.code)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What it is called, ascending."""
+        return () if self.labels is None else self.labels.names
+
+    @property
+    def is_pinned(self) -> bool:
+        """Somebody has said so; a reader's pin is another thing."""
+        return self.labels is not None and self.labels.pinned
+
+    @property
     def is_kept(self) -> bool:
         """It has a name or is pinned, or is about to: neither retention nor room for others takes
         it away.

@@ -128,7 +128,8 @@ class Deleter:
 
     def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
         """Every committed or damaged generation of (run, step), or the one that is named.
-        Idempotent while under way. Raises Refused for a pinned one.
+        Idempotent while under way. Raises Refused for a pinned one, or, if that is asked,
+        for one with a name.
         """
         meant = [
             checkpoint
@@ -143,7 +144,10 @@ class Deleter:
             missing = NotFound(text)
             self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
             return
-        pinned = [c for c in doomed if c.labels is not None and c.labels.pinned]
+        named = [c for c in doomed if c.names]
+        if message.nameless and named:
+            raise Refused(f"{named[-1].id} is called {named[-1].names[0]!r}")
+        pinned = [c for c in doomed if c.is_pinned]
         if pinned:
             raise Refused(
                 f"{pinned[-1].id} is pinned",

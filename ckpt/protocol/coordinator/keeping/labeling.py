@@ -21,7 +21,7 @@ from functools import partial
 
 from ckpt.base.errors import CkptError, NotFound, Unavailable
 from ckpt.base.ids import Generation, RunName, TargetId
-from ckpt.format.documents.labels import Labels, check_names, encode_labels
+from ckpt.format.documents.labels import Labels, check_name, check_names, encode_labels
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.asking import LabelStep, StepLabeled
 from ckpt.format.messages.reading import DocumentKind
@@ -85,7 +85,8 @@ class Labeling:
 
     def label_step(self, session: Session, request: int, message: LabelStep) -> None:
         """Answered when it is durable. Raises Refused for a name that cannot be, or NotFound."""
-        check_names((*message.add, *message.remove))
+        for name in (*message.add, *message.remove):
+            check_name(name)
         change = partial(self._label, session, request, message)
         self.in_turn(session, request, message.run, change)
 
@@ -132,7 +133,7 @@ class Labeling:
     ) -> list[tuple[Checkpoint, Labels]]:
         """The labels that differ from what stands, the one that was asked for first."""
         added = set(message.add)
-        before, was_pinned = _names(checkpoint), _is_pinned(checkpoint)
+        before, was_pinned = set(checkpoint.names), checkpoint.is_pinned
         names = check_names(tuple((before - set(message.remove)) | added))
         pinned = was_pinned if message.pinned is None else message.pinned
         others = self._others(message.run, checkpoint, added)
@@ -145,9 +146,9 @@ class Labeling:
     ) -> list[tuple[Checkpoint, Labels]]:
         """Who loses one of these names; and what is unsettled, as the catalog has it."""
         return [
-            (one, self._labels(one, tuple(sorted(_names(one) - added)), _is_pinned(one)))
+            (one, self._labels(one, tuple(sorted(set(one.names) - added)), one.is_pinned))
             for one in self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
-            if one is not asked and (one.unsettled or _names(one) & added)
+            if one is not asked and (one.unsettled or added.intersection(one.names))
         ]
 
     def _labels(self, checkpoint: Checkpoint, names: tuple[str, ...], pinned: bool) -> Labels:
@@ -223,14 +224,5 @@ class Labeling:
             self._waiting[change.run] = waiting
 
 
-def _names(checkpoint: Checkpoint) -> set[str]:
-    return set() if checkpoint.labels is None else set(checkpoint.labels.names)
-
-
-def _is_pinned(checkpoint: Checkpoint) -> bool:
-    return checkpoint.labels is not None and checkpoint.labels.pinned
-
-
 def _told(checkpoint: Checkpoint) -> StepLabeled:
-    names = checkpoint.labels.names if checkpoint.labels is not None else ()
-    return StepLabeled(checkpoint.id, names, _is_pinned(checkpoint))
+    return StepLabeled(checkpoint.id, checkpoint.names, checkpoint.is_pinned)

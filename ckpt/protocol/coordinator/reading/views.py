@@ -157,8 +157,7 @@ class Views:
                 (
                     NameView(name, one.id.step, str(one.id.generation))
                     for one in held
-                    if one.labels is not None
-                    for name in one.labels.names
+                    for name in one.names
                 ),
                 key=lambda view: view.name,
             )
@@ -228,8 +227,8 @@ class Views:
             referenced_bytes=info.referenced_bytes,
             homes=tuple(home.step for home in info.homes),
             documents_missing=documents_missing,
-            names=checkpoint.labels.names if checkpoint.labels is not None else (),
-            pinned=checkpoint.labels is not None and checkpoint.labels.pinned,
+            names=checkpoint.names,
+            pinned=checkpoint.is_pinned,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
