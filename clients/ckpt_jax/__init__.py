@@ -6,7 +6,10 @@ manager.save(step, state)
 manager.wait_until_finished()
 """
 
-from ckpt_jax.manager import CheckpointManager
-from ckpt_jax.state import load, save
+from ckpt.base.extras import needing
+
+with needing("ckpt_jax"):
+    from ckpt_jax.manager import CheckpointManager
+    from ckpt_jax.state import load, save
 
 __all__ = ["CheckpointManager", "load", "save"]

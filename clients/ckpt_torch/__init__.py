@@ -8,11 +8,14 @@ future = ckpt_torch.async_save({"model": model.state_dict(), "step": step},
 ckpt_torch.load(state, checkpoint_id="ckpt://10.0.0.1:7070/gpt")
 """
 
-from ckpt_torch.dcp_reader import CkptReader
-from ckpt_torch.dcp_stager import CkptStager
-from ckpt_torch.dcp_writer import CkptWriter
-from ckpt_torch.loading import load
-from ckpt_torch.saving import async_save, save
-from ckpt_torch.whole import load_whole
+from ckpt.base.extras import needing
+
+with needing("ckpt_torch"):
+    from ckpt_torch.dcp_reader import CkptReader
+    from ckpt_torch.dcp_stager import CkptStager
+    from ckpt_torch.dcp_writer import CkptWriter
+    from ckpt_torch.loading import load
+    from ckpt_torch.saving import async_save, save
+    from ckpt_torch.whole import load_whole
 
 __all__ = ["CkptReader", "CkptStager", "CkptWriter", "async_save", "load", "load_whole", "save"]

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Final, Self
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from ckpt.base.errors import Refused
+from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
 from ckpt_torch.saving import async_save, wait_for
+
+with needing("ckpt_torch.accelerate"):
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
 
 _NUMBER: Final = re.compile(r"([0-9]+)$")
 #: Accelerate writes these models' files before it calls hooks.

@@ -15,19 +15,22 @@ from typing import TypedDict, cast
 
 import torch
 import torch.distributed as dist
-from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwareStateDict
-from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import (
-    BaseCheckpointManager,
-    CheckpointingException,
-    CkptID,
-)
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
+from ckpt.base.extras import needing
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
 from ckpt_torch.tensors import as_array, from_array
 from ckpt_torch.tree import PICKLE_KEY, pickled, unpickled
+
+with needing("ckpt_torch.nvrx"):
+    from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwareStateDict
+    from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import (
+        BaseCheckpointManager,
+        CheckpointingException,
+        CkptID,
+    )
 
 
 class _Stored(TypedDict):

@@ -18,15 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from torch_checkpointing.checkpoint_writer import DEFAULT_TEMP_DIR_PREFIX, CallbackArgs
-from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageConfig
 
 from ckpt.base.errors import Refused
+from ckpt.base.extras import needing
 from ckpt.format.checksum import Buffer
 from ckpt_client.fs import paths
 from ckpt_client.fs.filesystem import CkptFileSystem, CkptFileSystemBase, CkptLocalFileSystem
 from ckpt_client.fs.sealing import SealedFolder
 from ckpt_client.url import LocalUrl, parse_url
+
+with needing("ckpt_torch.torch_checkpointing"):
+    from torch_checkpointing.checkpoint_writer import DEFAULT_TEMP_DIR_PREFIX, CallbackArgs
+    from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageConfig
 
 READ_WORKERS = 1
 """Ranges of one file are read one after another: the reader underneath has all targets busy."""

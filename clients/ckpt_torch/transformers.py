@@ -22,21 +22,24 @@ from typing import cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
-from transformers import (
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
 
 from ckpt.base.errors import NotFound
+from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.fetched import put_folder
 from ckpt_torch.place import find_where
 from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import whole_of
+
+with needing("ckpt_torch.transformers"):
+    from safetensors.torch import save_file
+    from transformers import (
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 
 
 class CkptCallback(TrainerCallback):

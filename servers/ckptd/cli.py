@@ -16,6 +16,7 @@ from typing import Final, cast
 from ckpt.aio.descriptors import raise_limit
 from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
+from ckpt.base.extras import needing
 
 PROGRAMS: Final = {
     "target": ("ckptd.target.daemon", "serve one storage device or directory"),
@@ -52,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(program: str) -> Callable[[Sequence[str]], int | None]:
-    """Import what a program needs; returns its `main`."""
-    main = importlib.import_module(PROGRAMS[program][0]).main
+    """Import what a program needs; returns its `main`. Raises NotInstalled."""
+    with needing(f"ckptd {program}"):
+        main = importlib.import_module(PROGRAMS[program][0]).main
     return cast(Callable[[Sequence[str]], int | None], main)
 
 

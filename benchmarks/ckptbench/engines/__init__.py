@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ckpt.base.errors import Refused
+from ckpt.base.extras import NotInstalled, install_command
 from ckptbench.engines.base import Engine, EnginePlan, Storage
 from ckptbench.job.options import JobOptions
 
@@ -37,16 +38,17 @@ RESHARDS: Final = frozenset({"ckpt", "posix", "dcp", "safetensors", "fsspec", "z
 
 
 def check_packages(engine: str, asked_by: str = "") -> None:
-    """Raises Refused naming the command that installs what is missing.
+    """Raises NotInstalled naming the command that installs what is missing.
 
     asked_by: the option that needs the engine's packages, when it is not ioengine=.
     """
     for package in PACKAGES.get(engine, ()):
         if importlib.util.find_spec(package) is None:
             name = PIP_NAMES.get(package, package)
-            raise Refused(
-                f"{asked_by or f'ioengine={engine}'} needs the package {name}",
-                hint=f"pip install {name}",
+            who = asked_by or f"ioengine={engine}"
+            raise NotInstalled(
+                f"{who} needs the package {name}, which is not installed",
+                hint=install_command("bench"),
             )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
+from ckpt.base.extras import NotInstalled, install_command
 from ckptbench.report.drawing import Drawing, draw
 from ckptbench.report.plot_svg import svg, svg_file
 from ckptbench.results import RunResult
@@ -43,8 +44,9 @@ def check_plot(path: Path) -> None:
     if path.suffix not in (".svg", ".html", ".png"):
         raise Refused(f"--plot={path}: the name ends in none of .svg, .html and .png")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise Refused(
-            "--plot to PNG needs matplotlib", hint="pip install matplotlib, or plot .svg or .html"
+        raise NotInstalled(
+            "--plot to PNG needs the package matplotlib, which is not installed",
+            hint=f"{install_command('bench')}, or plot .svg or .html",
         )
     if not path.absolute().parent.is_dir():
         raise Refused(f"--plot={path}: there is no such directory")

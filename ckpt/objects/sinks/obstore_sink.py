@@ -67,7 +67,7 @@ class ObstoreSink:
             from obstore.store import from_url
         except ImportError:
             raise Refused(
-                f"store obstore+{url}: obstore is not installed",
+                f"store obstore+{url} needs the package obstore, which is not installed",
                 hint=install_hint(url.partition("://")[0]),
             ) from None
         given = dict(options or {})

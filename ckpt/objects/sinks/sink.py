@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from ckpt.base.errors import NotFound, Unavailable
+from ckpt.base.extras import install_command
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, crc32
 
@@ -137,7 +138,7 @@ def putting(where: str) -> Iterator[None]:
 
 def install_hint(scheme: str) -> str:
     """How the library of an object store's URL is had."""
-    return f"pip install 'ckpt-burst[{EXTRAS.get(scheme, scheme)}]'"
+    return install_command(EXTRAS.get(scheme, scheme))
 
 
 def checksum_by_ranges(sink: Sink, key: str, wait_turn: Callable[[], None]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
+from ckpt.base.extras import needing
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source, Wish
 from ckpt_client.exchange.arrays import HeldArray
@@ -31,14 +32,12 @@ if TYPE_CHECKING:
 def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int:
     """Write the directory; how many bytes its tensors have.
 
-    Raises Refused when torch is missing, names the array whose type torch has not, or when the
-    directory is not empty.
+    Raises NotInstalled without torch; Refused names the array whose type torch has not, or says
+    that the directory is not empty.
     """
-    try:
+    with needing("--format dcp"):
         from torch.distributed import checkpoint as dcp
         from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-    except ImportError:
-        raise Refused("--format dcp needs torch", hint="pip install torch") from None
     if folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty", hint="name a new directory")
     by_name = {array.name: array for array in arrays}
@@ -64,12 +63,10 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
     torch unpickles the metadata, as its own `dcp.load` does: only for a folder that the user
     trusts. Raises NotFound, Corrupt, Refused.
     """
-    try:
+    with needing("--format dcp"):
         import torch
         from torch.distributed.checkpoint import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    except ImportError:
-        raise Refused("--format dcp needs torch", hint="pip install torch") from None
     if not (folder / ".metadata").exists():
         raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
     try:

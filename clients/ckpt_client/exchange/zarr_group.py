@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
+from ckpt.base.extras import needing
 from ckpt.format.dtypes import dtype_name
 from ckpt.objects.names import COMMITTED
 from ckpt.objects.source import Array
@@ -21,7 +22,8 @@ from ckpt_client.exchange.arrays import HeldArray
 
 def read_zarr(place: str) -> Sequence[HeldArray]:
     """Every array below a group; its path is its name. Raises NotFound, Corrupt, Refused."""
-    import zarr
+    with needing("reading Zarr"):
+        import zarr
 
     if "://" not in place and (Path(place) / COMMITTED).exists():
         raise Refused(f"{place} is a drained checkpoint", hint="ckpt fetch URL/RUN@STEP")

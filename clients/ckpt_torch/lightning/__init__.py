@@ -9,8 +9,11 @@ A checkpoint's step is the trainer's global step, and Lightning's path is its na
 was saved is listed, loaded and removed by it.
 """
 
-from ckpt_torch.lightning.io import CkptIO
-from ckpt_torch.lightning.plain import as_file, load
-from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
+from ckpt.base.extras import needing
+
+with needing("ckpt_torch.lightning"):
+    from ckpt_torch.lightning.io import CkptIO
+    from ckpt_torch.lightning.plain import as_file, load
+    from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
 
 __all__ = ["CkptIO", "CkptModelParallelStrategy", "as_file", "load"]

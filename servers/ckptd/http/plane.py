@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt.base.extras import needing
 from ckptd.config import host_and_port
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ async def served(
     if not address:
         yield ""
         return
-    from ckptd.http.server import HttpPlane, metrics_token
+    with needing("an address of HTTP"):
+        from ckptd.http.server import HttpPlane, metrics_token
 
     plane = HttpPlane(reports, answers=answers, secret=secret, token=metrics_token(directory))
     try:

@@ -1,6 +1,5 @@
-"""What an installation leaves on the path is enough: commands alone start a cluster, save and load.
-
-`.ci/run` runs this against the built wheel, too, where the source tree cannot be imported.
+"""What an installation leaves on the path is enough: a trainer with the base alone saves to and
+loads from a cluster whose daemons have [server]. No source tree can be imported.
 """
 
 from __future__ import annotations
@@ -9,21 +8,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.client.clikit import TIMEOUT_S, environment, run_installed
+from tests.client.clikit import TIMEOUT_S, environment
 from tests.waiting import wait_until
+from tests.wheel.environments import Environment
 
 ADAPTED = {
     "torch", "jax", "lightning", "orbax", "tensorstore", "obstore", "safetensors", "matplotlib",
+    "pytest",
 }  # fmt: skip
-"""What a user of an adapter, a store or a format has anyway."""
-SCRIPTS = Path(sys.executable).parent
+"""What a user of an adapter, a store, a format or a contract suite has anyway."""
 ARRAYS = {
     "layer.0.w": np.random.default_rng(7).standard_normal((512, 1024)).astype("f4"),
     "layer.0.b": np.zeros(0),
@@ -32,13 +31,13 @@ ARRAYS = {
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
+def directory(server: Environment, tmp_path: Path) -> Iterator[Path]:
     """DIR of a cluster that `ckptd local` serves."""
     made = tmp_path / "burst"
     flags = ("--targets", "3", "--code", "2+1", "--restart", "never")
     with (tmp_path / "log").open("wb") as log:
         supervisor = subprocess.Popen(
-            [SCRIPTS / "ckptd", "local", made, *flags],
+            [server.command("ckptd"), "local", made, *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -52,14 +51,20 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         assert supervisor.wait(TIMEOUT_S) == 0, (tmp_path / "log").read_text()
 
 
-def test_the_commands_alone_save_a_state_and_load_it_with_a_target_dead(
-    directory: Path, tmp_path: Path
+def test_the_wheel_is_what_runs(base: Environment, server: Environment) -> None:
+    for one in (base, server):
+        ended = one.script("import ckpt; print(ckpt.__file__)")
+        assert ended.code == 0, ended.err
+        assert Path(ended.out).is_relative_to(one.folder)
+
+
+def test_the_commands_of_the_base_save_a_state_and_load_it_with_a_target_dead(
+    base: Environment, directory: Path, tmp_path: Path
 ) -> None:
-    environ = environment(CKPT_STORE=f"ckpt+local://{directory}")
     np.savez(tmp_path / "in.npz", **ARRAYS)
 
     def command(*words: object) -> str:
-        ended = run_installed(*map(str, words), environ=environ)
+        ended = base.run("ckpt", *words, CKPT_STORE=f"ckpt+local://{directory}")
         assert ended.code == 0, (words, ended.err)
         return ended.out
 
@@ -78,6 +83,7 @@ def test_the_commands_alone_save_a_state_and_load_it_with_a_target_dead(
 
 
 _TRAINER = """
+import fsspec
 import numpy as np
 import ckpt
 with ckpt.open() as store:
@@ -88,17 +94,9 @@ with ckpt.open() as store:
 """
 
 
-def test_a_script_saves_and_loads_with_what_is_installed(directory: Path) -> None:
-    environ = environment(CKPT_STORE=f"ckpt+local://{directory}")
-    ended = subprocess.run(
-        [sys.executable, "-P", "-W", "error", "-c", _TRAINER],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+def test_a_script_saves_and_loads_with_the_base(base: Environment, directory: Path) -> None:
+    ended = base.script(_TRAINER, CKPT_STORE=f"ckpt+local://{directory}")
+    assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -113,19 +111,14 @@ def test_a_script_saves_and_loads_with_what_is_installed(directory: Path) -> Non
     ],
     ids=" ".join,
 )
-def test_every_program_that_is_installed_says_what_it_is_for(words: tuple[str, ...]) -> None:
+def test_every_program_that_is_installed_says_what_it_is_for(
+    server: Environment, words: tuple[str, str]
+) -> None:
     command, program = words
-    ended = subprocess.run(
-        [SCRIPTS / command, program, "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"{command} {program}" in ended.stdout
-    assert "example" in ended.stdout
+    ended = server.run(command, program, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"{command} {program}" in ended.out
+    assert "example" in ended.out
 
 
 _EVERY_MODULE = """
@@ -149,14 +142,9 @@ for package in ("ckpt", "ckptd", "ckpt_client", "ckptbench", "ckpt_torch", "ckpt
 """
 
 
-def test_every_module_needs_only_what_is_installed_with_it_or_what_it_adapts() -> None:
-    """Beside the packages of the test group, which this environment has."""
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", _EVERY_MODULE],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-    )
-    assert set(ended.stdout.split()) <= ADAPTED
+def test_every_module_needs_only_what_is_installed_with_it_or_what_it_adapts(
+    server: Environment,
+) -> None:
+    ended = server.run("python", "-P", "-c", _EVERY_MODULE)
+    assert ended.code == 0, ended.err
+    assert set(ended.out.split()) <= ADAPTED

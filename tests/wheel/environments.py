@@ -1,0 +1,98 @@
+"""Environments that have the wheel and no source tree, under each Python that is here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tests.client.clikit import TIMEOUT_S, Ended, environment
+from tests.tree import ROOT
+
+VERSIONS: Final = ("3.11", "3.12", "3.13", "3.14")
+"""Of Python, those that pyproject.toml promises."""
+_INSTALL_TIMEOUT_S: Final = 300.0
+_ASK: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A venv; commands run in it as in a shell that has activated nothing."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def command(self, name: str) -> Path:
+        """The path of a command that an installation put there."""
+        return self.folder / "bin" / name
+
+    def run(self, name: str, *words: object, **environ: str) -> Ended:
+        """A command of it, to its end."""
+        done = subprocess.run(
+            [self.command(name), *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment(**environ),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def script(self, text: str, *words: object, **environ: str) -> Ended:
+        """A script of a user: every warning is an error, no folder is searched but the venv's."""
+        return self.run("python", "-P", "-W", "error", "-c", text, *words, **environ)
+
+
+def made(folder: Path, python: Path, requirement: str) -> Environment:
+    """A new venv that has `requirement`, and what that requires."""
+    # It needs no pip of its own, which takes longer to make than the rest: ours serves it.
+    bare = [python, "-m", "venv", "--without-pip", folder]
+    subprocess.run(bare, check=True, timeout=_INSTALL_TIMEOUT_S)
+    found = Environment(folder)
+    pip = [sys.executable, "-m", "pip", "--python", found.python, "--disable-pip-version-check"]
+    line = [*pip, "install", "--quiet", requirement]
+    subprocess.run(line, check=True, timeout=_INSTALL_TIMEOUT_S)
+    return found
+
+
+def built(folder: Path) -> tuple[Path, Path]:
+    """The sdist of this tree, and the wheel that is built of that sdist."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=_INSTALL_TIMEOUT_S)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+@cache
+def interpreter(version: str) -> Path | None:
+    """A Python of that version: the one that runs, one on the path, or one of pyenv's."""
+    return next((path for path in _candidates(version) if _version(path) == version), None)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    yield Path(sys.executable)
+    if on_path := shutil.which(f"python{version}"):
+        yield Path(on_path)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+
+
+def _version(python: Path) -> str:
+    """Empty for what is no Python, such as a shim without a version under it."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except OSError:
+        return ""
+    return asked.stdout.strip()
