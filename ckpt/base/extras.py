@@ -29,7 +29,6 @@ EXTRA_OF: Final = {
     "torch": "torch",
     "torch_checkpointing": "torch-checkpointing",
     "transformers": "huggingface",
-    "uvloop": "server",
     "zarr": "zarr",
 }
 """Import name -> the extra of pyproject.toml that a user needs for it. Stores' packages are not

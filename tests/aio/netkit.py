@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import uvloop
-
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.slots import SlotPool
@@ -25,11 +23,6 @@ from ckpt.testing.network import RecordingHandler
 SECRET = b"the cluster's secret, long enough"
 IDENTITY = Identity("cluster-a", Role.TARGET, "t3", BootId(77))
 PATIENCE_S = 30.0
-
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
 
 T = TypeVar("T")
 
@@ -90,14 +83,13 @@ def serving(
     port: int = 0,
     limits: ServerLimits | None = None,
     identity: Identity = IDENTITY,
-    loop_name: str = "asyncio",
     pool_bytes: int = 16 * MiB,
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
     borrows: bool = False,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
-    loop = LOOPS[loop_name]()
+    loop = asyncio.new_event_loop()
     pool = SlotPool(pool_bytes)
     recorder = RecordingHandler() if handler is None else handler
 

@@ -31,7 +31,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
 from ckpt.format.messages.writing import CreditGranted, Fragment
-from tests.aio.netkit import LOOPS, PATIENCE_S, SECRET, ServerThread, serving
+from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def loop() -> Iterator[LinkLoop]:
         yield loop
 
 
-@pytest.fixture(params=[*LOOPS, "unix"])
+@pytest.fixture(params=["tcp", "unix"])
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerThread]:
     unix = socket_path(tmp_path, "s") if request.param == "unix" else None
-    with serving(unix=unix, loop_name="asyncio" if unix else str(request.param)) as server:
+    with serving(unix=unix) as server:
         yield server
 
 

@@ -32,14 +32,14 @@ from ckpt.format.messages.hello import CancelRequest, ClientHello, ClientProof, 
 from ckpt.format.messages.writing import CreditGranted, Fragment
 from ckpt.protocol.events import Session
 from ckpt.testing.network import RecordingHandler
-from tests.aio.netkit import LOOPS, RawPeer, ServerThread, serving
+from tests.aio.netkit import RawPeer, ServerThread, serving
 
 QUICK = ServerLimits(unauthenticated_life_us=200_000, frame_silence_us=200_000, unread_us=200_000)
 
 
-@pytest.fixture(params=LOOPS)
-def running(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
-    with serving(loop_name=str(request.param)) as server:
+@pytest.fixture
+def running() -> Iterator[ServerThread]:
+    with serving() as server:
         yield server
 
 

@@ -1,6 +1,4 @@
-"""Server and dialer keep the session contract, over TCP and Unix, on asyncio and uvloop;
-so does the fake.
-"""
+"""Server and dialer keep the session contract, over TCP and Unix; so does the fake."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
 from ckpt.testing.network import FakeEndpoint, FakeNetwork, RecordingHandler
 from ckpt.testing.session_contract import CLIENT_NAME, SERVER_IDENTITY, SessionContract
-from tests.aio.netkit import LOOPS, SECRET, Waiter
+from tests.aio.netkit import SECRET, Waiter
 
 
 class RealWorld:
@@ -72,16 +70,12 @@ class TestRealSessions(SessionContract):
     def unix(self, request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
         return socket_path(tmp_path, "s") if request.param == "unix" else None
 
-    @pytest.fixture(params=LOOPS)
-    def loop_name(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
     # The suite's own fixture takes nothing; pytest looks at names, not at signatures.
     @pytest.fixture
     def world(  # type: ignore[override]
-        self, unix: str | None, loop_name: str
+        self, unix: str | None
     ) -> Iterator[RealWorld]:
-        loop = LOOPS[loop_name]()
+        loop = asyncio.new_event_loop()
         world = RealWorld(loop, unix)
         try:
             world.settle(lambda: bool(world.at_client.opened_ and world.at_server.opened_))

@@ -16,7 +16,7 @@ from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
-from tests.aio.netkit import LOOPS, SECRET, RawPeer, ServerThread, serving
+from tests.aio.netkit import SECRET, RawPeer, ServerThread, serving
 from tests.aio.strangers import HELLO, SAYINGS, Crowd, Where, flood
 from tests.waiting import wait_until
 
@@ -54,10 +54,9 @@ def statistic(running: ServerThread, name: str) -> int:
     return int(dataclasses.asdict(running.do(running.server.statistics))[name])
 
 
-@pytest.mark.parametrize("loop_name", LOOPS)
 @pytest.mark.parametrize("saying", SAYINGS)
-def test_whoever_knows_the_secret_is_in_beside_a_crowd(saying: str, loop_name: str) -> None:
-    with serving(limits=LONG, loop_name=loop_name) as running:
+def test_whoever_knows_the_secret_is_in_beside_a_crowd(saying: str) -> None:
+    with serving(limits=LONG) as running:
         answering(running)
         with Crowd(where(running), CROWD, SAYINGS[saying]) as crowd:
             crowd.wait_connected(CROWD)

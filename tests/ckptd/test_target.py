@@ -10,8 +10,6 @@ import resource
 import signal
 from pathlib import Path
 
-import pytest
-
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
@@ -269,11 +267,10 @@ def test_a_target_comes_back_to_a_coordinator_that_restarted(tmp_path: Path) -> 
     run(story)
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_either_loop_serves(tmp_path: Path, loop: str) -> None:
+def test_a_target_seals_a_column_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator) -> None:
         column = _column()
-        with await _daemon(tmp_path / "t", coordinator, "--loop", loop) as daemon:
+        with await _daemon(tmp_path / "t", coordinator) as daemon:
             await _registered(coordinator)
             await reserve(coordinator, [column])
             async with Peer(daemon.address) as stager:

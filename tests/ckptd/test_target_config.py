@@ -41,10 +41,10 @@ def test_flags_win_over_the_environment_and_that_over_toml(tmp_path: Path) -> No
     file.write_text('id = "toml"\ndomain = "a/b/c/d"\npool_bytes = "48MiB"\ndirect = false\n')
     loaded = _load(
         *NEEDED, "--config", str(file), "--id", "flag", "--unix",
-        environ={"CKPT_TARGET__ID": "env", "CKPT_TARGET__LOOP": "uvloop", "CKPT_TARGET__UNIX": "0"},
+        environ={"CKPT_TARGET__ID": "env", "CKPT_TARGET__LOG_LEVEL": "error", "CKPT_TARGET__UNIX": "0"},
     )  # fmt: skip
     config = loaded.config
-    assert (config.id, config.loop, config.domain) == ("flag", "uvloop", "a/b/c/d")
+    assert (config.id, config.log_level, config.domain) == ("flag", "error", "a/b/c/d")
     assert (config.pool_bytes, config.direct, config.unix) == (48 * MiB, False, True)
 
 

@@ -40,7 +40,7 @@ def test_an_installation_of_the_base_is_small(base: Environment) -> None:
         "for one in distributions(): print(one.name.lower().replace('_', '-'))"
     ).out.split()
     assert {"ckpt-burst", "numpy"} <= set(listed)
-    heavy = {"aiohttp", "zarr", "numcodecs", "google-crc32c", "uvloop", "setproctitle", "torch"}
+    heavy = {"aiohttp", "zarr", "numcodecs", "google-crc32c", "setproctitle", "torch"}
     assert heavy.isdisjoint(listed)
 
 

@@ -1,9 +1,9 @@
-"""A channel watched by an event loop: asyncio's or uvloop's `add_reader` and `add_writer`.
+"""A channel watched by an event loop: its `add_reader` and `add_writer`.
 
 Why not a transport with `BufferedProtocol`: its `write` copies what the socket does not take at
-once (asyncio before 3.12) or keeps the caller's memory for an unknown time (uvloop); a slot that is
-reused too early corrupts silently. With the socket in our own hands `sent` says exactly when a bulk
-is free again.
+once (before Python 3.12) or keeps the caller's memory for an unknown time (from 3.12); a slot that
+is reused too early corrupts silently. With the socket in our own hands `sent` says exactly when a
+bulk is free again.
 
 It also takes only 0.6 of the CPU time. Reasons and figures:
 docs/decisions/0001-own-readiness-instead-of-bufferedprotocol.md.

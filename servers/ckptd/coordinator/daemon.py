@@ -125,8 +125,6 @@ class CoordinatorConfig:
     reserve."""
     full_percent: int = 95
     """TARGET_FULL, likewise."""
-    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
-    """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
@@ -135,7 +133,6 @@ class CoordinatorConfig:
         options.host_and_port(self.listen)
         if self.http:
             options.host_and_port(self.http)
-        event_loop.check_loop(self.loop)
         if self.level not in get_args(Level):
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
         if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
@@ -177,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
     )
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
-    event_loop.run(run_coordinator(loaded.config, secret), loaded.config.loop)
+    event_loop.run(run_coordinator(loaded.config, secret))
     return 0
 
 

@@ -78,8 +78,6 @@ class TargetConfig:
     """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
-    loop: Annotated[str, "asyncio|uvloop"] = "asyncio"
-    """The event loop."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
@@ -90,7 +88,6 @@ class TargetConfig:
             options.host_and_port(self.http)
         if self.domain:
             Domain.parse(self.domain)
-        event_loop.check_loop(self.loop)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
 
@@ -122,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
     self_test()
-    event_loop.run(run_target(loaded.config, secret), loaded.config.loop)
+    event_loop.run(run_target(loaded.config, secret))
     return 0
 
 
