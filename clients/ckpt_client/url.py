@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from ckpt.base.errors import Refused
+from ckpt.base.near import did_you_mean
 from ckpt.base.units import parse_bytes
 from ckpt.erasure.code import Code
 from ckpt_client.warn import warn
@@ -148,7 +149,10 @@ def _parse_query(query: str) -> dict[str, object]:
         name, _, text = part.partition("=")
         name, text = unquote(name), unquote(text)
         if name not in known:
-            raise Refused(f"option {name!r} is not known", hint=f"known are {', '.join(known)}")
+            raise Refused(
+                f"option {name!r} is not known",
+                hint=did_you_mean(name, known, f"known are {', '.join(known)}"),
+            )
         if name in values:
             raise Refused(f"option {name!r} is given twice")
         values[name] = _parse_option(name, text)

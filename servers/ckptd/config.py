@@ -18,13 +18,14 @@ import os
 import sys
 import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Final, Generic, NoReturn, TypeVar, get_args, get_type_hints
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
+from ckpt.base.near import did_you_mean, hint_of
 from ckpt.base.units import exact_bytes, parse_bytes
 
 UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
@@ -57,10 +58,11 @@ def load(
     texts: dict[str, object] = {}
     if flags.config is not None:
         texts |= _read_toml(kind, flags.config)
+    given = {name: text for name, text in environ.items() if name.startswith(prefix)}
+    variables = {name.removeprefix(prefix).lower(): text for name, text in given.items()}
+    _check_known(kind, variables, f"the environment, {prefix}…,")
+    texts |= variables
     names = {field.name for field in _options(kind)}
-    for name in sorted(names):
-        if prefix + name.upper() in environ:
-            texts[name] = environ[prefix + name.upper()]
     texts |= {name: value for name in names if (value := getattr(flags, name)) is not None}
     config = _build(kind, texts, program)
     if flags.print_config:
@@ -73,7 +75,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, whose complaints look like every other error: JSON when that is asked for."""
 
     def error(self, message: str) -> NoReturn:
-        raise Refused(message, hint=f"see {self.prog} --help")
+        raise Refused(message, hint=hint_of(message, self))
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -187,10 +189,18 @@ def _read_toml(kind: type[object], path: Path) -> dict[str, object]:
         raise Refused(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"{path} is not TOML: {error}") from None
-    unknown = sorted(set(values) - {field.name for field in _options(kind)})
-    if unknown:
-        raise Refused(f"{path} has options that nobody knows: {', '.join(unknown)}")
+    _check_known(kind, values, str(path))
     return values
+
+
+def _check_known(kind: type[object], names: Iterable[str], where: str) -> None:
+    """Raises Refused for names of options that the program has not."""
+    known = [field.name for field in _options(kind)]
+    if unknown := sorted(set(names) - set(known)):
+        raise Refused(
+            f"{where} has options that nobody knows: {', '.join(unknown)}",
+            hint=did_you_mean(unknown[0], known, f"known are {', '.join(known)}"),
+        )
 
 
 def _build(kind: type[_Config], texts: dict[str, object], program: str) -> _Config:

@@ -68,7 +68,7 @@ def test_sizes_are_read_with_suffixes() -> None:
     "argv",
     [
         ("--directory", "/d"),
-        (*NEEDED, "--loop", "other"),
+        (*NEEDED, "--unix", "other"),
         (*NEEDED, "--listen", "nowhere"),
         (*NEEDED, "--domain", "only/three/parts"),
         (*NEEDED, "--pool-bytes", "1k"),
@@ -83,8 +83,27 @@ def test_a_wrong_option_is_refused(argv: tuple[str, ...]) -> None:
 def test_an_unknown_toml_key_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "t.toml"
     file.write_text("poolbytes = 1\n")
-    with pytest.raises(Refused, match="poolbytes"):
+    with pytest.raises(Refused, match=r"poolbytes; did you mean pool_bytes\?"):
         _load(*NEEDED, "--config", str(file))
+
+
+def test_an_unknown_variable_of_the_program_is_refused() -> None:
+    with pytest.raises(Refused, match=r"CKPT_TARGET__.*nobody knows: lisen; did you mean listen\?"):
+        _load(*NEEDED, environ={"CKPT_TARGET__LISEN": "h:1"})
+    other = {"CKPT_COORDINATOR__LISEN": "h:1", "CKPT_TARGET__LISTEN": "h:1"}
+    assert _load(*NEEDED, environ=other).config.listen == "h:1"
+
+
+def test_a_flag_that_is_nearly_right_is_named() -> None:
+    with pytest.raises(Refused, match=r"did you mean --pool-bytes\?"):
+        _load(*NEEDED, "--pol-bytes=1MiB")
+
+
+def test_a_program_that_is_nearly_right_is_named() -> None:
+    command = (sys.executable, "-m", "ckptd.cli", "targt")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith("did you mean target?\n")
 
 
 def test_the_secret_is_found_in_the_variable_then_the_flag_then_the_home() -> None:

@@ -67,6 +67,22 @@ def test_the_table_of_exit_codes_is_that_of_the_errors() -> None:
             assert str(error.exit_code) in (DOCUMENTED[name], "1")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("lss",), "ls"),
+        (("ls", "--stroe", "ckpt://h:1"), "--store"),
+        (("ls", "--stroe=ckpt://h:1"), "--store"),
+        (("completion", "bsh"), "bash"),
+        (("export", "r@1", "d", "--format", "zar"), "zarr"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_named(words: tuple[str, ...], meant: str) -> None:
+    ended = run(*words)
+    assert ended.code == 2
+    assert f"did you mean {meant}?" in ended.err
+
+
 def test_the_top_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

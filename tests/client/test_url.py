@@ -43,7 +43,8 @@ def test_every_option_has_its_type() -> None:
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        ("target=7", "known are targets, code"),
+        ("target=7", r"did you mean targets\?"),
+        ("colour=red", "known are targets, code"),
         ("targets=x", "targets"),
         ("targets=0", "targets"),
         ("code=42", "K\\+M"),

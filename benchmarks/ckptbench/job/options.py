@@ -7,7 +7,6 @@ that fio has means what it means there; what is different is said in its help.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +14,7 @@ from typing import Final, TypeVar
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.base.near import did_you_mean
 from ckpt.base.units import MiB
 from ckptbench.job import fio
 from ckptbench.job.values import (
@@ -297,6 +297,6 @@ def find_option(word: str) -> str:
         raise Refused(
             f"option {word}= of fio has no meaning for checkpoints", hint=fio.REFUSED[word]
         )
-    near = difflib.get_close_matches(word, [*NAMES, *fio.PASSED_OVER], n=1)
-    hint = f"did you mean {near[0]}?" if near else "ckptbench --cmdhelp lists all of them"
+    known = (*NAMES, *fio.PASSED_OVER)
+    hint = did_you_mean(word, known, "ckptbench --cmdhelp lists all of them")
     raise Refused(f"no option is called {word!r}", hint=hint)

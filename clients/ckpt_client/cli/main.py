@@ -7,7 +7,6 @@ anything else is our mistake and keeps its traceback for `--debug`.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
 import os
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
 from ckpt.base.errors import CkptError, Refused
+from ckpt.base.near import did_you_mean, hint_of
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
 from ckpt_client.cli.output import Output, show_error
 
@@ -136,7 +136,7 @@ class CommandParser(argparse.ArgumentParser):
     """argparse, whose complaints are ours."""
 
     def error(self, message: str) -> NoReturn:
-        raise Refused(message, hint=f"see {self.prog} --help")
+        raise Refused(message, hint=hint_of(message, self))
 
 
 class ShowVersion(argparse.Action):
@@ -210,10 +210,9 @@ def _run_verb(given: list[str], output: Output) -> int:
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
     if arguments.verb not in VERBS:
-        near = difflib.get_close_matches(arguments.verb, VERBS, n=1)
         raise Refused(
             f"there is no command {arguments.verb!r}",
-            hint=f"did you mean `ckpt {near[0]}`?" if near else "see ckpt --help",
+            hint=did_you_mean(arguments.verb, VERBS, "see ckpt --help"),
         )
     module = importlib.import_module(VERBS[arguments.verb][0])
     # `entry` made it wait.
