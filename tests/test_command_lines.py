@@ -50,17 +50,20 @@ def _is_raw_bytes(default: str) -> bool:
 
 
 def offences(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Options whose value nobody can name, or whose default is a bare number of bytes."""
+    """Options whose value has no name, whose default is not shown or is a bare number of bytes."""
     for action in parser._actions:
         name = "/".join(action.option_strings) or action.dest
-        if action.nargs == 0 or action.choices or action.help == argparse.SUPPRESS:
+        if action.nargs == 0 or action.help == argparse.SUPPRESS:
+            continue
+        shown = re.findall(r"\[([^]]*)\]", action.help or "")
+        if action.default not in (None, argparse.SUPPRESS, [], "") and not shown:
+            yield f"{parser.prog} {name}: its default {action.default!r} is not in its help"
+        if action.choices:
             continue
         if not isinstance(action.metavar, str) or _is_one_letter(action.metavar):
             yield f"{parser.prog} {name}: metavar {action.metavar!r} does not say what it is"
-        elif action.metavar.startswith("BYTES"):
-            shown = re.findall(r"\[([^]]*)\]", action.help or "")
-            if any(map(_is_raw_bytes, shown)) or (action.default and not shown):
-                yield f"{parser.prog} {name}: default {shown} is not shown as bytes are given"
+        elif action.metavar.startswith("BYTES") and any(map(_is_raw_bytes, shown)):
+            yield f"{parser.prog} {name}: default {shown} is not shown as bytes are given"
 
 
 def parser_of(main: Main, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
@@ -90,8 +93,12 @@ def test_a_letter_a_missing_name_and_a_raw_number_of_bytes_are_found() -> None:
     parser.add_argument("--name")
     parser.add_argument("--room", metavar="BYTES", help="of the pool [33554432]")
     parser.add_argument("--cell", metavar="BYTES", default=MiB, help="of a fragment")
+    parser.add_argument("--rest", metavar="SECONDS", default=3.0, help="between two tries")
+    parser.add_argument("--form", choices=("npz", "zarr"), default="npz", help="what is written")
     found = [line.split(":")[0] for line in offences(parser)]
-    assert found == [f"bad --{name}" for name in ("pool", "sizes", "name", "room", "cell")]
+    assert found == [
+        f"bad --{name}" for name in ("pool", "sizes", "name", "room", "cell", "rest", "form")
+    ]
 
 
 def test_what_a_benchmark_is_told_is_named_and_sizes_are_shown_as_they_are_given() -> None:

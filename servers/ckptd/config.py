@@ -10,26 +10,21 @@ texts must say it.
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
-import itertools
 import json
 import os
 import sys
-import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Final, Generic, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Generic, NoReturn, TypeVar, get_type_hints
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean, hint_of
-from ckpt.base.units import exact_bytes, parse_bytes
+from ckpt.base.units import parse_bytes
+from ckptd.option_words import docstrings, options_of, shown_default, unit_of
 
-UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
-"""A field's last word -> how help names its value."""
 _Config = TypeVar("_Config")
 
 
@@ -52,8 +47,10 @@ def load(
     argv: Sequence[str],
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded[_Config]:
-    """Options of `ckptd PROGRAM`. Raises Refused; exits for --help and --print-config."""
+    """Options of `ckptd PROGRAM`. Raises Refused; exits for --help and --print-…."""
     flags = _parser(kind, program, description, example).parse_args(argv)
+    if flags.print_toml:
+        _print_toml_and_exit(kind, example)
     prefix = _prefix(program)
     texts: dict[str, object] = {}
     if flags.config is not None:
@@ -62,7 +59,7 @@ def load(
     variables = {name.removeprefix(prefix).lower(): text for name, text in given.items()}
     _check_known(kind, variables, f"the environment, {prefix}…,")
     texts |= variables
-    names = {field.name for field in _options(kind)}
+    names = {field.name for field in options_of(kind)}
     texts |= {name: value for name in names if (value := getattr(flags, name)) is not None}
     config = _build(kind, texts, program)
     if flags.print_config:
@@ -88,7 +85,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def as_text(config: object) -> dict[str, str | int | float | bool | None]:
     """Every option with its value, for the log at start."""
-    values = {field.name: getattr(config, field.name) for field in _options(type(config))}
+    values = {field.name: getattr(config, field.name) for field in options_of(type(config))}
     return {
         name: str(value) if isinstance(value, Path) else value for name, value in values.items()
     }
@@ -102,14 +99,10 @@ def _prefix(program: str) -> str:
     return f"CKPT_{program.upper().replace('-', '_')}__"
 
 
-def _options(kind: type[object]) -> tuple[Field[object], ...]:
-    return fields(kind)  # type: ignore[arg-type]
-
-
 def _parser(
     kind: type[object], program: str, description: str, example: str
 ) -> argparse.ArgumentParser:
-    sized = any(option.name.endswith("_bytes") for option in _options(kind))
+    sized = any(option.name.endswith("_bytes") for option in options_of(kind))
     parser = Parser(
         prog=f"ckptd {program}",
         description=description,
@@ -120,10 +113,10 @@ def _parser(
         allow_abbrev=False,
     )
     helps, hints = docstrings(kind), get_type_hints(kind, include_extras=True)
-    for option in _options(kind):
+    for option in options_of(kind):
         flag = "--" + option.name.replace("_", "-")
         text = helps.get(option.name, "").replace("%", "%%")
-        if shown := _shown_default(option, flag):
+        if shown := shown_default(option, flag):
             text = f"{text} [{shown}]".strip()
         if hints[option.name] is bool:
             action = argparse.BooleanOptionalAction
@@ -141,45 +134,10 @@ def _parser(
     parser.add_argument(
         "--print-config", action="store_true", help="print the options in force as JSON and exit"
     )
+    parser.add_argument(
+        "--print-toml", action="store_true", help="print a file for --config to start from and exit"
+    )
     return parser
-
-
-def unit_of(name: str, hint: object) -> str:
-    """What help calls the option's value: its unit, or its form."""
-    said = next((one for one in get_args(hint) if isinstance(one, str)), None)
-    unit = said or UNITS.get(name.rpartition("_")[2])
-    assert unit or hint in (int, int | None), f"option {name}: Annotated[str, ...] says what it is"
-    return unit or "COUNT"
-
-
-def _shown_default(option: Field[object], flag: str) -> str:
-    """As it would be given; empty without one, which a number below 0 also means."""
-    match option.default:
-        case bool(given):
-            return flag if given else f"--no-{flag[2:]}"
-        case int(number) if option.name.endswith("_bytes"):
-            return exact_bytes(number)
-        case int(number) | float(number):
-            return f"{number:g}" if number >= 0 else ""
-        case str(text):
-            return text
-    return ""
-
-
-def docstrings(kind: type[object]) -> dict[str, str]:
-    """Field name to the string under it in the source; empty where there is no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    found: dict[str, str] = {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    for field, below in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            value = below.value if isinstance(below, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found[field.target.id] = " ".join(value.value.split())
-    return found
 
 
 def _read_toml(kind: type[object], path: Path) -> dict[str, object]:
@@ -195,7 +153,7 @@ def _read_toml(kind: type[object], path: Path) -> dict[str, object]:
 
 def _check_known(kind: type[object], names: Iterable[str], where: str) -> None:
     """Raises Refused for names of options that the program has not."""
-    known = [field.name for field in _options(kind)]
+    known = [field.name for field in options_of(kind)]
     if unknown := sorted(set(names) - set(known)):
         raise Refused(
             f"{where} has options that nobody knows: {', '.join(unknown)}",
@@ -207,7 +165,7 @@ def _build(kind: type[_Config], texts: dict[str, object], program: str) -> _Conf
     hints = get_type_hints(kind)
     missing = [
         field.name
-        for field in _options(kind)
+        for field in options_of(kind)
         if field.default is MISSING and field.default_factory is MISSING and field.name not in texts
     ]
     if missing:
@@ -244,4 +202,12 @@ def _value(name: str, hint: object, given: object) -> object:
 
 def _print_and_exit(config: object) -> NoReturn:
     sys.stdout.write(json.dumps(as_text(config), indent=2) + "\n")
+    raise SystemExit(0)
+
+
+def _print_toml_and_exit(kind: type[object], example: str) -> NoReturn:
+    # Nothing that each of many targets should import at its start.
+    from ckptd.toml_file import commented_toml
+
+    sys.stdout.write(commented_toml(kind, example))
     raise SystemExit(0)

@@ -13,7 +13,16 @@ from typing import Final
 
 from tests.reference.blocks import LINE_LENGTH_MAX
 
-COMMON: Final = ("-h", "--store", "--json", "--timeout", "--debug", "--config", "--print-config")
+COMMON: Final = (
+    "-h",
+    "--store",
+    "--json",
+    "--timeout",
+    "--debug",
+    "--config",
+    "--print-config",
+    "--print-toml",
+)
 """Options that the page explains once."""
 
 _HEAD: Final = """# Commands and options
@@ -22,7 +31,8 @@ For whoever looks up a command or an option: what each is for, in the words of i
 
 Every `ckpt` command takes `--store URL` (or `$CKPT_STORE`), `--timeout SECONDS`, `--json` and
 `--debug`. Every option of a daemon is also a key of its TOML file (`--config FILE`) and a variable,
-`CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is in force.
+`CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is in force, and
+`--print-toml` (or `ckpt init`) prints a file with every key to start from.
 [Operations](operations.md) shows most of them at work, and has the exit codes.
 """
 

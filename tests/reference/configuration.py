@@ -6,25 +6,23 @@ key without a default has an example; one that is not set is in a comment, `#key
 
 from __future__ import annotations
 
-import json
+import io
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, replace
+from collections.abc import Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import fields, replace
 from pathlib import Path
-from textwrap import TextWrapper
-from typing import Final, get_type_hints
+from typing import Final
 
-from ckpt.base.units import exact_bytes
-from ckptd.config import UNITS, docstrings, unit_of
+from ckptd.cli import load
 from ckptd.coordinator.daemon import CoordinatorConfig
 from ckptd.drain.daemon import DrainConfig
 from ckptd.local.cluster_file import ClusterFile, ClusterOptions, load_or_create
 from ckptd.local.supervisor import LocalConfig
+from ckptd.option_words import UNITS, docstrings
 from ckptd.target.daemon import TargetConfig
 from ckptd.target.identity import TargetFile
-from tests.reference.blocks import LINE_LENGTH_MAX
-
-Value = str | int | float | bool
+from ckptd.toml_file import Value, comment, toml_value
 
 CONFIGS: Final[Mapping[str, type[object]]] = {
     "coordinator": CoordinatorConfig,
@@ -33,35 +31,24 @@ CONFIGS: Final[Mapping[str, type[object]]] = {
     "local": LocalConfig,
 }
 """Program to what its `--config FILE` is read into."""
-EXAMPLES: Final[Mapping[str, Mapping[str, Value]]] = {
-    "coordinator": {"directory": "/var/lib/ckpt"},
-    "target": {
-        "directory": "/mnt/nvme0/ckpt",
-        "coordinator": "10.0.0.1:7070",
-        "capacity_bytes": "3TiB",
-    },
-    "drain": {"to": "s3://bucket/runs?keep=20", "coordinator": "10.0.0.1:7070"},
-    "local": {
-        "directory": "/scratch/burst",
-        "targets": 7,
-        "keep": 3,
-        "linger_s": 300.0,
-        "capacity_bytes": "200GiB",
-        "cell_bytes": "2MiB",
-    },
-}
-"""For what must be given, and what is not set."""
 TARGET_FILE: Final = TargetFile("n2-nvme0", "0123456789abcdef", bytes(range(16)))
-_COMMENT: Final = TextWrapper(LINE_LENGTH_MAX, initial_indent="# ", subsequent_indent="# ")
 
 
 def configuration_blocks() -> dict[str, str]:
     """By program, or by the name of the file."""
-    options = {program: _toml(_option_lines(program)) for program in CONFIGS}
+    options = {program: _toml(printed(program)) for program in CONFIGS}
     return options | {
-        "cluster.toml": _toml(_file_lines(ClusterFile, _values(cluster_file()))),
-        "target.toml": _toml(_file_lines(TargetFile, _values(TARGET_FILE))),
+        "cluster.toml": _toml(_file(ClusterFile, _values(cluster_file()))),
+        "target.toml": _toml(_file(TargetFile, _values(TARGET_FILE))),
     }
+
+
+def printed(program: str) -> str:
+    """What `ckptd PROGRAM --print-toml` prints."""
+    out = io.StringIO()
+    with redirect_stdout(out), suppress(SystemExit):
+        load(program)(["--print-toml"])
+    return out.getvalue()
 
 
 def cluster_file() -> ClusterFile:
@@ -71,26 +58,13 @@ def cluster_file() -> ClusterFile:
     return replace(made, cluster="0123456789abcdef", device="259:1")
 
 
-def _option_lines(program: str) -> Iterator[str]:
-    kind = CONFIGS[program]
-    helps, hints = docstrings(kind), get_type_hints(kind, include_extras=True)
-    for option in fields(kind):  # type: ignore[arg-type]
-        name, hint = option.name, hints[option.name]
-        unit = "true or false" if hint is bool else unit_of(name, hint)
-        is_set = option.default is not None and option.default != -1.0
-        needed = option.default is MISSING
-        value = EXAMPLES[program][name] if needed or not is_set else option.default
-        note = "must be given" if needed else "default" if is_set else "not set by default"
-        line = f"{name} = {_shown(name, value)}  # {unit}; {note}"
-        yield from ("", _COMMENT.fill(helps[name]), line if is_set else f"#{line}")
-
-
-def _file_lines(kind: type[object], values: Mapping[str, Value]) -> Iterator[str]:
-    helps = docstrings(kind)
+def _file(kind: type[object], values: Mapping[str, Value]) -> str:
+    helps, parts = docstrings(kind), []
     for name, value in values.items():
         unit = UNITS.get(name.rpartition("_")[2])
         text = f"{helps[name]} {unit.capitalize()}." if unit else helps[name]
-        yield from ("", _COMMENT.fill(text), f"{name} = {_toml_value(value)}")
+        parts.append(f"{comment(text)}\n{name} = {toml_value(value)}\n")
+    return "\n".join(parts)
 
 
 def _values(file: ClusterFile | TargetFile) -> dict[str, Value]:
@@ -98,17 +72,5 @@ def _values(file: ClusterFile | TargetFile) -> dict[str, Value]:
     return {name: v.hex() if isinstance(v, bytes) else v for name, v in found.items()}
 
 
-def _shown(name: str, value: object) -> str:
-    """Sizes as people write them."""
-    if name.endswith("_bytes") and isinstance(value, int) and value:
-        return f'"{exact_bytes(value)}"'
-    return _toml_value(value)
-
-
-def _toml_value(value: object) -> str:
-    # JSON's strings, numbers and booleans are TOML's.
-    return json.dumps(value)
-
-
-def _toml(lines: Iterator[str]) -> str:
-    return "\n```toml\n" + "\n".join(lines).lstrip("\n") + "\n```\n\n"
+def _toml(text: str) -> str:
+    return f"\n```toml\n{text}```\n\n"

@@ -86,24 +86,28 @@ VERBS: Final = {
         "bring a checkpoint back from an object store",
     ),
     "drain": (
-        "ckpt_client.cli.verbs.drain",
+        "ckpt_client.cli.upkeep.drain",
         "forget: let nothing wait for an object store any more",
     ),
     "gc": (
-        "ckpt_client.cli.verbs.gc",
+        "ckpt_client.cli.upkeep.gc",
         "end uploads to an object store that never ended",
     ),
     "catalog": (
-        "ckpt_client.cli.verbs.catalog",
+        "ckpt_client.cli.upkeep.catalog",
         "rebuild, restore: make a lost catalog again from the targets; backup: copy it",
     ),
     "local": (
-        "ckpt_client.cli.verbs.local",
+        "ckpt_client.cli.upkeep.local",
         "stop: end the cluster that runs in a directory",
     ),
     "target": (
-        "ckpt_client.cli.verbs.target",
+        "ckpt_client.cli.upkeep.target",
         "hold, release: keep a local target from being started; replace: it has another directory",
+    ),
+    "init": (
+        "ckpt_client.cli.upkeep.init",
+        "write a configuration file for each daemon, with every key explained",
     ),
     "completion": (
         "ckpt_client.cli.verbs.completion",

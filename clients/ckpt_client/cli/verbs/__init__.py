@@ -1,1 +1,1 @@
-"""The verbs of `ckpt`, a module each: its help, its arguments, what it does."""
+"""The verbs of `ckpt`, a module each: its help, its arguments, what it does. `upkeep` has more."""

@@ -48,7 +48,7 @@ _TONES: Final = {Level.OK: Tone.GOOD, Level.WARN: Tone.WARN, Level.FAIL: Tone.BA
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-bytes", type=_bytes, default=0, metavar="BYTES",
-        help="of one checkpoint, all ranks together: 80GiB",
+        help="of one checkpoint, all ranks together, as 80GiB; 0 asks for no room [0]",
     )  # fmt: skip
     parser.add_argument("--ranks", type=_count, default=1, metavar="COUNT", help="that save it [1]")
     parser.add_argument(

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.durable import write_aside
-from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.cluster import (
     TARGETS_FOLDER,
@@ -26,12 +26,11 @@ from ckpt_client.cli.cluster import (
     conversation,
     read_made,
 )
+from ckpt_client.cli.daemons import printed_by
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted
-from ckpt_client.cli.verbs.local import cluster_directory
-from ckpt_client.local.children import PIPE, end_children, start_child
+from ckpt_client.cli.upkeep.local import cluster_directory
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
-from ckpt_client.local.detach import child_environment
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (
@@ -118,7 +117,7 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
     else:
         told = ["--directory", str(directory)]
         told += ["--to", arguments.to] if arguments.to else []
-        copy = msgspec.json.decode(_told_by(BACKUP, told), type=CatalogCopy)
+        copy = msgspec.json.decode(printed_by(BACKUP, told), type=CatalogCopy)
     output.document(copy)
     output.line(f"{copy.path}: cluster {copy.cluster}, {format_bytes(copy.bytes)}")
     return ExitCode.OK
@@ -167,25 +166,7 @@ def _rebuild(directory: Path, targets: str | None, backup: str | None) -> Rebuil
         arguments += ["--targets", targets]
     if backup:
         arguments += ["--backup", backup]
-    return msgspec.json.decode(_told_by(REBUILD, arguments), type=RebuiltCatalog)
-
-
-def _told_by(program: str, arguments: list[str]) -> bytes:
-    """What a daemon's program prints. Raises the error that it ended with."""
-    process = start_child(
-        ["-m", "ckptd.cli", program, *arguments], environment=child_environment(), stderr=PIPE
-    )
-    try:
-        told, errors = process.communicate()
-    finally:
-        # A Ctrl-C reached us alone; it leaves no half a catalog.
-        end_children([process])
-    if process.returncode not in (ExitCode.OK, ExitCode.DEGRADED):
-        lines = errors.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else f"ended with status {process.returncode}"
-        kind = ERROR_OF_EXIT.get(process.returncode, CkptError)
-        raise kind(said.removeprefix(f"ckptd {program}: "))
-    return told
+    return msgspec.json.decode(printed_by(REBUILD, arguments), type=RebuiltCatalog)
 
 
 def _print(found: RebuiltCatalog, output: Output) -> None:

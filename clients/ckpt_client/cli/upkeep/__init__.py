@@ -1,0 +1,1 @@
+"""Commands that look after a cluster, a module each; `verbs` has those for its checkpoints."""

@@ -1,0 +1,61 @@
+"""Write a configuration file for each daemon: every key, what it means, its unit and its default.
+
+DIR/coordinator.toml, DIR/target.toml, DIR/drain.toml and DIR/local.toml, or those of the daemons
+that are named. A file that is already there is never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.base.near import did_you_mean
+from ckpt_client.cli.daemons import printed_by
+from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.output import Output
+
+EXAMPLE = "ckpt init /etc/ckpt coordinator target"
+
+DAEMONS: Final = ("coordinator", "target", "drain", "local")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="for the files; made when missing")
+    parser.add_argument(
+        "daemons", nargs="*", metavar="DAEMON", help=f"{', '.join(DAEMONS)} [all of them]"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    directory = Path(arguments.directory).absolute()
+    daemons = dict.fromkeys(arguments.daemons or DAEMONS)
+    paths = {daemon: directory / f"{daemon}.toml" for daemon in map(_known, daemons)}
+    if there := [str(path) for path in paths.values() if path.exists()]:
+        raise Refused(
+            f"{', '.join(there)}: already there", hint="move it away, or name another DIR"
+        )
+    texts = {path: printed_by(daemon, ["--print-toml"]) for daemon, path in paths.items()}
+    _write(texts)
+    output.document({"files": [{"daemon": name, "path": str(at)} for name, at in paths.items()]})
+    for daemon, path in paths.items():
+        output.line(f"{path}: edit it, then ckptd {daemon} --config {path}")
+    return ExitCode.OK
+
+
+def _known(daemon: str) -> str:
+    if daemon not in DAEMONS:
+        known = f"known are {', '.join(DAEMONS)}"
+        raise Refused(f"no daemon is called {daemon!r}", hint=did_you_mean(daemon, DAEMONS, known))
+    return daemon
+
+
+def _write(texts: dict[Path, bytes]) -> None:
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(text)
+        except OSError as error:
+            raise Refused(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,67 @@
+"""`ckpt init` writes files that the daemons take as they are, and never over another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ckpt_client.cli.upkeep.init import DAEMONS
+from tests.client.clikit import COMMAND, environment, run
+
+
+def in_force(daemon: str, *words: object) -> dict[str, object]:
+    """The options that `ckptd DAEMON` starts with."""
+    ckptd = COMMAND.with_name("ckptd")
+    line = [ckptd, daemon, *map(str, words), "--print-config"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment())
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_each_daemon_takes_its_file_and_what_is_changed_in_it(tmp_path: Path) -> None:
+    ended = run("init", str(tmp_path / "etc"), "--json")
+    assert ended.code == 0
+    files = {one["daemon"]: Path(one["path"]) for one in ended.document()["files"]}
+    assert list(files) == list(DAEMONS)
+    for daemon, path in files.items():
+        found = in_force(daemon, "--config", path)
+        assert [name for name in found if f"\n{name} = " not in f"\n{path.read_text()}"] == [
+            name for name, value in found.items() if value is None or value == -1
+        ]
+    target = files["target"]
+    target.write_text(target.read_text().replace('pool_bytes = "32MiB"', 'pool_bytes = "64MiB"'))
+    assert in_force("target", "--config", target)["pool_bytes"] == 64 << 20
+
+
+def test_only_those_that_are_named_are_written(tmp_path: Path) -> None:
+    ended = run("init", str(tmp_path), "target")
+    assert ended.code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["target.toml"]
+    assert f"ckptd target --config {tmp_path}/target.toml" in ended.out
+
+
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    mine = tmp_path / "drain.toml"
+    mine.write_text("mine")
+    ended = run("init", str(tmp_path))
+    assert ended.code == 2
+    assert f"{mine}: already there" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["drain.toml"]
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("etc", "targt"), "did you mean target?"),
+        (("/proc/etc",), "cannot write /proc/etc"),
+    ],
+)
+def test_what_cannot_be_written_is_named(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    first, *rest = words
+    ended = run("init", str(tmp_path / first), *rest)
+    assert ended.code == 2
+    assert said in ended.err
