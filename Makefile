@@ -63,7 +63,7 @@ test: $(READY)
 
 # An environment with the base and one with [server] for each Python, in which users' commands run.
 test-wheel: $(WHEEL_READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests/wheel
+	$(BIN)/pytest tests/wheel
 
 # As light as the core, but the benchmark's own: Python alone, no root. The crowd has the machine to
 # itself: a target that is not run for long, beside other tests, counts as late, and is made up for.

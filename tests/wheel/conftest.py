@@ -1,4 +1,4 @@
-"""The wheel, and environments with it, made once for each Python and worker."""
+"""The sdist, the wheel, and environments with it: each is made once, when a test first asks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel.environments import VERSIONS, Environment, built, interpreter, made
+from tests.wheel.environments import VERSIONS, Environment, Environments, built, interpreter
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +15,15 @@ def built_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return built(tmp_path_factory.mktemp("dist"))
 
 
-@pytest.fixture(
-    scope="session",
-    # One worker has all tests of a Python.
-    params=[pytest.param(version, marks=pytest.mark.xdist_group(version)) for version in VERSIONS],
-)
+@pytest.fixture(scope="session")
+def environments(
+    built_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Environments:
+    """Of all Pythons."""
+    return Environments(tmp_path_factory.mktemp("environments"), wheel=built_files[1])
+
+
+@pytest.fixture(params=VERSIONS)
 def python(request: pytest.FixtureRequest) -> Path:
     """Each Python in turn; those that are not here are skipped, by name."""
     version: str = request.param
@@ -29,18 +33,13 @@ def python(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-@pytest.fixture(scope="session")
-def base(
-    python: Path, built_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Environment:
+@pytest.fixture
+def base(python: Path, environments: Environments) -> Environment:
     """`pip install ckpt-burst`."""
-    return made(tmp_path_factory.mktemp("base") / "venv", python, str(built_files[1]))
+    return environments.of(python)
 
 
-@pytest.fixture(scope="session")
-def server(
-    python: Path, built_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Environment:
+@pytest.fixture
+def server(python: Path, environments: Environments) -> Environment:
     """`pip install 'ckpt-burst[server]'`."""
-    folder = tmp_path_factory.mktemp("server") / "venv"
-    return made(folder, python, f"{built_files[1]}[server]")
+    return environments.of(python, extra="server")

@@ -53,7 +53,26 @@ class Environment:
         return self.run("python", "-P", "-W", "error", "-c", text, *words, **environ)
 
 
-def made(folder: Path, python: Path, requirement: str) -> Environment:
+class Environments:
+    """Those with a wheel, made when they are first asked for."""
+
+    def __init__(self, folder: Path, *, wheel: Path) -> None:
+        self._folder = folder
+        self._wheel = wheel
+        #: (Python, extra) -> what was made for them.
+        self._made: dict[tuple[Path, str], Environment] = {}
+
+    def of(self, python: Path, extra: str = "") -> Environment:
+        """One that has the wheel, and an extra of it."""
+        key = python, extra
+        if key not in self._made:
+            requirement = f"{self._wheel}[{extra}]" if extra else str(self._wheel)
+            folder = self._folder / str(len(self._made))
+            self._made[key] = _installed(folder, python, requirement)
+        return self._made[key]
+
+
+def _installed(folder: Path, python: Path, requirement: str) -> Environment:
     """A new venv that has `requirement`, and what that requires."""
     # It needs no pip of its own, which takes longer to make than the rest: ours serves it.
     bare = [python, "-m", "venv", "--without-pip", folder]
