@@ -6,8 +6,11 @@
     folder = fetch("ckpt://10.0.0.1:7070/bert", output_dir)     # None when there is nothing yet
     trainer.train(resume_from_checkpoint=folder)
 
+    model = from_pretrained(AutoModelForCausalLM, "ckpt://10.0.0.1:7070/bert")   # for inference
+    save_pretrained(model, "ckpt://10.0.0.1:7070/tuned/1")
+
 The Trainer resumes from a folder of its own layout and from nothing else, so `fetch` writes one
-from the newest committed step; nothing is written while training.
+from the newest committed step; nothing is written while training. A model needs no folder.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckpt.base.errors import NotFound
+from ckpt.base.errors import NotFound, Refused
 from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
@@ -35,11 +39,15 @@ from ckpt_torch.whole import whole_of
 with needing("ckpt_torch.transformers"):
     from safetensors.torch import save_file
     from transformers import (
+        AutoConfig,
+        PreTrainedConfig,
         TrainerCallback,
         TrainerControl,
         TrainerState,
         TrainingArguments,
     )
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class CkptCallback(TrainerCallback):
@@ -66,6 +74,16 @@ class CkptCallback(TrainerCallback):
         self._saved_step = 0
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
+        """Raises Refused for an output_dir that is a URL, which would become a folder here."""
+        _check_is_folder(args.output_dir)
 
     def on_step_end(
         self,
@@ -111,8 +129,9 @@ class CkptCallback(TrainerCallback):
         optimizer = cast(torch.optim.Optimizer, kwargs["optimizer"])
         scheduler = cast(torch.optim.lr_scheduler.LRScheduler | None, kwargs.get("lr_scheduler"))
         rank = dist.get_rank() if dist.is_initialized() else 0
+        inner = getattr(model, "module", model)
         held: dict[str, object] = {
-            "model": getattr(model, "module", model).state_dict(),
+            **_described(inner),
             "optimizer": optimizer.state_dict(),
             "trainer_state": json.dumps(dataclasses.asdict(state), sort_keys=True),
             "rng": {str(rank): _random_states()},
@@ -137,8 +156,10 @@ def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None)
         stays, one that was made of another is replaced. Ranks may all call this: they get the
         same step.
 
-    Raises Unavailable, Lost, and Refused for a folder of that name that somebody else made.
+    Raises Unavailable, Lost, and Refused for a folder of that name that somebody else made, and for
+    an output_dir that is a URL.
     """
+    _check_is_folder(output_dir)
     where = find_where(run, store)
     try:
         with where.store.resolve(where.run, where.step) as checkpoint:
@@ -149,6 +170,64 @@ def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None)
     folder = Path(output_dir) / f"checkpoint-{info.checkpoint.step}"
     put_folder(folder, info, lambda aside: _write(state, aside))
     return str(folder)
+
+
+def save_pretrained(
+    model: torch.nn.Module, name: str, *, store: Store | str | None = None
+) -> Commit:
+    """Save a model and its configuration as a step, `ckpt://HOST:PORT/RUN/STEP` or RUN/STEP in
+    `store`, and wait until it is committed. All ranks of a process group call it. Raises as `save`.
+    """
+    return async_save(_described(model), checkpoint_id=name, store=store).result()
+
+
+def from_pretrained(
+    kind: type[Model], name: str, *, store: Store | str | None = None, **options: object
+) -> Model:
+    """The model that `save_pretrained` or a CkptCallback has saved, from memory to memory.
+
+    kind: a model's class, or an Auto class, such as AutoModelForCausalLM.
+    name: `ckpt://HOST:PORT/RUN[/STEP]`, or RUN[/STEP] in `store`; the newest step without one.
+    options: as the library's own from_pretrained takes them; `config` in place of the saved one.
+
+    Raises NotFound, Unavailable, Lost; Refused when no configuration was saved and none is given.
+    """
+    where = find_where(name, store)
+    with where.store.resolve(where.run, where.step) as checkpoint:
+        state = whole_of(checkpoint)
+    if not isinstance(state, dict) or "model" not in state:
+        raise Refused(f"{name} holds no model of transformers", hint="see ckpt show --tensors")
+    config = options.pop("config", None) or _configured(name, state)
+    # Which class an Auto class stands for: asked of a model without memory.
+    with torch.device("meta"):
+        shell = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    made = type(shell).from_pretrained(None, config=config, state_dict=state["model"], **options)
+    made.config.name_or_path = made.name_or_path = name
+    return cast(Model, made)
+
+
+def _described(model: torch.nn.Module) -> dict[str, object]:
+    """Its weights, and its configuration where it has one."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, PreTrainedConfig):
+        return {"model": model.state_dict()}
+    return {"model": model.state_dict(), "config": config.to_json_string(use_diff=False)}
+
+
+def _configured(name: str, state: dict[str, object]) -> PreTrainedConfig:
+    if "config" not in state:
+        raise Refused(f"{name} was saved without a configuration", hint="pass config=")
+    values = json.loads(cast(str, state["config"]))
+    return AutoConfig.for_model(**values)
+
+
+def _check_is_folder(output_dir: str | Path | None) -> None:
+    # One slash is what a Path leaves of two.
+    if re.match(r"[a-z0-9+]+:/", str(output_dir)):
+        raise Refused(
+            f"output_dir={str(output_dir)!r} would become a folder of that name here",
+            hint="name a folder of this machine; checkpoints go to the run of CkptCallback",
+        )
 
 
 def _write(state: object, folder: Path) -> None:

@@ -15,10 +15,17 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import ckpt
-from ckpt_torch.transformers import CkptCallback, fetch
+from ckpt_torch.transformers import CkptCallback, fetch, from_pretrained, save_pretrained
 
 FETCH_WITH_SMALL_FILES = """
 import resource, sys
@@ -32,6 +39,8 @@ from ckpt_torch import transformers
 transformers.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 transformers.fetch(*sys.argv[1:])
 """
+
+CONFIG = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
 
 
 class Text(Dataset[dict[str, torch.Tensor]]):
@@ -54,9 +63,8 @@ class StopEarly(TrainerCallback):
 
 
 def trained(run: str, folder: Path, stop: int, resumed: str | None = None) -> None:
-    config = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     Trainer(
-        model=GPT2LMHeadModel(config),
+        model=GPT2LMHeadModel(CONFIG),
         args=TrainingArguments(
             output_dir=str(folder),
             max_steps=9,
@@ -92,6 +100,58 @@ def test_a_training_that_stops_early_has_its_last_step_and_goes_on_from_it(
     assert folder == str(tmp_path / "checkpoint-3")
     trained(f"{cluster}/{stopped}", tmp_path, 5, resumed=folder)
     assert steps(cluster, stopped) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", [AutoModelForCausalLM, GPT2LMHeadModel])
+def test_a_trained_model_comes_back_for_use_without_a_folder(
+    cluster: str, stopped: str, kind: Any
+) -> None:
+    model = from_pretrained(kind, f"{cluster}/{stopped}")
+    with ckpt.open(cluster) as store:
+        saved: Any = store.load(stopped, 3, whole=True)
+    assert isinstance(model, GPT2LMHeadModel)
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert value.numpy().tobytes() == saved["model"][name].tobytes(), name
+    older = from_pretrained(kind, f"{cluster}/{stopped}/2")
+    assert not torch.equal(older.lm_head.weight, model.lm_head.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_saved_and_comes_back_bit_for_bit(
+    cluster: str, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = GPT2LMHeadModel(CONFIG).to(dtype)
+    name = f"{cluster}/tuned-{dtype}"
+    assert save_pretrained(model, f"{name}/7").step == 7
+    again = from_pretrained(AutoModelForCausalLM, name)
+    told = {"dtype": str(dtype).removeprefix("torch."), "_name_or_path": name}
+    assert again.config.to_dict() == {**model.config.to_dict(), **told}
+    for key, value in model.state_dict().items():
+        assert again.state_dict()[key].dtype == dtype
+        assert torch.equal(again.state_dict()[key], value), key
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_holds_no_model_or_no_configuration_is_refused_by_name(cluster: str) -> None:
+    with ckpt.open(cluster) as store:
+        store.save("plain", 1, {"x": 1}).wait(60.0)
+        store.save("bare", 1, {"model": {"w": torch.ones(2).numpy()}}).wait(60.0)
+    with pytest.raises(ckpt.Refused, match="plain holds no model"):
+        from_pretrained(AutoModelForCausalLM, f"{cluster}/plain")
+    with pytest.raises(ckpt.Refused, match="bare was saved without a configuration"):
+        from_pretrained(AutoModelForCausalLM, f"{cluster}/bare")
+
+
+def test_an_output_dir_that_is_a_url_is_refused_with_what_to_write(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ckpt.Refused, match="would become a folder") as refused:
+        trained(f"{cluster}/hf/url", Path("ckpt:/10.0.0.1:7070/run"), 1)
+    assert "CkptCallback" in refused.value.hint
+    with pytest.raises(ckpt.Refused, match="would become a folder"):
+        fetch(f"{cluster}/hf/url", "ckpt://10.0.0.1:7070/run")
 
 
 def test_a_folder_that_cannot_be_written_whole_leaves_nothing(
