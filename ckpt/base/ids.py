@@ -130,20 +130,25 @@ class Domain(Struct, frozen=True, order=True, gc=False):
         return cls(*parts)
 
 
+def check_text(what: str, text: str, bytes_max: int) -> None:
+    """Raises Refused unless it is 1 to bytes_max bytes of UTF-8 without control characters."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise Refused(f"{what} {text!r} is not valid Unicode") from None
+    if not 1 <= size <= bytes_max:
+        raise Refused(f"{what} of {size} bytes: 1 to {bytes_max} are allowed")
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in text):
+        raise Refused(f"{what} {text!r} has a control character")
+
+
 @lru_cache(maxsize=1024)
 def check_run_name(name: str) -> RunName:
     """The name as a RunName, or Refused with the rule that it breaks.
 
     1 to 255 bytes of UTF-8, no control characters, no `@` (RUN@STEP), no `.` or `..` segments.
     """
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise Refused(f"run name {name!r} is not valid Unicode") from None
-    if not 1 <= size <= RUN_NAME_BYTES_MAX:
-        raise Refused(f"run name of {size} bytes: 1 to {RUN_NAME_BYTES_MAX} are allowed")
-    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
-        raise Refused(f"run name {name!r} has a control character")
+    check_text("run name", name, RUN_NAME_BYTES_MAX)
     if "@" in name:
         raise Refused(f"run name {name!r} has an '@', which separates RUN@STEP")
     if any(segment in (".", "..") for segment in name.split("/")):

@@ -20,7 +20,8 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Generation, RunName, Step, check_run_name, check_step
 from ckpt.format.checksum import Buffer, crc32, xxh3_128
 from ckpt.format.table import Meaning, box_problem, tensor_problem
-from ckpt.objects.grid import Grid
+from ckpt.objects.elements import Element
+from ckpt.objects.grid import Extent, Grid
 
 FORMAT: Final = "ckpt-drain"
 VERSION: Final = "1.0"
@@ -76,6 +77,23 @@ class ArrayPlan(msgspec.Struct, frozen=True):
     archive: bool = False
     """It is the bytes of one object, nothing else between or after them: a ZIP file of small
     arrays. Before 1.0 small tensors were bytes of a Zarr array, one after the other."""
+
+    @classmethod
+    def of(
+        cls, path: str, dtype: str, element: Element, shape: Extent, chunk: Extent, shard: Extent
+    ) -> ArrayPlan:
+        """An array of our `dtype`, stored as `element` has it. shape, chunk, shard: as stored."""
+        return cls(
+            path=path,
+            dtype=dtype,
+            data_type=element.data_type,
+            endian=element.endian,
+            item_bytes=element.item_bytes,
+            shape=shape,
+            chunk_shape=chunk,
+            shard_shape=shard,
+            logical_dtype=element.logical_dtype,
+        )
 
     @property
     def grid(self) -> Grid:

@@ -228,17 +228,7 @@ class _Layout:
         element = element_of(dtype, portable=self.options.portable)
         stored = element.stored_shape(shape)
         grid = cut(stored, element.item_bytes, self.options.chunk_bytes, self.options.shard_bytes)
-        return ArrayPlan(
-            path=path,
-            dtype=dtype,
-            data_type=element.data_type,
-            endian=element.endian,
-            item_bytes=element.item_bytes,
-            shape=stored,
-            chunk_shape=grid.chunk_shape,
-            shard_shape=grid.shard_shape,
-            logical_dtype=element.logical_dtype,
-        )
+        return ArrayPlan.of(path, dtype, element, stored, grid.chunk_shape, grid.shard_shape)
 
     def _archive(self, archive: _Archive) -> ArrayPlan:
         """One shard, whose last chunk ends where the archive does."""

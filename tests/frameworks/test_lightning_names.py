@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -186,3 +189,22 @@ def test_a_path_that_nobody_saved_is_not_found_and_one_of_several_is_refused(run
     with pytest.raises(ckpt.Refused, match="1 to 1024 are allowed"):
         io.save_checkpoint({"global_step": 9}, "/" + "x" * 1100)
     assert steps(run) == [0, 1]
+
+
+def test_a_script_that_ends_without_a_wait_has_named_what_it_saved(run: str) -> None:
+    script = f"""
+from ckpt_torch.lightning import CkptIO
+CkptIO({run!r}).save_checkpoint({{"global_step": 5}}, "/out/final.ckpt")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert names(run) == {"/out/final.ckpt": 5}
+
+
+def test_an_io_that_goes_to_another_process_takes_no_thread_along(run: str) -> None:
+    io = CkptIO(run)
+    io.save_checkpoint({"global_step": 1}, "/out/a.ckpt")
+    io.teardown()
+    copy = deepcopy(io)  # As pickle does it, where ranks are spawned.
+    copy.save_checkpoint({"global_step": 2}, "/out/b.ckpt")
+    copy.teardown()
+    assert names(run) == {"/out/a.ckpt": 1, "/out/b.ckpt": 2}

@@ -8,12 +8,13 @@ import ml_dtypes
 import numpy as np
 
 from ckpt.base.ids import Rank
-from ckpt.format.dtypes import dtype_name
+from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header
 from ckpt.objects.elements import EXTENSIONS
+from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Array, Wish
 
@@ -147,3 +148,17 @@ def same_bits(a: object, b: object) -> bool:
     """Equal dtype, shape and bytes."""
     x, y = np.asarray(a), np.asarray(b)
     return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def read_all(stored: StoredCheckpoint) -> dict[tuple[str, Rank | None], Array]:
+    """Every tensor, whole; own ones by their rank."""
+    found = {}
+    wishes = []
+    for tensor in stored.tensors():
+        ranks = [box.rank for box in tensor.boxes] if tensor.meaning is Meaning.OWN else [None]
+        for rank in ranks:
+            memory = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
+            wishes.append(Wish(tensor, rank, (0,) * memory.ndim, memory))
+            found[tensor.name, rank] = memory
+    stored.read(wishes)
+    return found

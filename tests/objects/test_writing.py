@@ -16,15 +16,14 @@ import pytest
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import StoredCheckpoint, open_stored, remains, stored_steps
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.sink import Sink, Upload, at_once
-from ckpt.objects.source import Array, Wish
+from ckpt.objects.source import Wish
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
-from tests.objects.sources import HEADER, MemorySource, many_kinds, same_bits
+from tests.objects.sources import HEADER, MemorySource, many_kinds, read_all, same_bits
 
 RUN, STEP = RunName(HEADER.run), Step(HEADER.step)
 SMALL = WriteOptions(chunk_bytes=4 << 20, shard_bytes=64 << 20)
@@ -52,20 +51,6 @@ def stored(written: FileSink) -> Iterator[StoredCheckpoint]:
     found = open_stored(written, RUN, STEP)
     yield found
     found.close()
-
-
-def read_all(stored: StoredCheckpoint) -> dict[tuple[str, Rank | None], Array]:
-    """Every tensor, whole; own ones by their rank."""
-    found = {}
-    wishes = []
-    for tensor in stored.tensors():
-        ranks = [box.rank for box in tensor.boxes] if tensor.meaning is Meaning.OWN else [None]
-        for rank in ranks:
-            memory = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
-            wishes.append(Wish(tensor, rank, (0,) * memory.ndim, memory))
-            found[tensor.name, rank] = memory
-    stored.read(wishes)
-    return found
 
 
 def test_every_tensor_comes_back_bit_by_bit(source: MemorySource, stored: StoredCheckpoint) -> None:

@@ -285,6 +285,20 @@ def test_a_payload_waits_for_its_plan_while_the_targets_gather_after_a_start() -
     assert rank.plan is not None
 
 
+def test_a_payload_without_a_plan_waits_a_minute_for_targets_of_the_catalog() -> None:
+    """Where power was lost they start more slowly than the coordinator, one after the other."""
+    bench = Bench(3)
+    bench.restart("t0", "t1")
+    rank = RankFake(bench)
+    bench.tick(20)
+    assert rank.open(1) == []
+    bench.tick(30)
+    bench.start("t2")
+    bench.tick()
+    rank.take_plan()
+    assert rank.plan is not None
+
+
 def test_without_enough_targets_the_save_fails_and_says_how_many_are_needed() -> None:
     bench = Bench(2)
     bench.tick(10)

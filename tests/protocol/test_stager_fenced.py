@@ -73,3 +73,20 @@ def test_a_launch_that_comes_back_under_another_number_goes_on() -> None:
     assert isinstance(again, JoinLaunch)
     assert (again.launch, again.came_ago_us) == (number, 2 * RETRY_US)
     assert (again.saved_step, again.saved_ago_us) == (Step(10), 2 * RETRY_US)
+
+
+def test_a_catalog_that_is_at_fault_ends_what_waits_and_fences_nobody() -> None:
+    """It is mended by hand, in seconds, and the training goes on. Its trainers would all have had
+    to be started again (a machines campaign, in which the catalog was struck as ranks joined).
+    """
+    rig = certified()
+    rig.do(SessionClosed(0, S1))
+    rig.now_us = RETRY_US
+    join = request_in(rig.open_session(S2), JoinLaunch)
+    failed = e.SaveFailed("corrupt", "the catalog is older than its targets", "run: it")
+    told = rig.receive(Failed(failed.code, failed.message, failed.hint), join, S2)
+    assert e.TellTrainer(1, failed) in told
+    again = request_in(rig.tick(RETRY_US), JoinLaunch)
+    rig.receive(LaunchJoined(LAUNCH), again, S2)
+    rig.ask(2, 20)
+    assert request_in(rig.hand_over(2), OpenPayload)

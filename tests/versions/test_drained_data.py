@@ -8,20 +8,16 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pytest
 
 from ckpt.base.ids import Generation, Rank, RunName, Step
-from ckpt.format.dtypes import dtype_of
-from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.chunks import encoder_versions
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import StoredCheckpoint, open_stored
+from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
-from ckpt.objects.source import Array, Wish
 from ckpt.objects.writer import write_checkpoint
-from tests.objects.sources import HEADER, same_bits
+from tests.objects.sources import HEADER, read_all, same_bits
 from tests.versions.drained import AS_IT_IS, BEGUN, COMPRESSED, LIMITS, source, write
 
 HERE: Final = Path(__file__).parent
@@ -46,24 +42,11 @@ def unpacked(name: str, folder: Path) -> FileSink:
     return FileSink(folder / "store")
 
 
-def read_whole(stored: StoredCheckpoint) -> dict[tuple[str, Rank | None], Array]:
-    """Every tensor, own ones by their rank."""
-    found, wishes = {}, []
-    for tensor in stored.tensors():
-        ranks = [box.rank for box in tensor.boxes] if tensor.meaning is Meaning.OWN else [None]
-        for rank in ranks:
-            memory = np.empty(tensor.global_shape, dtype_of(tensor.dtype))
-            wishes.append(Wish(tensor, rank, (0,) * memory.ndim, memory))
-            found[tensor.name, rank] = memory
-    stored.read(wishes)
-    return found
-
-
 def check_step(sink: FileSink, step: int) -> None:
     """Every tensor, every value, every byte."""
     wanted = source(step)
     stored = open_stored(sink, RUN, Step(step))
-    found = read_whole(stored)
+    found = read_all(stored)
     for name, array in wanted.whole.items():
         assert same_bits(found.pop((name, None)), array), name
     for name, array in wanted.own.items():

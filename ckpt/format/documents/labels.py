@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import CheckpointId, Generation, check_run_name, check_step
+from ckpt.base.ids import CheckpointId, Generation, check_run_name, check_step, check_text
 from ckpt.base.units import KiB
 from ckpt.format.checksum import Buffer
 from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
@@ -50,14 +50,7 @@ def check_name(name: str) -> str:
 
     1 to 1024 bytes of UTF-8, no control characters; not a number, which would be read as a step.
     """
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise Refused(f"name {name!r} is not valid Unicode") from None
-    if not 1 <= size <= NAME_BYTES_MAX:
-        raise Refused(f"name of {size} bytes: 1 to {NAME_BYTES_MAX} are allowed")
-    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in name):
-        raise Refused(f"name {name!r} has a control character")
+    check_text("name", name, NAME_BYTES_MAX)
     if name.lstrip("+-").isdecimal():
         raise Refused(f"name {name!r} would be read as a step", hint="put a letter in it")
     return name

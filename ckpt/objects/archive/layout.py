@@ -108,17 +108,7 @@ def make_member(
     chunk = tuple(max(1, size) for size in stored)
     if ranks:
         stored, chunk = (len(ranks), *stored), (row_count, *chunk)
-    array = ArrayPlan(
-        path=path,
-        dtype=dtype,
-        data_type=element.data_type,
-        endian=element.endian,
-        item_bytes=element.item_bytes,
-        shape=stored,
-        chunk_shape=chunk,
-        shard_shape=chunk,
-        logical_dtype=element.logical_dtype,
-    )
+    array = ArrayPlan.of(path, dtype, element, stored, chunk, chunk)
     if not row_bytes:
         return Member(array, ranks, (), at, at)
     pieces = tuple(_pieces(array, -(-max(1, len(ranks)) // row_count), row_bytes, row_count, at))

@@ -312,12 +312,7 @@ class StagerMachine(StagerEndings):
         again_us = None if after_us is None else self._now_us + after_us
         for run in self.runs.values():
             if run.errand.request == request:
-                if again_us is None and failed.code == "unavailable":
-                    again_us = self._now_us + RETRY_US
-                if again_us is None:
-                    self._fence(run, failure)
-                else:
-                    run.errand.renew(again_us)
+                self._join_refused(run, failure, again_us)
         for save in list(self.saves.values()):
             if not save.pending:
                 continue
@@ -332,6 +327,16 @@ class StagerMachine(StagerEndings):
                     save.spares.renew(again_us)
             elif request == save.give_up.request:
                 self._finish(save, failure)
+
+    def _join_refused(self, run: Launched, failure: e.SaveFailed, again_us: int | None) -> None:
+        if failure.code == "corrupt":
+            # The catalog is at fault, and somebody is about to mend it: what waits now hears of it,
+            # what comes after joins again.
+            self._end_saves(run, failure)
+        elif failure.code != "unavailable" and again_us is None:
+            self._fence(run, failure)
+            return
+        run.errand.renew(self._now_us + RETRY_US if again_us is None else again_us)
 
     def _open_refused(self, save: RankSave, failure: e.SaveFailed, again_us: int | None) -> None:
         patient = (
@@ -363,13 +368,16 @@ class StagerMachine(StagerEndings):
     def _fence(self, run: Launched, failure: e.SaveFailed) -> None:
         """The coordinator does not know this launch, or will not have it: all its saves end."""
         run.error, run.refused = failure, True
+        self._end_saves(run, failure)
+
+    def _end_saves(self, run: Launched, failure: e.SaveFailed) -> None:
+        """All that were asked for or handed over; one that is being staged is asked for then."""
         for save in list(self.saves.values()):
-            if not self._is_of(save, run):
+            if not self._is_of(save, run) or save.state is SaveState.STAGING:
                 continue
-            if save.state in (SaveState.ASKED, SaveState.STAGING):
-                if save.state is SaveState.ASKED:
-                    self._do(e.RefuseSave(save.number, failure.code, failure.message, failure.hint))
-                    self._drop(save)
+            if save.state is SaveState.ASKED:
+                self._do(e.RefuseSave(save.number, failure.code, failure.message, failure.hint))
+                self._drop(save)
             elif save.pending:
                 self._finish(save, failure)
 

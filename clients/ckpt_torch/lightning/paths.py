@@ -8,18 +8,23 @@ All of it happens in this order in a thread of its own, so that the training nev
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Final
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.format.documents.labels import check_name
 from ckpt_client.save.handle import Commit
-from ckpt_client.store import Store
+from ckpt_client.store import CLOSE_TIMEOUT_S, Store
+from ckpt_client.warn import warn
 
 FilePath = str | os.PathLike[str]
+_Turn = tuple[Future[None], Callable[[], None]]
 _STEP: Final = re.compile(r"step[=_-]?([0-9]+)")
 _LAST: Final = re.compile(r"(?<![a-zA-Z])last(?![a-zA-Z])")
 NAMES_SHOWN_MAX: Final = 8
@@ -65,18 +70,17 @@ class Paths:
     """I name what is saved in a run, and remove by name, one after the other."""
 
     def __init__(self) -> None:
-        #: Made by the first use: whoever sends me to another process sends no thread along.
-        self._worker: ThreadPoolExecutor | None = None
+        #: What my thread does, in this order; None ends it. Made with the thread by the first use.
+        self._turns: SimpleQueue[_Turn | None] | None = None
+        self._pid = os.getpid()
         #: What was begun and is not known to be done, oldest first.
         self._pending: list[Future[None]] = []
         #: The steps of saves that may have no name yet, and when they have.
         self._naming: dict[int, Future[None]] = {}
 
-    def __getstate__(self) -> dict[str, object]:
-        return {}
-
-    def __setstate__(self, _state: dict[str, object]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Paths], tuple[()]]:
+        """Who is sent to another process has done nothing there yet."""
+        return Paths, ()
 
     def wait_named(self, step: int) -> None:
         """Until what was saved of this step before has its name: the next save of the step would
@@ -104,11 +108,24 @@ class Paths:
         self._submit(lambda: store.untag(run, path, delete=True))
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "ckpt-paths")
+        if self._turns is None:
+            self._turns = SimpleQueue()
+            # A thread that is waited for would hold the process for as long as a cluster is away.
+            Thread(target=_work, args=(self._turns,), name="ckpt-paths", daemon=True).start()
+            # After the store's own, so that this one runs before it: the last one is the first.
+            atexit.register(self._finish)
         self._pending = [one for one in self._pending if not (one.done() and not one.exception())]
-        self._pending.append(self._worker.submit(work))
+        self._pending.append(Future())
+        self._turns.put((self._pending[-1], work))
         return self._pending[-1]
+
+    def _finish(self) -> None:
+        """The interpreter ends, and nobody has waited: as long as the store waits for its saves."""
+        if os.getpid() != self._pid:  # A forked child has no such thread.
+            return
+        late = wait(self._pending, CLOSE_TIMEOUT_S).not_done
+        if late:
+            warn(f"{len(late)} changes of Lightning's paths were not made: see ckpt ls")
 
     def wait(self) -> None:
         """Until all is done. Raises the first error."""
@@ -118,6 +135,18 @@ class Paths:
 
     def close(self) -> None:
         """After `wait`: the thread ends."""
-        if self._worker is not None:
-            self._worker.shutdown()
-            self._worker = None
+        if self._turns is not None:
+            self._turns.put(None)
+            self._turns = None
+            atexit.unregister(self._finish)
+
+
+def _work(turns: SimpleQueue[_Turn | None]) -> None:
+    while (turn := turns.get()) is not None:
+        done, work = turn
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)

@@ -52,6 +52,10 @@ LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
 """What a failing target seems to carry: placement takes the least loaded first."""
 GATHERING_US = 2 * LEASE_US
 """After its start a coordinator waits so long for targets before it says they are missing."""
+POWER_UP_US: Final = 60_000_000
+"""And so long for those of its catalog, while a save would fail without them: where power was lost,
+many machines with disks start more slowly than one coordinator.
+"""
 SLOW_US = 60_000_000
 """A target that was slow under a save is a last choice for so long; then it is tried again."""
 RESERVE_GOOD_US = 250_000
@@ -164,11 +168,18 @@ class Membership:
 
     @property
     def _is_young(self) -> bool:
-        return self._born_us is None or self._desk.now_us - self._born_us < GATHERING_US
+        return self._began_within(GATHERING_US)
+
+    def _began_within(self, span_us: int) -> bool:
+        return self._born_us is None or self._desk.now_us - self._born_us < span_us
 
     def is_expected(self, target: Target) -> bool:
         """This coordinator is new, and knows the target from its catalog alone."""
         return self._is_young and target.boot == BootId(0)
+
+    def is_powering_up(self, target: Target) -> bool:
+        """As `is_expected`, for as long as a machine takes to start."""
+        return self._began_within(POWER_UP_US) and target.boot == BootId(0)
 
     def is_late(self, target: Target) -> bool:
         """Its lease ran out on an open session, less than another lease ago."""
@@ -180,13 +191,13 @@ class Membership:
         return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
 
     def coming(self) -> list[Target]:
-        """Targets that do not count now, and likely will within a lease."""
+        """Targets that do not count now, and likely will soon."""
         return [
             t
             for t in self.targets.values()
             if t.state is TargetState.RECONCILING
             or self.is_late(t)
-            or self.is_expected(t)
+            or self.is_powering_up(t)
             or self.may_return(t)
         ]
 

@@ -232,9 +232,11 @@ class Opening:
         members = self._members
         if members.gathering:
             return True
-        possible = len(members.live()) + len(members.coming())
+        coming = members.coming()
         patient = self._desk.now_us - payload.opened_us < LATE_WAIT_US
-        return patient and possible >= payload.layout.code.floor and bool(members.coming())
+        patient = patient or any(map(members.is_powering_up, coming))
+        enough = len(members.live()) + len(coming) >= payload.layout.code.floor
+        return patient and enough and bool(coming)
 
     def _tell_plan(self, attempt: Attempt, payload: Payload) -> None:
         """Announce the generation: only when its row is durable and the space is held."""

@@ -3,7 +3,8 @@
     another target --none--> where it failed, if its connection may just have broken --no-->
         wait for targets that come after a start, or were silent --none comes--> nowhere
 
-Without it the payload may be below its floor, and its save fails: then it waits as long as a lease.
+Without it the payload may be below its floor, and its save fails: then it waits as long as a lease,
+or after a start of the coordinator until the machines of its targets can have started.
 A broken connection says little of a target, and all of a host's connections may break at once: the
 column goes back there, at once the first time, later once in RETURN_GAP_US while the payload is
 below its floor. Its own silence and slowness are the stager's to judge; it says so by not leaving.
@@ -154,4 +155,7 @@ class SpareSearch:
         live = self._members.live()
         more = sum(t.id not in holding and allotment.may_ask(t.id) for t in live) + len(askable)
         left, floor = self._left(), allotment.layout.code.floor
-        return self._desk.now_us < self._until_us and left < floor <= left + more
+        patient = self._desk.now_us < self._until_us
+        if self._homeless is not None:
+            patient = patient or any(map(self._members.is_powering_up, askable))
+        return patient and left < floor <= left + more
