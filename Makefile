@@ -5,8 +5,9 @@
 #   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e; a real crowd
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
-#   make test-sim      planted bugs; 2,000 seeds of the simulator (make test runs 100), others at each
-#                      commit: SIM_FIRST=N names the first, SIM_SEEDS=10000 tries more
+#   make test-sim      planted bugs; simulated crowds; 2,000 seeds of the simulator (make test runs
+#                      100), others at each commit: SIM_FIRST=N names the first, SIM_SEEDS=10000
+#                      tries more
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
@@ -42,6 +43,9 @@ WORKERS ?= 3
 SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
 SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
+# Planted bugs and crowds: a third of the simulator's work, and none of it needs to be run twice.
+SIM_LONG := $(patsubst %,tests/sim/test_%.py,\
+	planted_bugs crowds incast drain_beside_bursts short_bursts restore_crowd)
 
 # Tests start about a thousand interpreters. Without bytecode each compiles all that it imports,
 # a third of its start; some containers switch it off.
@@ -59,7 +63,7 @@ test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--ignore=tests/frameworks --ignore=tests/stores --ignore=tests/bench_e2e \
 		--ignore=tests/wheel \
-		--ignore=tests/e2e/test_crowds.py --ignore=tests/sim/test_planted_bugs.py $(TESTS)
+		--ignore=tests/e2e/test_crowds.py $(SIM_LONG:%=--ignore=%) $(TESTS)
 
 # An environment with the base and one with [server] for each Python, in which users' commands run.
 test-wheel: $(WHEEL_READY)
@@ -83,10 +87,10 @@ test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
 		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
-# The simulator finds each planted bug; then both cores for one campaign. From 5,000 seeds on each
+# The simulator finds each planted bug, and crowds wait for nobody; then both cores for one campaign. From 5,000 seeds on each
 # cell of the fault matrix must be hit: make soak.
 test-sim: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests/sim/test_planted_bugs.py
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_LONG)
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
