@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import BootId, Rank, TargetId
-from ckpt.base.units import MiB
+from ckpt.base.units import MiB, format_bytes
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import NextReads, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
@@ -24,6 +26,9 @@ from tests.waiting import wait_until
 
 BYTES = 20 * MiB
 URL = "ckpt+local://{}?targets=3&code=2+1&pretend_domains=1"
+MOVED = re.compile(
+    ": (.*) were wanted, (.*) came from targets, (.*) from other ranks, (.*) from a stager of"
+)
 PEER = TargetAddress(TargetId("peer-of-nobody"), BootId(1), "127.0.0.1:9")
 
 
@@ -91,7 +96,10 @@ def test_a_peer_that_gives_nothing_costs_a_read_of_the_tier(store: Store, how: s
     ghost.checkpoint.close()
 
 
-def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(store: Store) -> None:
+def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ckpt.restore")
     checkpoints = [resolved(store, rank) for rank in range(3)]
     gate = threading.Barrier(3)
     found: dict[int, tuple[bool, set[str]]] = {}
@@ -101,7 +109,7 @@ def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(store: Store) -> 
         state = checkpoints[rank].load(whole=True)
         found[rank] = right(state), set(checkpoints[rank].source.split("+"))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,6 +120,13 @@ def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(store: Store) -> 
     assert all(good for good, _ in found.values())
     assert all(sources <= {"tier", "peers"} for _, sources in found.values())
     assert any("peers" in sources for _, sources in found.values())
+    lines = [record for record in caplog.records if record.levelno == logging.INFO]
+    told = {int(line.threadName or ""): MOVED.findall(line.getMessage()) for line in lines}
+    assert sorted(told) == [0, 1, 2]
+    for rank, ((wanted, targets, peers, stager),) in told.items():
+        assert (wanted, stager) == (format_bytes(BYTES), "0 B")
+        came = {name for name, size in (("tier", targets), ("peers", peers)) if size != "0 B"}
+        assert came == found[rank][1]
 
 
 def test_one_rank_of_many_that_loads_alone_waits_for_nobody(store: Store) -> None:

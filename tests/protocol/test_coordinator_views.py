@@ -10,6 +10,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReportDamage, Resolve
 from ckpt.format.messages.reading import ByteRange, DocumentKind
 from ckpt.format.messages.targets import RenewLease
+from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 
@@ -61,11 +62,11 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "run": "run", "step": 1, "generation": "1.1", "state": "committed", "newest": True,
         "bytes": 10_000, "world_size": 1, "code": "2+1", "targets_survivable": 0,
         "domains_survivable": 0, "domain_level": "host", "columns_missing": 1, "readable": True,
-        "stall_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
+        "stall_s": 5e-06, "gpu_s": 5e-06, "commit_s": 0.0, "fault_in_s": 0.0, "committed_at_s": 1.5,
         "slowest_rank": 0, "slowest_target": "t0", "readers": 0, "reason": "",
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
         "referenced_bytes": 0, "homes": [], "documents_missing": 0,
-            "names": [], "pinned": False,
+        "names": [], "pinned": False,
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))
@@ -176,9 +177,25 @@ def test_open_attempts_are_counted_rank_by_rank() -> None:
     assert status(bench)["attempts"] == [
         {
             "run": "run", "step": 7, "generation": "1.1", "state": "open", "ranks_handed_over": 1,
-            "ranks_certified": 1, "world_size": 2, "bytes": 10_000,
+            "ranks_certified": 1, "world_size": 2, "bytes": 10_000, "ranks_awaited": [1],
         }
     ]  # fmt: skip
+
+
+def test_of_many_ranks_that_an_attempt_waits_for_the_first_are_named() -> None:
+    bench = Bench()
+    RankFake(bench, 2, 100).open(7)
+    attempts = status(bench)["attempts"]
+    assert isinstance(attempts, list)
+    assert [attempt["ranks_awaited"] for attempt in attempts] == [list(range(RANKS_NAMED_MAX))]
+
+
+def test_the_cost_of_a_step_is_the_longest_stall_once_for_each_rank() -> None:
+    bench = Bench()
+    bench.save(1, world_size=3)
+    views = asked(bench, "steps", RUN)
+    assert isinstance(views, list)
+    assert [(view["stall_s"], view["gpu_s"]) for view in views] == [(7e-06, 2.1e-05)]
 
 
 def test_a_pinned_step_says_so() -> None:

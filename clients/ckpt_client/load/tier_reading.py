@@ -5,6 +5,7 @@ that read the same now, else the targets.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from ckpt.aio.collector import collector_paused
 from ckpt.base.ids import PayloadId, Rank
 from ckpt.base.printable import printable
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, format_bytes
 from ckpt.format.tree import Node, decode_tree
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.events import Report
@@ -44,6 +45,8 @@ class TierReading:
         self._progress = progress
         self.sources: set[str] = set()
         self.tier_statistics: tuple[ReceiverStatistics, ...] = ()
+        #: How many bytes came from each of `sources`.
+        self._came = Counter[str]()
         #: Stagers' memory that was compared with the index.
         self._memories: dict[PayloadId, memoryview] = {}
         #: The connections, and the targets that were given up.
@@ -71,7 +74,7 @@ class TierReading:
             payload = self._pinned.index.payload(rank)
             documents[rank] = np.empty(payload.document_bytes, np.uint8)
             reads.add_range(rank, payload.document_offset, documents[rank])
-        self.read(reads)
+        self._fill(reads)
         with collector_paused():
             return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
@@ -80,6 +83,18 @@ class TierReading:
 
     def read(self, reads: BoxReads) -> None:
         assert isinstance(reads, ReadSet)
+        wanted, before = _wanted_bytes(reads), self._came.copy()
+        self._fill(reads)
+        came = self._came - before
+        _log.info(
+            "%s: %s were wanted, %s came from targets, %s from other ranks, %s from a stager of "
+            "this host",
+            self.name,
+            format_bytes(wanted),
+            *(format_bytes(came[source]) for source in ("tier", "peers", "stager")),
+        )
+
+    def _fill(self, reads: ReadSet) -> None:
         with reads.memory:
             self._read(reads)
         reads.finish()
@@ -104,6 +119,7 @@ class TierReading:
                 jobs, lambda done: self._progress.tell(before + done, total)
             )
             self.tier_statistics = (*self.tier_statistics, found)
+            self._came["tier"] += found.wanted_bytes
 
     def _read_shared(
         self, jobs: list[ReadJob], receiver: PayloadReceiver, total: int
@@ -127,6 +143,7 @@ class TierReading:
         finally:
             self.sources |= shared.sources
             self.tier_statistics = (*self.tier_statistics, *shared.statistics)
+            self._came.update(shared.came)
         return []
 
     def _jobs(self, wanted: Mapping[PayloadKey, Landings]) -> list[ReadJob]:
@@ -163,7 +180,13 @@ class TierReading:
             self._memories[found.id] = view
         landings.fill(np.frombuffer(view, np.uint8))
         self.sources.add("stager")
+        self._came["stager"] += landings.wanted_bytes
         return True
+
+
+def _wanted_bytes(reads: ReadSet) -> int:
+    every = (*reads.landings.values(), *reads.shared.values())
+    return sum(landings.wanted_bytes for landings in every)
 
 
 def _log_report(report: Report) -> None:

@@ -63,6 +63,8 @@ class AttemptView:
     ranks_certified: int
     world_size: int
     bytes: int
+    ranks_awaited: tuple[int, ...] = ()
+    """The first of those that are not certified, at most RANKS_NAMED_MAX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class StepView:
     names: tuple[str, ...] = ()
     pinned: bool = False
     """Nothing deletes it before it is unpinned."""
+    gpu_s: float = 0.0
+    """What the training paid: `stall_s` once for each rank, as all wait for the slowest."""
 
 
 @dataclass(frozen=True, slots=True)

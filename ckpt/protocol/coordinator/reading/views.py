@@ -5,6 +5,7 @@ HTTP `/v1/…` and the CLI. Its records are those of answers.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -38,6 +39,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
 from ckpt.protocol.coordinator.saving.attempts import Attempt
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.members import Members
@@ -229,6 +231,7 @@ class Views:
             documents_missing=documents_missing,
             names=checkpoint.names,
             pinned=checkpoint.is_pinned,
+            gpu_s=info.world_size * info.stall_us / US_PER_S,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
@@ -291,4 +294,12 @@ def _attempt_view(attempt: Attempt) -> AttemptView:
         ranks_certified=sum(p.certified for p in attempt.payloads.values()),
         world_size=len(attempt.payloads) if attempt.of_members else attempt.world_size,
         bytes=sum(p.layout.payload_bytes for p in attempt.payloads.values()),
+        ranks_awaited=_ranks_awaited(attempt),
     )
+
+
+def _ranks_awaited(attempt: Attempt) -> tuple[int, ...]:
+    """Of files nobody knows who will still come."""
+    certified = {rank for rank, payload in attempt.payloads.items() if payload.certified}
+    ranks = range(0 if attempt.of_members else attempt.world_size)
+    return tuple(islice((rank for rank in ranks if rank not in certified), RANKS_NAMED_MAX))

@@ -123,9 +123,18 @@ def _labels_text(view: StepView) -> str:
     return ", ".join([*view.names, *(["(pinned)"] if view.pinned else [])])
 
 
+def awaited_text(view: AttemptView) -> str:
+    """`, waits for ranks 3, 7`: whose bytes are not on their targets; empty of files."""
+    if not view.ranks_awaited:
+        return ""
+    more = view.world_size - view.ranks_certified - len(view.ranks_awaited)
+    named = ", ".join(map(str, view.ranks_awaited)) + (f" and {more} more" if more > 0 else "")
+    return f", waits for {'ranks' if len(view.ranks_awaited) > 1 else 'rank'} {named}"
+
+
 def _attempt_row(view: AttemptView) -> tuple[str, ...]:
     state = f"saving, {view.ranks_certified}/{view.world_size} ranks"
     return (
         view.run, str(view.step), "", state, format_bytes(view.bytes), "-", "-", "-", "-",
-        view.state,
+        f"{view.state}{awaited_text(view)}",
     )  # fmt: skip

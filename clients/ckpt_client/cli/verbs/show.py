@@ -80,6 +80,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         ("at the commit", at_commit),
         ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
         ("stall", f"{format_seconds(view.stall_s)}, first touch {format_seconds(view.fault_in_s)}"),
+        ("cost", f"{view.gpu_s:.4g} GPU-seconds: the stall of {counted(view.world_size, 'rank')}"),
         ("slowest", f"rank {view.slowest_rank}, target {view.slowest_target or '-'}"),
         *(("warning", text) for text in view.warnings),
     ]

@@ -43,6 +43,7 @@ from ckpt_client.cli.cluster import (
     wait_local_ready,
 )
 from ckpt_client.cli.output import Output, Tone, age_text, counted
+from ckpt_client.cli.verbs.ls import awaited_text
 from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (
@@ -387,7 +388,7 @@ def _print_attempts(attempts: tuple[AttemptView, ...], output: Output) -> None:
         output.line(
             f"{view.run}@{view.step}: {view.state}, {view.ranks_handed_over} of "
             f"{counted(view.world_size, 'rank')} handed over, {view.ranks_certified} certified, "
-            f"{format_bytes(view.bytes)}"
+            f"{format_bytes(view.bytes)}{awaited_text(view)}"
         )
 
 

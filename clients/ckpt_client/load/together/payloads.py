@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ class SharedPayloads:
         """jobs: by what all ranks call their payloads (PayloadFinder.number).
         tell: hears how many bytes are done."""
         self.sources: set[str] = set()
+        self.came = Counter[str]()
+        """How many bytes came from each of `sources`."""
         self.statistics: list[ReceiverStatistics] = []
         self.align_bytes = max(job.layout.cell_bytes for job in jobs.values())
         self._options = options
@@ -44,9 +47,8 @@ class SharedPayloads:
         return {rank: job.landings.spans() for rank, job in self._jobs.items()}
 
     def read(self, part: Part, done_bytes: int) -> None:
-        self.sources.add("tier")
         progress = self._progress(done_bytes)
-        self.statistics.append(self._receiver.read(self._within(part), progress))
+        self._count("tier", self._receiver.read(self._within(part), progress))
 
     def offer(self, part: Part, server: PeerServer) -> None:
         for rank, spans in part.items():
@@ -58,12 +60,17 @@ class SharedPayloads:
         jobs = [job.from_peer(peer) for peer, part in peers.items() for job in self._within(part)]
         hasty = replace(self._options, limits=ReadLimits(timeout_us=0))
         try:
-            self.statistics.append(read_payloads(jobs, hasty, self._progress(done_bytes)))
+            found = read_payloads(jobs, hasty, self._progress(done_bytes))
         except CkptError as error:
             _log.warning("another rank gives nothing: %s", error.message)
             return {}
-        self.sources.add("peers")
+        self._count("peers", found)
         return merged(peers.values())
+
+    def _count(self, source: str, found: ReceiverStatistics) -> None:
+        self.sources.add(source)
+        self.statistics.append(found)
+        self.came[source] += found.wanted_bytes
 
     def _progress(self, before: int) -> Progress:
         return lambda done_bytes: self._tell(before + done_bytes)
