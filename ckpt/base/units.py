@@ -21,6 +21,7 @@ _SUFFIX_BYTES: Final = {
     "g": GiB, "gi": GiB, "gib": GiB, "gb": 10**9,
     "t": TiB, "ti": TiB, "tib": TiB, "tb": 10**12,
 }  # fmt: skip
+_UNIT_S: Final = {"d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1, "": 1}
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 
@@ -67,6 +68,20 @@ def format_seconds(seconds: float) -> str:
     if minutes < 120:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def parse_age(text: str) -> int:
+    """Seconds from `7d`, `12h`, `30min` (or `30m`), `90s`, `90`."""
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip(), re.ASCII)
+    if match is None or match[2] not in _UNIT_S:
+        raise Refused(f"age {text!r} is not a whole number with d, h, min or s")
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def format_age(seconds: int) -> str:
+    """As `parse_age` reads it back: `7d`, `36h`, `90s`."""
+    unit = next(unit for unit, size in _UNIT_S.items() if seconds % size == 0)
+    return f"{seconds // _UNIT_S[unit]}{unit}"
 
 
 def align_up(value: int, unit: int) -> int:

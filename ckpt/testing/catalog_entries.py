@@ -15,6 +15,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.messages.keeping import ALL_STAYS, Best, Better, Retention
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     TURNS_KEPT,
@@ -28,7 +29,6 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogReached,
     CheckpointDamaged,
     CheckpointDeleted,
-    CheckpointDrained,
     CheckpointLabeled,
     CheckpointTombstoned,
     LabelsSent,
@@ -37,12 +37,16 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     LaunchResolved,
     RepairNeeded,
+    RetentionSaid,
     RowForgotten,
     StepForgotten,
+    TargetSeen,
+)
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
-    TargetSeen,
 )
 
 RUN = RunName("run/ä b")
@@ -86,6 +90,11 @@ def every_entry() -> list[CatalogEntry]:
         CheckpointLabeled(checkpoint(2, 2), b"other words"),
         CheckpointLabeled(checkpoint(2, 2), b"last words"),
         LabelsSent(checkpoint(2, 2)),
+        RetentionSaid(RUN, Retention(last=5, age_s=60)),
+        RetentionSaid(RUN, Retention(every=7, best=Best("größe", Better.MAX, 3))),
+        RetentionSaid(RunName("lost"), ALL_STAYS),
+        RetentionSaid(RunName("other"), Retention(last=1)),
+        RetentionSaid(RunName("other"), None),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),
         attempt(4),
@@ -162,6 +171,7 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
         StoreHolds(url, RUN, held[: chance.randrange(1, 3)]),
         CheckpointDrained(url, id),
         StoreForgotten(url),
+        RetentionSaid(RunName(target), chance.choice([None, Retention(last=1 + number)])),
         CatalogReached(CatalogPosition(2, chance.randrange(99))),
         CatalogOutdated(f"{target} knows better"),
     ]

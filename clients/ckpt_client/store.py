@@ -16,7 +16,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import Generation, RunName, check_run_name, check_step
-from ckpt.protocol.coordinator.reading.answers import StepView
+from ckpt.protocol.coordinator.reading.answers import RetentionView, StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.save.handle import Commit, Save, commit_from_view
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckpt_client.control import Control
     from ckpt_client.load.checkpoint import Checkpoint
     from ckpt_client.load.verify import VerifyReport
+    from ckpt_client.retention import Age, Mode
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
@@ -395,6 +396,40 @@ class Store:
         from ckpt_client import labels
 
         labels.unpin(self._talk(), check_run_name(run), check_step(step))
+
+    def keep(
+        self,
+        run: str,
+        *,
+        last: int | None = None,
+        every: int | None = None,
+        best: tuple[str, int] | None = None,
+        mode: Mode | None = None,
+        age: Age | None = None,
+    ) -> None:
+        """Say what stays of a run from now on: the union of these, the newest step, and what has a
+        name or is pinned. The rest is deleted: at once, at commits, and as time passes. Durable
+        when this returns. Without any rule the cluster's `keep` counts again.
+
+        last: so many newest steps.
+        every: steps that it divides.
+        best: (metric, count): so many steps with the best values of what `save` was given as
+            `metrics`. As the only rule it also keeps steps without that metric.
+        mode: whether low values of the metric are good, `min`, or high ones, `max`.
+        age: what was committed within these seconds, a timedelta, or `7d`, `12h`, `30min`.
+
+        Raises Refused for what is no rule, Unavailable.
+        """
+        from ckpt_client import retention
+
+        rules = retention.rules_of(last, every, best, mode, age)
+        retention.say(self._talk(), check_run_name(run), rules)
+
+    def kept(self, run: str) -> RetentionView:
+        """Which rules count for a run, and of each step whether it stays, and why."""
+        from ckpt_client import retention
+
+        return retention.stays(self._talk(), check_run_name(run))
 
     def delete(self, run: str, step: int) -> None:
         """Delete all generations of a step, with their names. Raises NotFound, Refused for what is

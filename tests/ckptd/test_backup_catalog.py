@@ -20,10 +20,12 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogRow,
     Persist,
     RowState,
-    StoreRow,
     TargetSeen,
 )
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
+from ckpt.protocol.coordinator.stores import (
+    StoreRow,
+)
 from ckptd.catalog.backup import backup_path, read_backup
 from ckptd.catalog.rebuild import RestingTarget, rebuild
 from tests.ckptd.catalogs import begin_term, opened

@@ -15,8 +15,14 @@ from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.catalog import CatalogImage, StoreRow, TargetSeen
+from ckpt.protocol.coordinator.catalog import (
+    CatalogImage,
+    TargetSeen,
+)
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
+from ckpt.protocol.coordinator.stores import (
+    StoreRow,
+)
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.http.exposition import Family, Histogram, Kind, render
 from tests.protocol.coordinating import Bench

@@ -358,6 +358,17 @@ def a_catalog_for_which_too_few_vouch(folder: Path) -> None:
         case.prove("CATALOG_UNPROVED", "^ckpt target release t1 ", "away: t1, t2$")
 
 
+def a_catalog_that_forgot_what_stays(folder: Path) -> None:
+    with made(folder, "targets=4&code=2+1&keep=2") as case:
+        assert run("local", "stop", str(case.directory)).code == 0
+        for path in case.directory.glob("catalog.sqlite*"):
+            path.unlink()
+        rebuilt = run("catalog", "rebuild", str(case.directory))
+        assert f"ckpt keep RUN …): {RUN_NAME}" in rebuilt.out
+        assert run("ls", environ=case.environ).code == 0
+        case.prove("RETENTION_UNSAID", f"^ckpt keep {RUN_NAME} --none$", f"1 run .*: {RUN_NAME}")
+
+
 def an_emptied_directory(folder: Path) -> None:
     with made(folder) as case:
         case.rested(lambda: shutil.rmtree(case.directory / "targets" / "t1"))
@@ -420,6 +431,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "DRAIN_FAILING": [a_store_that_cannot_be_used],
     "DRAIN_STOPPED": [a_store_that_nobody_serves],
     "CONNECTIONS_FULL": [a_target_without_descriptors],
+    "RETENTION_UNSAID": [a_catalog_that_forgot_what_stays],
     "NOT_RUNNING": [a_cluster_that_rests],
     "COORDINATOR_DOWN": [a_stopped_coordinator],
     "CATALOG_CORRUPT": [

@@ -87,6 +87,8 @@ class Bench:
             fill=fill or FillMarks(),
         )  # fmt: skip
         self.now_us = START_US
+        self.wall_s = 1.5
+        """What the coordinator's clock says."""
         self.term = 1
         self.process = b""
         """Of the coordinator, as it says."""
@@ -115,7 +117,7 @@ class Bench:
     def _new_machine(self) -> CoordinatorMachine:
         image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
         image.process, image.rebuilt_from = self.process, self.rebuilt_from
-        return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: 1.5)
+        return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: self.wall_s)
 
     def tick(self, seconds: float = 0.0) -> None:
         """Time passes; live targets renew their leases meanwhile."""

@@ -26,7 +26,6 @@ from ckpt.format.messages.drains import (
     encode_stored,
 )
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.coordinator.keeping.draining import (
     GRACE_US,
@@ -35,6 +34,7 @@ from ckpt.protocol.coordinator.keeping.draining import (
     UNREACHED_COUNT_MAX,
     UNREACHED_US,
 )
+from ckpt.protocol.coordinator.stores import CheckpointDrained
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
 
 URL = "s3://bucket/runs"
@@ -123,7 +123,7 @@ def test_what_is_drained_is_durable_before_it_is_answered_and_is_never_leased_ag
     assert bench.tell(worker.session, EndDrain(URL, "a", id)) == []
     bench.sync()
     assert bench.to(worker.session)[-1] == DrainNoted(LEASE_US)
-    assert bench.durable[-2] == catalog.CheckpointDrained(URL, id)
+    assert bench.durable[-2] == CheckpointDrained(URL, id)
     bench.persist_at_once = True
     bench.restart(*bench.targets)
     assert WorkerFake(bench, "b").lease() is None

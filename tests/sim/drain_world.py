@@ -30,7 +30,10 @@ from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Source, Wish
 from ckpt.plan.drains import Committed, StorePolicy, due
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.coordinator.catalog import (
+    CatalogEntry,
+)
+from ckpt.protocol.coordinator.stores import CheckpointDrained, StoreHolds, StoreOpened
 from ckpt.protocol.target.core import column_name
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.drain_node import DrainNode, Trouble
@@ -137,11 +140,11 @@ class DrainOracles(Oracles):
     def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
         for entry in entries:
             match entry:
-                case catalog.StoreOpened(policy):
+                case StoreOpened(policy):
                     self.world.policies[policy.url] = policy
-                case catalog.CheckpointDrained(url, id):
+                case CheckpointDrained(url, id):
                     self.world.check_stored(url, id)
-                case catalog.StoreHolds(url, run, stored):
+                case StoreHolds(url, run, stored):
                     for step, generation in stored:
                         self.world.check_stored(url, CheckpointId(run, step, generation))
                 case catalog.AttemptCommitted(id):

@@ -23,6 +23,8 @@ ADDED_SINCE: Final = {
     110: "TargetReplaced",
     111: "LabelStep",
     112: "StepLabeled",
+    113: "KeepSteps",
+    114: "StepsKept",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -34,6 +34,8 @@ the file that defines it.
                    admin   -> coord.   Ask, LabelStep, DeleteStep; an admin also
                                        ReplaceTarget
                    coord.  -> both     Answer, StepLabeled, StepDeleted, TargetReplaced
+    keeping.py     admin   -> coord.   KeepSteps
+                   coord.  -> admin    StepsKept
     targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation, Attest, PutDocument, DropGeneration,
@@ -83,6 +85,7 @@ from ckpt.format.messages.hello import (
     ServerHello,
     ServerProof,
 )
+from ckpt.format.messages.keeping import KeepSteps, StepsKept
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.format.messages.loading import (
@@ -168,7 +171,7 @@ Message = (
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
-    | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled
+    | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -190,6 +193,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     96: OpenStore, 97: TellStored, 98: LeaseDrain, 99: DrainLeased, 100: BeginParts, 101: TakePart,
     102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
     108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
-    112: StepLabeled,
+    112: StepLabeled, 113: KeepSteps, 114: StepsKept,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -11,7 +11,8 @@ class Ask(Struct, frozen=True, gc=False):
     """A question of people and tools; the answer is the JSON that HTTP `/v1/<what>` gives."""
 
     what: str
-    """`status`, `coordinator`, `runs`, `steps`, `show`, `names`, `files`, `members`."""
+    """`status`, `coordinator`, `runs`, `steps`, `show`, `names`, `retention`, `files` or
+    `members`."""
     run: RunName | None = None
     step: Step | None = None
 

@@ -27,7 +27,15 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.plan.drains import StorePolicy
+from ckpt.format.messages.keeping import Retention
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
+    StoreForgotten,
+    StoreHolds,
+    StoreOpened,
+    StoreRow,
+    apply_drain,
+)
 
 TURNS_KEPT = 16
 """Of the resolutions of a launch, besides the first one."""
@@ -207,34 +215,11 @@ class RepairNeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreOpened:
-    """Checkpoints are drained to this object store: the queue for it stands."""
+class RetentionSaid:
+    """What stays of a run from now on; None: as the cluster keeps."""
 
-    policy: StorePolicy
-
-
-@dataclass(frozen=True, slots=True)
-class StoreHolds:
-    """All that a store has of one run, as a worker found it there."""
-
-    url: str
     run: RunName
-    stored: tuple[tuple[Step, Generation], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointDrained:
-    """Committed in the store, every byte read back."""
-
-    url: str
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class StoreForgotten:
-    """Nothing is drained there any more."""
-
-    url: str
+    retention: Retention | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +250,7 @@ CatalogEntry = (
     | LabelsSent
     | CheckpointLabeled
     | CheckpointDeleted
+    | RetentionSaid
     | RowForgotten
     | LaunchNumbered
     | LaunchEntered
@@ -327,15 +313,6 @@ class LaunchRow:
 
 
 @dataclass(slots=True)
-class StoreRow:
-    """All that is known of one object store."""
-
-    policy: StorePolicy
-    stored: dict[RunName, set[tuple[Step, Generation]]] = field(default_factory=dict)
-    """What is committed there."""
-
-
-@dataclass(slots=True)
 class CatalogImage:
     """The catalog as a restart finds it. `term` is already this process's own, new and durable."""
 
@@ -349,6 +326,8 @@ class CatalogImage:
     """What people have said of committed checkpoints, as encoded documents."""
     unsettled: set[CheckpointId] = field(default_factory=set)
     """Of these targets may have other labels."""
+    retentions: dict[RunName, Retention] = field(default_factory=dict)
+    """What people have said stays of a run; without any rule: that is lost."""
     position: CatalogPosition = BEGINNING
     """Of the newest entry that was made durable while the targets vouched for the catalog."""
     forgotten: Generation = NO_GENERATION
@@ -387,6 +366,10 @@ class CatalogImage:
         yield from (CheckpointLabeled(*labeled) for labeled in self.labels.items())
         yield from map(LabelsSent, sorted(self.unsettled))
 
+    def retention_entries(self) -> Iterator[CatalogEntry]:
+        """What says of the same runs again what stays."""
+        yield from (RetentionSaid(*said) for said in self.retentions.items())
+
     def apply(self, entry: CatalogEntry) -> None:
         """Fold one entry into the image.
 
@@ -413,6 +396,8 @@ class CatalogImage:
                 self._forget_labels(entry.checkpoint)
                 if entry.labels:
                     self.labels[entry.checkpoint] = entry.labels
+            case RetentionSaid():
+                self._retain(entry)
             case CheckpointTombstoned():
                 self._forget_labels(entry.checkpoint)
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
@@ -446,26 +431,15 @@ class CatalogImage:
             case _:
                 self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
 
+    def _retain(self, said: RetentionSaid) -> None:
+        if said.retention is None:
+            self.retentions.pop(said.run, None)
+        else:
+            self.retentions[said.run] = said.retention
+
     def _forget_labels(self, checkpoint: CheckpointId) -> None:
         self.labels.pop(checkpoint, None)
         self.unsettled.discard(checkpoint)
-
-
-def apply_drain(
-    stores: dict[str, StoreRow],
-    entry: StoreOpened | StoreHolds | CheckpointDrained | StoreForgotten,
-) -> None:
-    """Fold one entry; what comes late for a store that was forgotten changes nothing."""
-    match entry:
-        case StoreOpened(policy):
-            known = stores.setdefault(policy.url, StoreRow(policy))
-            known.policy = policy
-        case StoreHolds(url, run, stored) if url in stores:
-            stores[url].stored[run] = set(stored)
-        case CheckpointDrained(url, id) if url in stores:
-            stores[url].stored.setdefault(id.run, set()).add((id.step, id.generation))
-        case StoreForgotten(url):
-            stores.pop(url, None)
 
 
 def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:

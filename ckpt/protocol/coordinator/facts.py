@@ -121,6 +121,13 @@ class RunDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionDue:
+    """What stays of the run may be less now: other rules count, or time has passed."""
+
+    run: RunName
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDoubted:
     """A load found too few targets that hold it."""
 
@@ -141,5 +148,6 @@ Fact = (
     | CheckpointReleased
     | ReferencesDropped
     | RunDrained
+    | RetentionDue
     | CheckpointDoubted
 )

@@ -14,7 +14,8 @@
     Resolver        which generation to read                      (resolving.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
-    Deleter, Judge  tombstones, retention; proved damage          (deletion.py, judging.py,
+    Retaining       what stays of a run, and why                  (retaining.py)
+    Deleter, Judge  tombstones; proved damage                     (deletion.py, judging.py,
                     index_inquiry.py)
     Vouching        whether the catalog is the newest              (vouching.py)
     Confirming      whether the targets still obey this process    (confirming.py)
@@ -36,6 +37,7 @@ from ckpt.base.errors import CkptError
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, ReplaceTarget
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
 from ckpt.format.messages.reading import DocumentData
@@ -63,6 +65,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
+from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import SharedReads
@@ -108,14 +111,16 @@ class CoordinatorMachine:
         secret: bytes,
         wall_s: Callable[[], float],
     ) -> None:
-        """`wall_s` is asked only for the time that people see in a commit (P12)."""
+        """`wall_s` is asked only for the time that people see in a commit, and for rules of
+        retention by age (P12).
+        """
         self.policy = policy
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.launches = Launches(image.term)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
-        self._make_keeping_parts(image)
+        self._make_keeping_parts(image, wall_s)
         self.reservations = Reservations(desk, self.members, policy.spread, self.evictor)
         self.book = AttemptBook()
         generations = Generations(self.checkpoints, self.book, self.deleter)
@@ -128,23 +133,26 @@ class CoordinatorMachine:
         self.sharing = SharedReads(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
         self.views = Views(
-            context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor
-        )
+            context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor,
+            self.retaining,
+        )  # fmt: skip
         self._introduce()
         recover(
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
             self.deleter, self.labeling, self.resolver.rounds,
         )  # fmt: skip
 
-    def _make_keeping_parts(self, image: CatalogImage) -> None:
+    def _make_keeping_parts(self, image: CatalogImage, wall_s: Callable[[], float]) -> None:
         policy, desk = self.policy, self._desk
         self.judge = Judge(desk, self.members, self.checkpoints)
         self.homes = Homes(desk, self.checkpoints)
         self.drains = DrainQueue(desk, self.checkpoints, image.stores, image.term)
+        self.retaining = Retaining(
+            desk, self.checkpoints, self.drains, image.retentions, keep=policy.keep, wall_s=wall_s
+        )
         self.deleter = Deleter(
-            desk, self.members, self.checkpoints, self.drains,
-            cluster=policy.cluster, keep=policy.keep,
-        )  # fmt: skip
+            desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
+        )
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.evictor = Evictor(
             desk, self.members, self.checkpoints, self.drains, policy.watermarks, self.deleter
@@ -187,6 +195,7 @@ class CoordinatorMachine:
         hear(facts.CheckpointReleased, self.deleter.released)
         hear(facts.ReferencesDropped, self.homes.let_go)
         hear(facts.RunDrained, self.deleter.drained)
+        hear(facts.RetentionDue, self.deleter.retention_due)
         hear(facts.CheckpointDoubted, self.judge.doubted)
 
     def handle(self, event: Event) -> list[Action]:
@@ -286,6 +295,11 @@ class CoordinatorMachine:
                 self.members.replace(session, request, message)
             case LabelStep():
                 self.labeling.label_step(session, request, message)
+            case KeepSteps(dry_run=True):
+                answer = self.views.retention_under(message.run, message.retention)
+                self._desk.send(session, request, Answer(), answer)
+            case KeepSteps():
+                self.retaining.keep_steps(session, request, message)
             case DeleteStep():
                 delete = partial(self.deleter.delete_step, session, request, message)
                 self.labeling.in_turn(session, request, message.run, delete)
@@ -350,6 +364,7 @@ class CoordinatorMachine:
         self.confirming.tick()
         self.reservations.tick()
         self.labeling.tick()
+        self.retaining.tick()
         self.deleter.tick()
         self.committer.tick()
         self.opening.tick()

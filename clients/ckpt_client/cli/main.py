@@ -69,6 +69,10 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.pin",
         "let a pinned checkpoint go again",
     ),
+    "keep": (
+        "ckpt_client.cli.verbs.keep",
+        "say which steps of a run stay, or show it",
+    ),
     "rm": (
         "ckpt_client.cli.verbs.rm",
         "delete a checkpoint",
@@ -91,7 +95,7 @@ VERBS: Final = {
     ),
     "gc": (
         "ckpt_client.cli.upkeep.gc",
-        "end uploads to an object store that never ended",
+        "show which steps go, and why; end uploads to an object store that never ended",
     ),
     "catalog": (
         "ckpt_client.cli.upkeep.catalog",

@@ -13,6 +13,8 @@ from ckpt.base.ids import Generation, RunName, Step
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
+)
+from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
     StoreHolds,
@@ -34,7 +36,7 @@ DrainEntry = StoreOpened | StoreHolds | CheckpointDrained | StoreForgotten
 
 
 def store(connection: sqlite3.Connection, entry: DrainEntry) -> None:
-    """Fold one entry into the tables, as `catalog.apply_drain` does."""
+    """Fold one entry into the tables, as `stores.apply_drain` does."""
     match entry:
         case StoreOpened(policy):
             values = (policy.url, policy.every, policy.keep, ",".join(policy.runs))

@@ -1,5 +1,8 @@
 """The catalog is lost: what do the targets alone say? For `ckpt catalog rebuild`.
 
+What people have said stays of a run (`ckpt keep`) is on no target, and a copy of the catalog may be
+older than it: of every run that is found all stays until it is said again.
+
 A checkpoint comes back when one target has its commit record, and one the index that the record's
 digest names; the index says which target's column counts. Everything else is refused with its
 reason, and left untouched on the targets:
@@ -38,6 +41,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.record import CommitRecord, decode_record, decode_tombstone
 from ckpt.format.index import decode_index
+from ckpt.format.messages.keeping import ALL_STAYS
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
@@ -125,6 +129,7 @@ def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None
     refused += _settle_homes(cluster, image, held, committed)
     _spare_homes(cluster, image, held, refused)
     _label(cluster, image, held, backup)
+    image.retentions = {id.run: ALL_STAYS for id in sorted(seen | image.rows.keys())}
     proved = {id for _, each in held for kind, id in each.documents if kind in _PROOFS}
     image.passed_over = proved - image.rows.keys()
     image.rebuilt_from = len(sources)
@@ -201,6 +206,7 @@ def main(argv: Sequence[str]) -> int:
             {"checkpoint": str(each.checkpoint), "reason": each.reason} for each in found.refused
         ],
         "unreachable": list(found.unreachable),
+        "retention_unsaid": list(found.image.retentions),
     }
     os.write(sys.stdout.fileno(), json.dumps(document, indent=2).encode() + b"\n")
     return Degraded.exit_code if found.unreachable else 0

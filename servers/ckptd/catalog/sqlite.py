@@ -34,7 +34,6 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
     CatalogOutdated,
     CatalogReached,
-    CheckpointDrained,
     CheckpointLabeled,
     CheckpointTombstoned,
     LabelsSent,
@@ -44,18 +43,23 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchResolved,
     Persist,
     RepairNeeded,
+    RetentionSaid,
     RowForgotten,
     StepForgotten,
+    TargetSeen,
+)
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
-    TargetSeen,
 )
 from ckptd.catalog import (
     checkpoint_tables,
     drain_tables,
     label_tables,
     launch_tables,
+    retention_tables,
     standing_tables,
     target_tables,
 )
@@ -91,6 +95,7 @@ _LATER_SCHEMA: Final = (
     + standing_tables.SCHEMA
     + target_tables.SCHEMA
     + label_tables.SCHEMA
+    + retention_tables.SCHEMA
 )
 
 
@@ -261,6 +266,7 @@ def create_catalog(
                     *image.launch_entries(),
                     *image.drain_entries(),
                     *image.label_entries(),
+                    *image.retention_entries(),
                 ):
                     _apply(connection, entry)
         finally:
@@ -367,6 +373,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
     label_tables.load(connection, image)
+    retention_tables.load(connection, image)
     standing_tables.load(connection, image)
     return image
 
@@ -397,6 +404,8 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             checkpoint_tables.move(connection, entry.checkpoint, entry)
         case LabelsSent() | CheckpointLabeled():
             label_tables.store(connection, entry)
+        case RetentionSaid():
+            retention_tables.store(connection, entry)
         case CatalogReached() | CatalogOutdated():
             standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchForgotten():

@@ -37,7 +37,6 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentSummary, DropColumn, DropGeneration, Dropped
-from ckpt.plan.retention import expired
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
@@ -48,12 +47,13 @@ from ckpt.protocol.coordinator.facts import (
     CheckpointReleased,
     FileDropped,
     ReferencesDropped,
+    RetentionDue,
     RunDrained,
     TargetVouched,
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
-from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.events import Buffer, Session
 
 GONE_ROWS_MAX = 10_000
@@ -65,25 +65,22 @@ DROP_RETRY_US = 2_000_000
 
 
 class Deleter:
-    """I tombstone, drop and expire. `keep` is how many steps of a run stay; None keeps all."""
+    """I tombstone and drop what is deleted, what expires, and what attempts leave."""
 
     def __init__(
         self,
         desk: Desk,
         members: Membership,
         checkpoints: Checkpoints,
-        drains: DrainQueue,
+        retaining: Retaining,
         *,
         cluster: str,
-        keep: int | None,
     ) -> None:
-        """drains: what is to be drained first stays (P9)."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._cluster = cluster
-        self._keep = keep
-        self._drains = drains
+        self._retaining = retaining
         self.forgotten = catalog.NO_GENERATION
         """The newest generation whose row was forgotten."""
         self.gone: dict[CheckpointId, RowState] = {}
@@ -169,24 +166,10 @@ class Deleter:
             self._tombstone(doomed, "deleted on request", one_done)
 
     def expire(self, run: RunName) -> None:
-        """After a commit, or a reader's end: what retention and newer generations leave over. What
-        is damaged goes only when its step was saved (or fetched) again."""
-        held = self._checkpoints.of_run(run, RowState.COMMITTED)
-        pinned = {(c.id.step, c.id.generation) for c in held if c.pins or c.is_kept}
-        pinned.update(self._drains.needed(run))
-        ids = [(c.id.step, c.id.generation) for c in held]
-        doomed_ids = set(expired(ids, self._keep, pinned))
-        doomed = [c for c in held if (c.id.step, c.id.generation) in doomed_ids]
-        newest = {c.id.step: c.id.generation for c in held}
-        for lost in self._checkpoints.of_run(run, RowState.DAMAGED):
-            again = newest.get(lost.id.step)
-            if (
-                again is not None
-                and lost.id.generation < again
-                and not lost.pins
-                and not lost.is_kept
-            ):
-                doomed.append(lost)
+        """After a commit, a reader's end, or new rules: what these and newer generations leave
+        over. What is damaged goes only when its step was saved (or fetched) again.
+        """
+        doomed = self._retaining.expired(run)
         if doomed:
             self._tombstone(doomed, "expired")
 
@@ -397,6 +380,10 @@ class Deleter:
 
     def drained(self, fact: RunDrained) -> None:
         """What waited for it may go."""
+        self.expire(fact.run)
+
+    def retention_due(self, fact: RetentionDue) -> None:
+        """There are other rules, or time has passed."""
         self.expire(fact.run)
 
     def target_vouched(self, fact: TargetVouched) -> None:

@@ -42,11 +42,20 @@ from ckpt.format.messages.drains import (
 )
 from ckpt.plan.drains import Committed, StorePolicy, due, surplus
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import RowState, StoreRow
+from ckpt.protocol.coordinator.catalog import (
+    RowState,
+)
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import RunDrained
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
+    StoreForgotten,
+    StoreHolds,
+    StoreOpened,
+    StoreRow,
+)
 from ckpt.protocol.events import Buffer, Session
 
 LEASE_US = 15 * US_PER_S
@@ -195,7 +204,7 @@ class DrainQueue:
                 if message.version not in (0, store.version):
                     raise Busy(f"{message.url} changed meanwhile", hint="look at it again")
                 stored = tuple(sorted(decode_stored(bulk)))
-                entry = catalog.StoreHolds(store.policy.url, message.run, stored)
+                entry = StoreHolds(store.policy.url, message.run, stored)
                 self._note_change(store, session, request, entry)
             case LeaseDrain():
                 leased = DrainLeased(self._lease(store, message.worker))
@@ -252,7 +261,7 @@ class DrainQueue:
         if known:
             self._answer(store, session, request)
         else:
-            self._note(session, request, catalog.StoreOpened(policy))
+            self._note(session, request, StoreOpened(policy))
 
     def _forget(self, session: Session, request: int, message: ForgetStore) -> None:
         if message.url not in self.stores:
@@ -264,7 +273,7 @@ class DrainQueue:
             names = ", ".join(sorted(store.workers))
             raise Busy(f"{message.url} is served by {names}", hint="stop them first")
         del self.stores[message.url]
-        self._note(session, request, catalog.StoreForgotten(message.url))
+        self._note(session, request, StoreForgotten(message.url))
 
     def _note_unreached(self, session: Session, request: int, message: TellTrouble) -> None:
         self.unreached.pop(message.url, None)
@@ -290,9 +299,9 @@ class DrainQueue:
 
         def durable() -> None:
             match entry:
-                case catalog.StoreHolds(url, run, stored) if url in self.stores:
+                case StoreHolds(url, run, stored) if url in self.stores:
                     self.stores[url].row.stored[run] = set(stored)
-                case catalog.CheckpointDrained(url, id) if url in self.stores:
+                case CheckpointDrained(url, id) if url in self.stores:
                     self._count(self.stores[url], id)
             self._desk.send(session, request, DrainNoted(LEASE_US))
             for run in self._checkpoints.runs():
@@ -367,7 +376,7 @@ class DrainQueue:
             # Its own retention takes it away again, or another worker has by now.
             self._answer(store, session, request)
             return
-        self._note_change(store, session, request, catalog.CheckpointDrained(store.policy.url, id))
+        self._note_change(store, session, request, CheckpointDrained(store.policy.url, id))
 
     def _heard(self, store: Store, name: str, session: Session) -> None:
         due_us = self._desk.now_us + LEASE_US

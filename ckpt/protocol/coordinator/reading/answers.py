@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckpt.format.messages.keeping import Retention
+
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
@@ -116,6 +118,33 @@ class NameView:
     name: str
     step: int
     generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    """What becomes of one generation, and why."""
+
+    step: int
+    generation: str
+    stays: bool
+    """False: it is deleted at the run's next commit, or as soon as nobody reads it."""
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionView:
+    """What stays of a run."""
+
+    run: str
+    source: str
+    """Whose rules count: the `run`'s own, the `cluster`'s, or `lost`: the catalog was made again,
+    and all stays until somebody says what shall."""
+    rules: Retention
+    text: str
+    """The same in words."""
+    steps: tuple[VerdictView, ...]
+    """Ascending."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,16 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         mend="`ckptd drain --to URL …`; when the store is no more `ckpt drain forget URL`",
         clears="as soon as a worker serves the store, or nothing waits for it any more",
     ),
+    "RETENTION_UNSAID": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="saves and loads go on; nothing of these runs expires, and the tier may fill",
+        cause="the catalog was made again from the targets, which do not know what was said to stay"
+        " of a run; the cluster keeps fewer steps, which may be less than was said",
+        mend="say it again, `ckpt keep RUN --last N …`; or `ckpt keep RUN --none`: the run keeps"
+        " what the cluster keeps",
+        clears="when it is said of every such run",
+    ),
     "NOT_RUNNING": CheckKind(
         WARNING,
         DEGRADED_CODE,

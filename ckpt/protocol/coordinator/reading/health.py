@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from ckpt.base.ids import TargetId
+from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.claims import Claim
@@ -24,6 +24,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, Target, Tar
 from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
@@ -41,7 +42,7 @@ class Health:
 
     def __init__(
         self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
-        vouching: Vouching, evictor: Evictor,
+        vouching: Vouching, evictor: Evictor, retaining: Retaining,
     ) -> None:  # fmt: skip
         self._vouching = vouching
         self._members = members
@@ -49,6 +50,7 @@ class Health:
         self._code = policy.code
         self._marks = policy.fill
         self._evictor = evictor
+        self._retaining = retaining
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
@@ -71,6 +73,7 @@ class Health:
         yield from self._lost(stores)
         yield from self._redundancy(address)
         yield from _drain_checks(stores)
+        yield from _unsaid_checks(self._retaining.lost())
 
     def _catalog(self, address: str) -> Iterator[Check]:
         """Why nobody is served yet, or ever from this catalog."""
@@ -278,6 +281,15 @@ def _drain_checks(stores: Sequence[StoreStatus]) -> Iterator[Check]:
             text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
             remedy = f"start ckptd drain --to {store.url}; when the store is no more"
             yield check("DRAIN_STOPPED", text, remedy, forget)
+
+
+def _unsaid_checks(runs: Sequence[RunName]) -> Iterator[Check]:
+    if runs:
+        named = ", ".join(runs[:NAMED_MAX])
+        count = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+        text = f"the catalog was made again, nothing of {count} expires: {named}"
+        remedy = "say again what stays (ckpt keep RUN --last N); --none: what the cluster keeps"
+        yield check("RETENTION_UNSAID", text, remedy, f"ckpt keep {quoted(runs[0])} --none")
 
 
 def _step(checkpoint: Checkpoint) -> str:

@@ -10,16 +10,19 @@ from itertools import islice
 import msgspec
 
 from ckpt.base.errors import NotFound, Refused
-from ckpt.base.ids import RunName, Step
+from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
 from ckpt.format.messages.saving import CommitInfo
+from ckpt.plan.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
@@ -30,12 +33,14 @@ from ckpt.protocol.coordinator.reading.answers import (
     MembersView,
     MemberView,
     NameView,
+    RetentionView,
     RunView,
     ShowView,
     StatusView,
     StepView,
     StoreStatus,
     TargetView,
+    VerdictView,
 )
 from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
@@ -56,6 +61,7 @@ class Views:
         drains: DrainQueue,
         vouching: Vouching,
         evictor: Evictor,
+        retaining: Retaining,
     ) -> None:
         self._desk = context.desk
         self._cluster = context.policy.cluster
@@ -66,7 +72,10 @@ class Views:
         self._files = files
         self._drains = drains
         self._vouching = vouching
-        self._health = Health(context.members, checkpoints, context.policy, vouching, evictor)
+        self._retaining = retaining
+        self._health = Health(
+            context.members, checkpoints, context.policy, vouching, evictor, retaining
+        )
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
@@ -98,6 +107,8 @@ class Views:
                 view = self.show(run, step)
             case "names" if run is not None:
                 view = self.names(run)
+            case "retention" if run is not None:
+                view = self._retention(run, self._retaining.own(run), None)
             case "files":
                 view = self.files(run)
             case "members" if run is not None and step is not None:
@@ -105,7 +116,7 @@ class Views:
             case _:
                 raise Refused(
                     f"{what!r} is not one of status, coordinator, runs, steps (run), "
-                    "show (run, step), names (run), files, members (run, step)"
+                    "show (run, step), names (run), retention (run), files, members (run, step)"
                 )
         return msgspec.json.encode(view)
 
@@ -165,6 +176,13 @@ class Views:
             )
         )
 
+    def retention_under(self, run: RunName, own: Retention | None) -> bytes:
+        """The JSON of what would stay of a run if these were its own rules. Raises Refused."""
+        if own is not None:
+            check_retention(own)
+        clusters = self._retaining.clusters if own is None else own
+        return msgspec.json.encode(self._retention(run, own, clusters))
+
     def files(self, below: RunName | None) -> tuple[FilesView, ...]:
         """Checkpoints of files: of the run `below` and of those whose names begin with it and a
         `/`; without it, of all runs.
@@ -195,6 +213,27 @@ class Views:
             bytes=sum(c.info.payload_bytes for c in held),
             committed_at_s=held[-1].info.committed_at_s if held else 0.0,
         )
+
+    def _retention(
+        self, run: RunName, own: Retention | None, would: Retention | None
+    ) -> RetentionView:
+        """would: rules that do not count yet; None: those that count."""
+        rules = self._retaining.counting(run) if would is None else would
+        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+        sizes = {one.id: one.info.payload_bytes for one in held}
+        return RetentionView(
+            run=run,
+            source="cluster" if own is None else "lost" if own == ALL_STAYS else "run",
+            rules=rules,
+            text=retention_text(rules),
+            steps=tuple(
+                VerdictView(
+                    one.step, str(one.generation), one.stays, one.reason,
+                    sizes[CheckpointId(run, one.step, one.generation)],
+                )
+                for one in self._retaining.verdicts(run, rules)
+            ),
+        )  # fmt: skip
 
     def _step_view(self, checkpoint: Checkpoint, newest: bool, documents_missing: int) -> StepView:
         now = self._checkpoints.redundancy(checkpoint)

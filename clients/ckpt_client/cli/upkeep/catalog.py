@@ -60,6 +60,8 @@ class RebuiltCatalog(msgspec.Struct, frozen=True):
     committed: tuple[str, ...]
     refused: tuple[RefusedGeneration, ...]
     unreachable: tuple[str, ...]
+    retention_unsaid: tuple[str, ...] = ()
+    """Runs of which all stays until somebody says what shall."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -178,5 +180,8 @@ def _print(found: RebuiltCatalog, output: Output) -> None:
         output.line(output.tone(f"  {len(found.refused)} not brought back", Tone.WARN))
         for each in found.refused:
             output.line(f"    {each.checkpoint}: {each.reason}")
+    if found.retention_unsaid:
+        runs = ", ".join(found.retention_unsaid)
+        output.line(f"  all stays until you say again what shall (ckpt keep RUN …): {runs}")
     for text in found.unreachable:
         output.line(output.tone(f"  did not answer: {text}", Tone.BAD))

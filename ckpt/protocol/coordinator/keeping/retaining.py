@@ -1,0 +1,157 @@
+"""What stays of each run, as people have said it, else as the cluster keeps.
+
+    asked --catalog--> answered, and what is left over goes (deletion.py)
+
+While rules are on their way to the catalog nothing of their run expires: neither the old ones nor
+the new ones are known to count. Rules by age act on a slow clock as well as at commits.
+
+Rules of a run are in the catalog alone. One that is made again from the targets has none, so of
+every run that it finds all stays, whatever the cluster keeps, until somebody says it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import RunName
+from ckpt.format.messages.keeping import (
+    ALL_STAYS,
+    KeepSteps,
+    Retention,
+    StepsKept,
+    check_retention,
+)
+from ckpt.plan.retention import Expirable, Verdict, judged
+from ckpt.protocol.coordinator.catalog import RetentionSaid, RowState
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import RetentionDue
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.events import Session
+
+LOOK_US: Final = 60_000_000
+"""So often rules by age are looked at without a commit."""
+RUNS_MAX: Final = 10_000
+"""Runs with rules of their own; the rows of all are read at a start."""
+
+
+class Retaining:
+    """I know the rules, and judge by them; Deleter acts on it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        checkpoints: Checkpoints,
+        drains: DrainQueue,
+        said: Mapping[RunName, Retention],
+        *,
+        keep: int | None,
+        wall_s: Callable[[], float],
+    ) -> None:
+        """keep: how many steps of a run stay that has no rules of its own; None: all."""
+        self._desk = desk
+        self._checkpoints = checkpoints
+        self._drains = drains
+        self.clusters = Retention(last=keep)
+        """For runs that have no rules of their own."""
+        self._wall_s = wall_s
+        #: Of runs that have rules of their own, durable; without any rule: they are lost.
+        self._said = dict(said)
+        #: Changes of a run that are not durable yet.
+        self._coming: Counter[RunName] = Counter()
+        self._look_us = 0
+
+    def own(self, run: RunName) -> Retention | None:
+        """Its own rules, None without; ALL_STAYS where they are lost."""
+        return self._said.get(run)
+
+    def counting(self, run: RunName) -> Retention:
+        """The rules that count for it."""
+        return self._said.get(run, self.clusters)
+
+    def lost(self) -> list[RunName]:
+        """Runs whose rules went with an earlier catalog, while the cluster's would take steps."""
+        if self.clusters == ALL_STAYS:
+            return []
+        return [run for run in self._checkpoints.runs() if self.own(run) == ALL_STAYS]
+
+    def keep_steps(self, session: Session, request: int, message: KeepSteps) -> None:
+        """Answered when it is durable. Raises Refused for what is no rule."""
+        run, retention = message.run, message.retention
+        if retention is not None:
+            check_retention(retention)
+            if run not in self._said and len(self._said) >= RUNS_MAX:
+                text = f"{RUNS_MAX} runs have rules of their own: no more are allowed"
+                raise Refused(text, hint="take some away: ckpt keep RUN --none")
+        self._coming[run] += 1
+
+        def durable() -> None:
+            self._coming[run] -= 1
+            if retention is None:
+                self._said.pop(run, None)
+            else:
+                self._said[run] = retention
+            self._desk.send(session, request, StepsKept(run, retention))
+            self._desk.tell(RetentionDue(run))
+
+        self._desk.persist((RetentionSaid(run, retention),), durable)
+
+    def tick(self) -> None:
+        """Time alone makes steps expire."""
+        if self._desk.now_us < self._look_us:
+            return
+        self._look_us = self._desk.now_us + LOOK_US
+        for run in sorted(run for run, rules in self._said.items() if rules.age_s is not None):
+            self._desk.tell(RetentionDue(run))
+
+    def expired(self, run: RunName) -> list[Checkpoint]:
+        """What is to be deleted now."""
+        if self._coming[run]:
+            return []
+        gone = {(v.step, v.generation) for v in self.verdicts(run) if not v.stays}
+        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+        return [one for one in held if (one.id.step, one.id.generation) in gone]
+
+    def verdicts(self, run: RunName, retention: Retention | None = None) -> list[Verdict]:
+        """What would become of each generation, ascending; by default under what counts now."""
+        rules = self.counting(run) if retention is None else retention
+        committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+        needed = self._drains.needed(run)
+        expirable = [
+            Expirable(
+                one.id.step,
+                one.id.generation,
+                one.info.committed_at_s,
+                held=_held_text(one, (one.id.step, one.id.generation) in needed),
+            )
+            for one in committed
+        ]
+        newest = {one.id.step: one for one in committed}
+        damaged = self._checkpoints.of_run(run, RowState.DAMAGED)
+        verdicts = [_of_damaged(one, newest.get(one.id.step)) for one in damaged]
+        verdicts += judged(expirable, rules, self._wall_s())
+        return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
+
+
+def _held_text(one: Checkpoint, is_needed: bool) -> str:
+    """Who holds it, whatever the rules say; empty when nobody does."""
+    reasons = [
+        "pinned" if one.is_pinned else "",
+        f"called {', '.join(map(repr, one.names))}" if one.names else "",
+        "its names are being changed" if one.unsettled else "",
+        "somebody reads it" if one.pins else "",
+        "an object store waits for it" if is_needed else "",
+    ]
+    return "; ".join(filter(None, reasons))
+
+
+def _of_damaged(one: Checkpoint, again: Checkpoint | None) -> Verdict:
+    """It goes only when its step was saved, or fetched, again."""
+    step, generation = one.id.step, one.id.generation
+    held = _held_text(one, is_needed=False)
+    if held or again is None or again.id.generation < generation:
+        return Verdict(step, generation, True, f"damaged{'; ' if held else ''}{held}")
+    return Verdict(step, generation, False, f"damaged, and replaced by {again.id.generation}")
