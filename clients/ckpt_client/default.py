@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Mapping
+from typing import SupportsFloat
 
 from ckpt_client.save.handle import Save
 from ckpt_client.store import Store
@@ -20,12 +21,13 @@ def save(
     rank: int | None = None,
     world_size: int | None = None,
     replicated: bool = False,
+    metrics: Mapping[str, SupportsFloat] | None = None,
 ) -> Save:
     """`Store.save` on the store that $CKPT_STORE names. It is opened once for this process, and
     closed when the interpreter ends. Raises what `open` and `Store.save` do.
     """
     return process_store().save(
-        run, step, state, rank=rank, world_size=world_size, replicated=replicated
+        run, step, state, rank=rank, world_size=world_size, replicated=replicated, metrics=metrics
     )
 
 

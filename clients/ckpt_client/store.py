@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 
 import msgspec
 
@@ -168,6 +169,7 @@ class Store:
         world_size: int | None = None,
         replicated: bool = False,
         check_finite: bool = False,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Save:
         """Copy this rank's state and return; sending and committing go on beside the training.
 
@@ -176,6 +178,9 @@ class Store:
         replicated: every leaf that is no Shard is the same on all ranks, and is stored once.
         check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is
             staged. Each is read once more for this.
+        metrics: what is known of the step, such as {"loss": 0.3}: at most 64 finite numbers, listed
+            by `steps`, `ckpt ls` and `ckpt show`; `keep(best=...)` goes by them. Those of the
+            lowest rank that gives any count.
 
         Raises Refused naming the path of what cannot be stored. That refuses the step: the other
         ranks' saves of it are aborted, naming this rank and why, and the next save of the step
@@ -187,6 +192,7 @@ class Store:
         turn = self.turn(run, step, rank=rank, world_size=world_size)
         self.check_for_errors()
         with turn:
+            turn.say(metrics)
             turn.pack(state, replicated=replicated, check_finite=check_finite)
         return turn.stage()
 

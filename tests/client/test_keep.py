@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +13,10 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt_client.save.metrics import given_metrics
 from ckpt_client.store import Store
 from tests.client.clikit import run
+from tests.waiting import wait_until
 
 RUN = "toy/run"
 
@@ -158,3 +163,68 @@ def test_rules_outlive_a_restart_and_a_rebuilt_catalog_takes_nothing_away(
         assert "lost with an earlier catalog" in run("keep", RUN, "--store", url).out
         again.keep(RUN, last=6)
         assert steps_of(again) == [3, 4, 5, 6, 7, 8]
+
+
+def test_what_a_save_is_told_is_listed_and_the_best_stay(store: Store, url: str) -> None:
+    store.keep(RUN, last=1, best=("loss", 2), mode="min")
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.4)):
+        metrics = {"loss": np.float32(loss), "tokens": step * 10}
+        commit = store.save(RUN, step, {"a": np.full(5, step)}, metrics=metrics).wait(60.0)
+    assert commit.metrics == {"loss": pytest.approx(0.4), "tokens": 40.0}
+    assert [step.metrics["tokens"] for step in store.steps(RUN)] == [20.0, 40.0]
+    listed = run("ls", RUN, "--json", "--store", url).document()["steps"]
+    assert [each["metrics"]["tokens"] for each in listed] == [20.0, 40.0]
+    assert "loss 0.4, tokens 40" in run("show", f"{RUN}@4", "--store", url).out
+    save(store, 5)
+    reasons = {one.step: one.reason for one in store.kept(RUN).steps}
+    assert reasons == {
+        2: "the best 2 by loss (min)", 4: "the best 2 by loss (min)",
+        5: "the newest step; the last 1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"loss": float("nan")}, {"loss": float("inf")}, {"loss": "0.3"}, {"loss": None},
+        {"loss": np.zeros(2)}, {"": 1.0}, {7: 1.0}, ["loss"], {str(n): 0 for n in range(65)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_metrics_that_are_no_finite_numbers_are_refused(bad: object) -> None:
+    with pytest.raises(ckpt.Refused):
+        given_metrics(bad)  # type: ignore[arg-type]
+
+
+def test_a_refused_metric_saves_nothing_and_the_next_save_goes_on(store: Store) -> None:
+    with pytest.raises(ckpt.Refused, match="'loss' is nan"):
+        store.save(RUN, 1, {"a": np.zeros(5)}, metrics={"loss": float("nan")})
+    assert store.steps(RUN) == []
+    store.save(RUN, 1, {"a": np.zeros(5)}, metrics={"loss": 0.5}).wait(60.0)
+    assert [step.metrics for step in store.steps(RUN)] == [{"loss": 0.5}]
+
+
+DYING = """
+import os, signal, sys
+import numpy as np
+import ckpt
+store = ckpt.open(sys.argv[1])
+store.save("toy/run", 1, {"a": np.zeros(1 << 20)}, metrics={"loss": 0.25})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_metrics_outlive_the_trainer_and_the_catalog(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    died = subprocess.run([sys.executable, "-c", DYING, url], timeout=60, check=False)
+    assert died.returncode == -signal.SIGKILL
+    wait_until(lambda: bool(store.steps(RUN)), "its stager has committed it")
+    store.close()
+    directory = tmp_path / "burst"
+    assert run("local", "stop", str(directory)).code == 0
+    for path in directory.glob("catalog.sqlite*"):
+        path.unlink()
+    assert run("catalog", "rebuild", str(directory)).code == 0
+    with ckpt.open(url) as again:
+        assert [step.metrics for step in again.steps(RUN)] == [{"loss": 0.25}]

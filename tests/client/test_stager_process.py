@@ -86,7 +86,9 @@ def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait
         return None
     granted[0].write(packing)
     save = Save("run", number, 0, link)
-    link.hand_over(number, save, packing, replicas="abort", unchanged="ignore", references=True)
+    link.hand_over(
+        number, save, packing, replicas="abort", unchanged="ignore", references=True, metrics={}
+    )
     return save
 
 

@@ -240,7 +240,9 @@ def test_a_commit_record_is_as_ever() -> None:
     homes = (Home(Step(900), Generation(2, 7)), Home(Step(950), Generation(3, 1)))
     info = replace(info, homes=homes, referenced_bytes=9_000_000)
     record = replace(record, info=info)
-    frozen = golden("commit_record_2.bin", encode_record(record))
+    assert decode_record((DIRECTORY / "commit_record_2.bin").read_bytes()) == record
+    record = replace(record, info=replace(info, metrics={"accuracy": 0.75, "loss/größe": -1.5}))
+    frozen = golden("commit_record_3.bin", encode_record(record))
     assert frozen == encode_record(record)
     assert decode_record(frozen) == record
 

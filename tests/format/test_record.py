@@ -8,9 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ckpt.base.errors import Corrupt
-from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step, TargetId
-from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import (
+    CheckpointId,
+    Generation,
+    Home,
+    LaunchNumber,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.base.limits import (
+    CODE_PARITY_MAX,
+    COMMIT_RECORD_BYTES_MAX,
+    HOMES_MAX,
+    INDEX_BYTES_MAX,
+    WORLD_SIZE_MAX,
+)
 from ckpt.format.documents.record import (
     RECORD_MAGIC,
     CommitRecord,
@@ -19,8 +34,10 @@ from ckpt.format.documents.record import (
     decode_tombstone,
     encode_record,
     encode_tombstone,
+    fitting,
 )
 from ckpt.format.envelope import Packing, wrap
+from ckpt.format.messages.metrics import METRIC_NAMES_BYTES_MAX, METRICS_MAX, check_metrics
 from ckpt.format.messages.saving import CommitInfo
 from tests.format.strategies import checkpoints, flipped, masks, positions, read_or_refused, u63
 
@@ -73,6 +90,40 @@ def test_the_largest_record_fits_a_page() -> None:
     assert decode_record(encode_record(record)) == record
     tombstone = Tombstone("c" * 64, info.checkpoint, 1 << 63, "\U0001f980" * 1000)
     assert len(encode_tombstone(tombstone)) <= COMMIT_RECORD_BYTES_MAX
+
+
+def test_the_largest_record_has_room_for_all_metrics_and_as_many_warnings_as_fit() -> None:
+    big, generation = (1 << 63) - 1, Generation(1 << 62, 1 << 62)
+    names = [f"{number:02}".ljust(METRIC_NAMES_BYTES_MAX // METRICS_MAX, "x")
+             for number in range(METRICS_MAX)]  # fmt: skip
+    metrics = check_metrics(dict.fromkeys(names, -1e300))
+    warnings = ("\U0001f980" * 200,) * 2 + ("short",)
+    run = RunName("\U0001f980" * 63 + "abc")
+    info = replace(
+        INFO, checkpoint=CheckpointId(run, Step(big), generation), launch=LaunchNumber(big),
+        world_size=WORLD_SIZE_MAX, code="28+4", payload_bytes=big, commit_us=big, stall_us=big,
+        fault_in_us=big, referenced_bytes=big, slowest_rank=Rank(WORLD_SIZE_MAX),
+        columns_missing=WORLD_SIZE_MAX * 4, homes=(Home(Step(big), generation),) * HOMES_MAX,
+        metrics=metrics, warnings=warnings,
+    )  # fmt: skip
+    targets = (TargetId("t" * 64),) * (CODE_PARITY_MAX + 1)
+    record = fitting(CommitRecord("c" * 64, info, bytes(16), INDEX_BYTES_MAX, targets, big))
+    assert decode_record(encode_record(record)).info == replace(info, warnings=())
+    few = replace(record, info=replace(info, metrics={"loss": 0.1}))
+    assert fitting(few).info.warnings == warnings
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"": 1.0}, {"a\nb": 1.0}, {"x" * 129: 1.0}, {"nan": float("nan")}, {"inf": float("-inf")},
+        {str(number): 0.0 for number in range(65)},
+        {f"{number:0100}": 0.0 for number in range(18)},
+    ],
+)  # fmt: skip
+def test_metrics_that_no_record_may_have_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(Refused):
+        check_metrics(bad)
 
 
 @given(positions, masks)

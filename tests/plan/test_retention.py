@@ -190,7 +190,7 @@ def test_a_rule_of_a_later_version_is_not_passed_over() -> None:
         Retention(age_s=0),
         Retention(last=1 << 63),
         Retention(best=Best("", Better.MIN, 1)),
-        Retention(best=Best("x" * 33, Better.MIN, 1)),
+        Retention(best=Best("x" * 129, Better.MIN, 1)),
         Retention(best=Best("loss", Better.MIN, 0)),
     ],
 )

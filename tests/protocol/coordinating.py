@@ -347,6 +347,7 @@ class RankFake:
         self.entries: tuple[TensorEntry, ...] = (own_entry(payload_bytes - 100),)
         self.replicas = ReplicaPolicy.ABORT
         self.homes: tuple[Home, ...] = ()
+        self.metrics: dict[str, float] = {}
         self.session = bench.session(Role.STAGER)
         self.join()
 
@@ -396,6 +397,7 @@ class RankFake:
         return OpenPayload(
             self.run, Step(step), self.launch, self.rank, self.world_size, self.process,
             self.payload_bytes, self.replicas, None, self.saves, homes=self.homes,
+            metrics=self.metrics,
         )  # fmt: skip
 
     def open(self, step: int) -> list[Message]:

@@ -333,7 +333,7 @@ def test_the_record_says_what_the_home_could_lose_at_the_commit() -> None:
     rank.certify()
     id = rank.commits()[0].info.checkpoint
     records = [t.documents.get((DocumentKind.RECORD, id)) for t in bench.targets.values()]
-    told = {decode_record(record).info for record in records if record}
+    told = [decode_record(record).info for record in records if record]
     assert {(info.targets_survivable, info.domains_survivable) for info in told} == {(1, 1)}
     assert {info.columns_missing for info in told} == {0}, "its own columns are all there"
 

@@ -18,7 +18,7 @@ from ckpt.base.ids import CheckpointId, TargetId, check_run_name, check_step
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX, INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
-from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
+from ckpt.format.envelope import ENVELOPE_BYTES, Packing, decode_body, unwrap, wrap
 from ckpt.format.messages.saving import CommitInfo
 
 RECORD_MAGIC: Final = b"CKPR"
@@ -27,6 +27,7 @@ VERSION: Final = 1
 REASON_CHARS_MAX: Final = 256
 
 assert COMMIT_RECORD_BYTES_MAX <= PAGE_BYTES
+_RECORD_BODY_BYTES_MAX: Final = COMMIT_RECORD_BYTES_MAX - ENVELOPE_BYTES
 
 
 class CommitRecord(Struct, frozen=True):
@@ -49,6 +50,13 @@ class Tombstone(Struct, frozen=True):
     checkpoint: CheckpointId
     term: int
     reason: str
+
+
+def fitting(record: CommitRecord) -> CommitRecord:
+    """With as many of its warnings as fit beside the rest."""
+    while record.info.warnings and len(_ENCODER.encode(record)) > _RECORD_BODY_BYTES_MAX:
+        record = replace(record, info=replace(record.info, warnings=record.info.warnings[:-1]))
+    return record
 
 
 def encode_record(record: CommitRecord) -> bytes:

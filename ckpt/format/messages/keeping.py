@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import RunName, check_text
+from ckpt.base.ids import RunName
+from ckpt.format.messages.metrics import check_metric_name
 
-METRIC_NAME_BYTES_MAX: Final = 32
 COUNT_MAX: Final = (1 << 63) - 1
 AGE_S_MAX: Final = 100 * 366 * 86_400
 """A century: what shall never expire by its age needs no rule."""
@@ -84,12 +84,6 @@ def check_retention(retention: Retention) -> Retention:
         if not 1 <= retention.best.count <= COUNT_MAX:
             raise Refused(f"best {retention.best.count}: a whole number from 1")
     return retention
-
-
-def check_metric_name(name: str) -> str:
-    """The name, or Refused with the rule that it breaks: 1 to 32 bytes, no control characters."""
-    check_text("metric name", name, METRIC_NAME_BYTES_MAX)
-    return name
 
 
 def encode_retention(retention: Retention) -> bytes:

@@ -56,6 +56,8 @@ class OpenPayload(Struct, frozen=True, gc=False):
     homes: tuple[Home, ...] = ()
     """Committed generations that hold what did not change of this rank's tensors: `payload_bytes`
     are the others. Said again with `resume`. Answered by HomesRefused when one cannot be used."""
+    metrics: dict[str, float] = {}
+    """What the trainer says of the step, as `check_metrics` has it. Said again with `resume`."""
 
 
 class HomesRefused(Struct, frozen=True, gc=False):
@@ -212,6 +214,8 @@ class CommitInfo(Struct, frozen=True, gc=False):
     """Generations that hold bytes of this one, ascending; they stay as long as this one."""
     referenced_bytes: int = 0
     """So many, without parity: they are not among `payload_bytes`."""
+    metrics: dict[str, float] = {}
+    """What the lowest rank that said anything has said of the step."""
 
 
 class AttemptCommitted(Struct, frozen=True, gc=False):

@@ -139,6 +139,7 @@ class PayloadHandedOver(Struct, frozen=True, gc=False):
     fault_in_us: int = 0
     comparing: bool = False
     """It is opened only after ReferencesFound: its bytes are compared with those of a base."""
+    metrics: dict[str, float] = {}
 
 
 class ReferencesFound(Struct, frozen=True, gc=False):

@@ -72,6 +72,7 @@ def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> Op
         save=save.number,
         refused=save.refused,
         homes=save.refers.homes if save.refers is not None else (),
+        metrics=handed.metrics if handed is not None else {},
     )
 
 

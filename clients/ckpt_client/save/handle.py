@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
@@ -52,6 +52,8 @@ class Commit:
     """So many of `bytes` did not change: they were not written again, and lie in earlier steps."""
     homes: tuple[int, ...] = ()
     """Those earlier steps. What this one needs of them stays when they are deleted."""
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What the lowest rank that gave any has said of the step."""
 
 
 def commit_from_info(info: CommitInfo) -> Commit:
@@ -76,6 +78,7 @@ def commit_from_info(info: CommitInfo) -> Commit:
         warnings=info.warnings,
         bytes_referenced=info.referenced_bytes,
         homes=tuple(home.step for home in info.homes),
+        metrics=info.metrics,
     )
 
 
@@ -101,6 +104,7 @@ def commit_from_view(view: StepView) -> Commit:
         warnings=view.warnings,
         bytes_referenced=view.referenced_bytes,
         homes=view.homes,
+        metrics=view.metrics,
     )
 
 

@@ -182,6 +182,7 @@ class StagerLink:
         replicas: str,
         unchanged: str,
         references: bool,
+        metrics: dict[str, float],
     ) -> None:
         """From here on the save is the stager's; `save` hears of its end."""
         with self._news:
@@ -199,6 +200,7 @@ class StagerLink:
                     fault_in_us=int(save.fault_in_s * US_PER_S),
                     unchanged=unchanged,
                     references=references,
+                    metrics=metrics,
                 )
             )
         except CkptError:

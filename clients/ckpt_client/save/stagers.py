@@ -56,7 +56,14 @@ class Stagers:
         with self.lock:
             self._link(place).prepare(half_bytes)
 
-    def staging(self, run: RunName, step: Step, place: RankPlace, packing: PackingPlan) -> Staging:
+    def staging(
+        self,
+        run: RunName,
+        step: Step,
+        place: RankPlace,
+        packing: PackingPlan,
+        metrics: dict[str, float],
+    ) -> Staging:
         """The next save of that rank, not copied yet. Raises Unavailable, Refused when parked."""
         with self.lock:
             self._connection.ensure_cluster()
@@ -65,7 +72,9 @@ class Stagers:
             link = self._link(place)
             start_s = time.monotonic() - asked if fresh else 0.0
             number = next_save_number()
-            return Staging(link, run, step, place, number, self._settings, start_s, packing)
+            return Staging(
+                link, run, step, place, number, self._settings, start_s, packing, metrics
+            )
 
     def refuse(self, run: RunName, step: Step, place: RankPlace, why: str) -> None:
         """That rank does not save the step. Raises Unavailable, Refused when parked."""

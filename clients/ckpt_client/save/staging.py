@@ -33,6 +33,8 @@ class Staging:
     start_s: float
     """What of the save's time was spent on the stager's start."""
     packing: PackingPlan
+    metrics: dict[str, float]
+    """What is said of the step."""
     failure: BaseException | None = None
     """What ended the copy; `hand_over` raises it."""
     #: Seconds that the first touch of the half took; None when there was none: the save is skipped.
@@ -69,6 +71,7 @@ class Staging:
             replicas=self.settings.replicas,
             unchanged=self.settings.unchanged,
             references=self.settings.references,
+            metrics=self.metrics,
         )
         return save
 

@@ -12,15 +12,17 @@ let them wait.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsFloat
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import NUMPY, Copier
 from ckpt_client.save.handle import Save
+from ckpt_client.save.metrics import given_metrics
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.staging import Staging
@@ -55,6 +57,7 @@ class SaveTurn:
         self._place = place
         self._begun_s = begun_s
         self._at = _At.BEGUN
+        self._metrics: dict[str, float] = {}
         #: From PACKED on.
         self._packing: PackingPlan | None = None
         #: While COPIED.
@@ -91,6 +94,11 @@ class SaveTurn:
         self._expect(_At.BEGUN)
         self._packing, self._at = packing, _At.PACKED
 
+    def say(self, metrics: Mapping[str, SupportsFloat] | None) -> None:
+        """Say of the step what `Store.save` takes as `metrics`. Raises Refused."""
+        self._expect(_At.BEGUN, _At.PACKED)
+        self._metrics = given_metrics(metrics)
+
     def stage(self) -> Save:
         """Copy and hand over, ahead of what other threads save. Raises what refused the step."""
         with self._stagers.lock:
@@ -107,7 +115,9 @@ class SaveTurn:
         assert packing is not None
         # Without a stager nobody could hear a refusal either.
         self._at = _At.OVER
-        self._staging = self._stagers.staging(self._run, self._step, self._place, packing)
+        self._staging = self._stagers.staging(
+            self._run, self._step, self._place, packing, self._metrics
+        )
         self._at = _At.COPIED
         self._staging.copy(copier)
 

@@ -346,6 +346,7 @@ class StagerShell:
                 stall_us=packet.stall_us,
                 fault_in_us=packet.fault_in_us,
                 comparing=self._tables.has_base(order),
+                metrics=packet.metrics,
             )
         )
         self._tables.make(order, Fingerprinter(memory.memory, declaration))

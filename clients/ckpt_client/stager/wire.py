@@ -101,6 +101,7 @@ class HandOver(_Packet, frozen=True, tag=True, array_like=True):
     """
     references: bool
     """Refer to an earlier generation's bytes where they are the same."""
+    metrics: dict[str, float] = {}
 
 
 class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):

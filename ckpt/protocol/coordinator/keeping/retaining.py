@@ -125,6 +125,7 @@ class Retaining:
                 one.id.step,
                 one.id.generation,
                 one.info.committed_at_s,
+                one.info.metrics,
                 held=_held_text(one, (one.id.step, one.id.generation) in needed),
             )
             for one in committed

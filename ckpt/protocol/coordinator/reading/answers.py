@@ -109,6 +109,8 @@ class StepView:
     """Nothing deletes it before it is unpinned."""
     gpu_s: float = 0.0
     """What the training paid: `stall_s` once for each rank, as all wait for the slowest."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What its save was given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,7 @@ class Views:
             names=checkpoint.names,
             pinned=checkpoint.is_pinned,
             gpu_s=info.world_size * info.stall_us / US_PER_S,
+            metrics=info.metrics,
         )
 
     def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:

@@ -105,6 +105,8 @@ class Payload:
     """The file's name below the run; empty for a rank's payload."""
     homes: tuple[Home, ...] = ()
     """What its tensors may refer to."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What its trainer says of the step."""
 
     @property
     def certified(self) -> bool:

@@ -20,7 +20,7 @@ from ckpt.base.errors import Aborted, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.documents.record import CommitRecord, encode_record
+from ckpt.format.documents.record import CommitRecord, encode_record, fitting
 from ckpt.format.index import Index, encode_index
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
@@ -51,6 +51,7 @@ from ckpt.protocol.coordinator.saving.merging import (
     homes_used,
     index_payload,
     merge,
+    metrics_of,
     referring,
     warnings,
 )
@@ -364,15 +365,17 @@ class Committer:
             return
         self._enough(attempt)
         attempt.state = AttemptState.DECIDING
-        attempt.info = self._info(attempt, index_on)
-        attempt.record = CommitRecord(
-            cluster=self._policy.cluster,
-            info=attempt.info,
-            index_digest=xxh3_128(attempt.index),
-            index_bytes=len(attempt.index),
-            index_targets=index_on,
-            term=self._members.term,
+        attempt.record = fitting(
+            CommitRecord(
+                cluster=self._policy.cluster,
+                info=self._info(attempt, index_on),
+                index_digest=xxh3_128(attempt.index),
+                index_bytes=len(attempt.index),
+                index_targets=index_on,
+                term=self._members.term,
+            )
         )
+        attempt.info = attempt.record.info
         attempt.record_bytes = encode_record(attempt.record)
         placement = encode_placement(attempt.placement)
         entries: list[catalog.CatalogEntry] = [
@@ -436,6 +439,7 @@ class Committer:
             warnings=attempt.warnings,
             homes=attempt.homes,
             referenced_bytes=sum(piece.length for piece in referring(attempt)),
+            metrics=metrics_of(attempt),
         )
 
     # ----------------------------------------------------------------------- record, close

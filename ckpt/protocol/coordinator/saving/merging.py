@@ -47,6 +47,12 @@ def warnings(attempt: Attempt, merged: Merged) -> tuple[str, ...]:
     return tuple(text[:WARNING_CHARS_MAX] for text in texts[:WARNINGS_MAX])
 
 
+def metrics_of(attempt: Attempt) -> dict[str, float]:
+    """Those of the lowest rank that gave any: one step has one value of each."""
+    given = (payload.metrics for _, payload in sorted(attempt.payloads.items()))
+    return next((metrics for metrics in given if metrics), {})
+
+
 def index_payload(payload: Payload, columns: tuple[TargetId | None, ...]) -> IndexPayload:
     """A rank's entry, with the target that was accepted for each column."""
     certify = payload.certify

@@ -21,6 +21,7 @@ from ckpt.base.ids import (
 from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.format.documents.record import decode_record
 from ckpt.format.layout import Layout
+from ckpt.format.messages.metrics import check_metrics
 from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
@@ -111,6 +112,7 @@ class Opening:
         check_step(message.step)
         if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
             raise Refused(f"payload of {message.payload_bytes} bytes is out of bounds")
+        check_metrics(message.metrics)
         launch = self._launches.joined(message.run, message.launch)
         if message.world_size != launch.world_size or not 0 <= message.rank < launch.world_size:
             raise Refused(
@@ -199,6 +201,7 @@ class Opening:
             opened_us=self._desk.now_us,
             member=message.member,
             homes=message.homes,
+            metrics={} if message.member else message.metrics,
         )
         attempt.payloads[message.rank] = payload
         if attempt.state not in ENDED:

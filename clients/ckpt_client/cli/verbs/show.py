@@ -67,6 +67,7 @@ def _print_generation(view: StepView, output: Output) -> None:
     rows = [
         ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
         *([("names", ", ".join(view.names))] if view.names else []),
+        *([("metrics", _metrics_text(view))] if view.metrics else []),
         ("generation", view.generation),
         ("state", view.state + (f": {view.reason}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
@@ -86,6 +87,11 @@ def _print_generation(view: StepView, output: Output) -> None:
     ]
     for name, text in rows:
         output.line(f"{name:<14}{text}")
+
+
+def _metrics_text(view: StepView) -> str:
+    """What its save was given: `accuracy 0.9, loss 0.31`."""
+    return ", ".join(f"{name} {value:g}" for name, value in view.metrics.items())
 
 
 def _references(view: StepView) -> list[tuple[str, str]]:
