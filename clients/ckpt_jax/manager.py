@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Literal, Self, SupportsFloat, TypeVar
 
 import jax
 
-from ckpt.base.errors import NotFound
+from ckpt.base.errors import NotFound, Refused
 from ckpt_client.default import process_store
 from ckpt_client.save.handle import Commit, Save
+from ckpt_client.save.metrics import given_metrics
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_jax import state as states
 
 State = TypeVar("State")
+Metrics = Mapping[str, SupportsFloat]
+BestFn = Callable[[Mapping[str, float]], float]
+"""From what a save was given as `metrics`."""
+BEST: Final = "best_fn"
+"""The metric of a step that `best_fn` gave."""
 
 
 class CheckpointManager:
@@ -25,6 +32,11 @@ class CheckpointManager:
         that $CKPT_STORE names).
     save_interval_steps: `save` takes steps that this divides, unless forced.
     check_finite: refuse a state with an array that holds NaN or infinity, by path.
+    max_to_keep: so many steps of the run stay: the newest, or with `best_fn` the best, steps that
+        were saved without metrics, and the newest. It is said to the store at the first `save`, in
+        the place of what `ckpt keep` has said. None: the store keeps what it keeps.
+    best_fn: gives one number from the `metrics` of a save.
+    best_mode: whether `max` or `min` of these is the best.
     """
 
     def __init__(
@@ -34,13 +46,24 @@ class CheckpointManager:
         store: Store | None = None,
         save_interval_steps: int = 1,
         check_finite: bool = False,
+        max_to_keep: int | None = None,
+        best_fn: BestFn | None = None,
+        best_mode: Literal["max", "min"] = "max",
     ) -> None:
+        if best_mode not in ("max", "min"):
+            raise Refused(f"best_mode={best_mode!r}: max or min")
+        if max_to_keep is not None and max_to_keep < 1:
+            raise Refused(f"max_to_keep={max_to_keep}: a whole number from 1, or None for all")
         place = parse_step_url(directory)
         self.directory = directory
         self._run = place.run
         self._store = store if store is not None else process_store(place.store)
         self._interval = save_interval_steps
         self._check_finite = check_finite
+        self._max_to_keep = max_to_keep
+        self._best_fn = best_fn
+        self._best_mode: Literal["max", "min"] = best_mode
+        self._rules_are_said = max_to_keep is None
         #: Saves that nobody has heard the end of, oldest first.
         self._saves: list[Save] = []
 
@@ -61,9 +84,18 @@ class CheckpointManager:
         newest = self._saves[-1].step if self._saves else self.latest_step()
         return step % self._interval == 0 and (newest is None or step > newest)
 
-    def save(self, step: int, state: object, *, force: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        state: object,
+        *,
+        force: bool = False,
+        metrics: Metrics | None = None,
+    ) -> bool:
         """Copy the state (see `ckpt_jax.save`), which may be changed when this returns. False, and
         nothing is saved, when the step is not due and not forced.
+
+        metrics: numbers by name, for `best_fn` and all who look; the lowest process's count.
 
         Raises Refused by path for what cannot be stored, before anything is staged; and the error
         of an earlier save. Of several processes one may hear that sooner than others, so there this
@@ -71,12 +103,17 @@ class CheckpointManager:
         """
         if not force and not self.should_save(step):
             return False
+        told = self._told(metrics)
+        self._say_rules()
         alone = jax.process_count() == 1
         if alone:
             self.check_for_errors()
         self._saves.append(
-            states.save(self._store, self._run, step, state, check_finite=self._check_finite)
-        )
+            states.save(
+                self._store, self._run, step, state,
+                check_finite=self._check_finite, metrics=told,
+            )
+        )  # fmt: skip
         if not alone:
             self.check_for_errors()
         return True
@@ -97,8 +134,54 @@ class CheckpointManager:
         """Committed steps, ascending."""
         return [commit.step for commit in self._store.steps(self._run)]
 
+    def best_step(self) -> int | None:
+        """The committed step with the best number of `best_fn`, of equal ones the latest; the
+        newest step where there is none.
+        """
+        sign = 1 if self._best_mode == "max" else -1
+        known = {
+            commit.step: sign * commit.metrics[BEST]
+            for commit in self._store.steps(self._run)
+            if BEST in commit.metrics
+        }
+        if not known:
+            return self.latest_step()
+        return max(known, key=lambda step: (known[step], step))
+
+    def metrics(self, step: int) -> dict[str, float] | None:
+        """What its save was given; None for nothing. Raises NotFound."""
+        for commit in self._store.steps(self._run):
+            if commit.step == step:
+                found = {name: value for name, value in commit.metrics.items() if name != BEST}
+                return found or None
+        raise NotFound(f"{self._run}@{step} has no committed checkpoint")
+
+    def delete(self, step: int) -> None:
+        """As `Store.delete`. Of several processes one calls it."""
+        self._store.delete(self._run, step)
+
     def reload(self) -> None:
         """Does nothing: the store is asked each time, and nothing is cached."""
+
+    def _told(self, metrics: Metrics | None) -> dict[str, float]:
+        """With the number that the store goes by."""
+        told = given_metrics(metrics)
+        if BEST in told:
+            raise Refused(f"metric {BEST!r} is what best_fn gives", hint="give it another name")
+        if told and self._best_fn is not None:
+            told[BEST] = self._best_fn(told)
+        return told
+
+    def _say_rules(self) -> None:
+        if self._rules_are_said:
+            return
+        count = self._max_to_keep
+        assert count is not None
+        if self._best_fn is None:
+            self._store.keep(self._run, last=count)
+        else:
+            self._store.keep(self._run, best=(BEST, count), mode=self._best_mode)
+        self._rules_are_said = True
 
     def wait_until_finished(self) -> list[Commit]:
         """The commits of all saves under way. Raises the error of the first that failed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import SupportsFloat, TypeVar, cast
 
 import jax
 import numpy as np
@@ -25,13 +26,22 @@ from ckpt_jax.trees import is_plain, mapped, rebuilt
 State = TypeVar("State")
 
 
-def save(store: Store, run: str, step: int, state: object, *, check_finite: bool = False) -> Save:
+def save(
+    store: Store,
+    run: str,
+    step: int,
+    state: object,
+    *,
+    check_finite: bool = False,
+    metrics: Mapping[str, SupportsFloat] | None = None,
+) -> Save:
     """Copy the state; sending and committing go on beside the training. Every process calls it.
 
     state: jax.Arrays of any sharding, numpy arrays and plain values, in any nodes that JAX knows.
         A jax.Array is one global array; all else must be the same on all processes. The state may
         be changed when this returns.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is staged.
+    metrics: what is known of the step, as `Store.save` takes it.
 
     Raises Refused by path for what cannot be stored, before anything is staged; the other
     processes' saves of the step are aborted.
@@ -45,6 +55,7 @@ def save(store: Store, run: str, step: int, state: object, *, check_finite: bool
     if world_size == 1:
         store.check_for_errors()
     with turn:
+        turn.say(metrics)
         turn.pack(mapped(state, _declare), check_finite=check_finite)
     return turn.stage()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Read when JAX makes its devices, so before it is used.
@@ -14,6 +15,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding
@@ -127,6 +129,52 @@ def test_the_manager_has_orbaxs_calls(cluster: str) -> None:
         manager.check_for_errors()
         old = manager.restore(2, state)
         assert bits(old) == bits({"w": np.arange(32.0, dtype="f4") + 2, "step": 2})
+
+
+def orbaxs(folder: Path, losses: dict[int, float | None], **options: Any) -> tuple[list[int], int]:
+    """What Orbax's manager is left with, and which step it calls the best."""
+    own = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **options)
+    with ocp.CheckpointManager(folder, options=own) as manager:
+        for step, loss in losses.items():
+            metrics = None if loss is None else {"loss": loss}
+            manager.save(step, args=ocp.args.StandardSave({"w": jnp.ones(4)}), metrics=metrics)
+        return sorted(manager.all_steps()), manager.best_step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("newest", {"max_to_keep": 2}),
+        ("all", {"best_fn": lambda metrics: metrics["loss"], "best_mode": "min"}),
+        ("least", {"max_to_keep": 2, "best_fn": lambda m: m["loss"], "best_mode": "min"}),
+        ("most", {"max_to_keep": 2, "best_fn": lambda metrics: -metrics["loss"]}),
+    ],
+)
+def test_the_manager_keeps_what_orbaxs_keeps(
+    cluster: str, tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    losses = {1: 0.5, 2: 0.1, 3: None, 4: 0.9, 5: 0.05}
+    run = f"{cluster}/jax/orbax/{name}"
+    with ckpt_jax.CheckpointManager(run, **options) as manager:
+        for step, loss in losses.items():
+            metrics = None if loss is None else {"loss": loss}
+            assert manager.save(step, {"w": jnp.ones(4)}, metrics=metrics)
+            manager.wait_until_finished()
+        kept = manager.all_steps(), manager.best_step()
+        assert kept == orbaxs(tmp_path / "orbax", losses, **options)
+        assert manager.metrics(5) == {"loss": pytest.approx(0.05)}
+        with pytest.raises(ckpt.Refused, match="best_fn"):
+            manager.save(6, {"w": jnp.ones(4)}, metrics={"best_fn": 1.0})
+        manager.delete(5)
+        assert 5 not in manager.all_steps()
+        with pytest.raises(ckpt.NotFound):
+            manager.metrics(5)
+
+
+def test_the_manager_refuses_what_keeps_nothing() -> None:
+    for bad in ({"max_to_keep": 0}, {"best_mode": "lowest"}):
+        with pytest.raises(ckpt.Refused):
+            ckpt_jax.CheckpointManager("run", **bad)  # type: ignore[arg-type]
 
 
 def test_the_manager_refuses_nan_by_path_and_goes_on(cluster: str) -> None:
