@@ -143,14 +143,21 @@ class RankNode:
 
         self._clock.after(self._clock.between(50, 2000), copied)
 
+    def metrics_of(self, step: int) -> dict[str, float]:
+        """What the trainer says of it; nothing here."""
+        return {}
+
     def _content(self, step: int) -> bytes:
         return content(self.job, step, self.rank, self._seed)
 
     def _hand_over(self, number: int, payload_bytes: int) -> None:
         now_us = self._clock.now_us
         self._handle(
-            se.PayloadHandedOver(now_us, number, payload_bytes, 0, 0, ReplicaPolicy.ABORT, 100)
-        )
+            se.PayloadHandedOver(
+                now_us, number, payload_bytes, 0, 0, ReplicaPolicy.ABORT, 100,
+                metrics=self.metrics_of(self._saves[number]),
+            )
+        )  # fmt: skip
         self._clock.after(300, self._tell_table, number, table_of(self.job, self.rank))
 
     def _tell_table(self, number: int, table: bytes) -> None:

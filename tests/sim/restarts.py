@@ -47,6 +47,7 @@ def _known(machine: CoordinatorMachine) -> dict[str, object]:
             for one in machine.checkpoints.all()
             if one.labels is not None and one.labels.keeps and one.state is not RowState.TOMBSTONED
         },
+        "retention": dict(sorted(machine.retaining._said.items())),
         "users": {one.id: sorted(one.users) for one in machine.checkpoints.all()},
         "ended": {
             id: state
