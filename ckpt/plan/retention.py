@@ -58,6 +58,7 @@ def judged(
     newest = {one.step: one for one in ordered}
     kept = _kept_by_rules(list(newest.values()), retention, now_s)
     last = max(ordered, key=lambda one: (one.generation, one.step))
+    beyond = f"not among {retention_text(retention)}"
     verdicts = []
     for one in ordered:
         reasons = [one.held] if one.held else []
@@ -65,11 +66,13 @@ def judged(
             reasons.append("committed last")
         if one is newest[one.step]:
             reasons += kept[one.step]
-            against = f"not among {retention_text(retention)}"
-        else:
-            against = f"replaced by {newest[one.step].generation}"
         stays = bool(reasons)
-        reason = "; ".join(reasons) if stays else against
+        if stays:
+            reason = "; ".join(reasons)
+        elif one is newest[one.step]:
+            reason = beyond
+        else:
+            reason = f"replaced by {newest[one.step].generation}"
         verdicts.append(Verdict(one.step, one.generation, stays, reason))
     return verdicts
 

@@ -109,10 +109,12 @@ class Retaining:
 
     def expired(self, run: RunName) -> list[Checkpoint]:
         """What is to be deleted now."""
-        if self._coming[run]:
+        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
+        # Each reader that ends asks: where nothing can go, no step is judged.
+        is_single = len({one.id.step for one in held}) == len(held)
+        if self._coming[run] or (is_single and self.counting(run) == ALL_STAYS):
             return []
         gone = {(v.step, v.generation) for v in self.verdicts(run) if not v.stays}
-        held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
         return [one for one in held if (one.id.step, one.id.generation) in gone]
 
     def verdicts(self, run: RunName, retention: Retention | None = None) -> list[Verdict]:
@@ -139,6 +141,8 @@ class Retaining:
 
 def _held_text(one: Checkpoint, is_needed: bool) -> str:
     """Who holds it, whatever the rules say; empty when nobody does."""
+    if not (one.is_kept or one.pins or is_needed):
+        return ""
     reasons = [
         "pinned" if one.is_pinned else "",
         f"called {', '.join(map(repr, one.names))}" if one.names else "",

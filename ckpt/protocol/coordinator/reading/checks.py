@@ -110,7 +110,7 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         cause="of a device, less the 5% that are never given away, ckpt's columns and other files"
         " hold `nearfull_percent` (85) or more",
         mend="the message says who holds it: remove other files, or `ckpt rm RUN@STEP`, keep fewer"
-        " steps (`keep`), or add targets; what is drained goes by itself",
+        " steps (`ckpt keep RUN`), or add targets; what is drained goes by itself",
         clears="a second or two after there is room again, or when the mark is raised",
     ),
     "TARGET_FULL": CheckKind(
