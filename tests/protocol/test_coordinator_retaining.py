@@ -135,6 +135,19 @@ def test_time_alone_makes_steps_expire_by_their_age() -> None:
     assert steps(bench) == [3]
 
 
+def test_what_a_coordinator_owed_that_fell_goes_a_minute_after_the_next_began() -> None:
+    """It fell between a commit and what that leaves over."""
+    bench = Bench()
+    for step in (1, 2, 3):
+        bench.save(step)
+    bench.durable.append(catalog.RetentionSaid(RUN, Retention(last=1)))
+    bench.restart("t0", "t1", "t2", "t3")
+    bench.tick(retaining.LOOK_US / 1e6 - 5)
+    assert steps(bench) == [1, 2, 3], "readers may come back"
+    bench.tick(10)
+    assert steps(bench) == [3]
+
+
 def test_every_step_has_a_reason_and_a_dry_run_changes_nothing() -> None:
     bench = Bench()
     for step in (1, 2, 3, 4, 5):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ckpt.format.messages.keeping import Retention
+from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of
 from tests.sim.keep_nodes import KeepWorld, built
@@ -24,7 +25,7 @@ from tests.sim.windows import Aim
 
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 12
 STEPS, LAST_STEPS = (10, 20, 30, 40, 50), (60, 70, 80)
-WINDOWS = tuple(catalog_windows("RetentionSaid", "CheckpointTombstoned", "AttemptCommitted"))
+WINDOWS = tuple(catalog_windows("RetentionSaid", "CheckpointTombstoned", "AttemptDecided"))
 PASSES_MAX = 6
 
 
@@ -53,7 +54,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     settle(world, nodes)
     if not world.clock.run(lambda: not any(k.waits for k in world.keepers), SETTLE_US):
         raise Violation(f"P4: nobody answers {[k.name for k in world.keepers if k.waits]}")
-    world.clock.pass_time(5_000_000)
+    world.clock.pass_time(LOOK_US + 5_000_000)
     world.check_left()
     check_restart(world)
     ends = [end for keeper in world.keepers for end in keeper.ends]
@@ -80,7 +81,8 @@ def _rebuild(world: KeepWorld) -> None:
     for target in world.targets.values():
         target.crash()
     found = world.rebuilt(0, at_once=False)
-    world.rules.made_again({id.run for id in found.image.rows})
+    refused = {each.checkpoint for each in found.refused}
+    world.rules.made_again({id.run for id in found.image.rows.keys() | refused})
     world.coordinator.begin_from(found.image)
     for target in world.targets.values():
         target.start()

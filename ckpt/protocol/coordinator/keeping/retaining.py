@@ -3,7 +3,8 @@
     asked --catalog--> answered, and what is left over goes (deletion.py)
 
 While rules are on their way to the catalog nothing of their run expires: neither the old ones nor
-the new ones are known to count. Rules by age act on a slow clock as well as at commits.
+the new ones are known to count. Rules by age act on a slow clock as well as at commits; so does,
+once, what a coordinator owed that fell.
 
 Rules of a run are in the catalog alone. One that is made again from the targets has none, so of
 every run that it finds all stays, whatever the cluster keeps, until somebody says it again.
@@ -62,7 +63,10 @@ class Retaining:
         self._said = dict(said)
         #: Changes of a run that are not durable yet.
         self._coming: Counter[RunName] = Counter()
-        self._look_us = 0
+        #: When to look next; None before the first tick.
+        self._look_us: int | None = None
+        #: What a coordinator before may have left when it fell: until the first look, every run.
+        self._owes = True
 
     def own(self, run: RunName) -> Retention | None:
         """Its own rules, None without; ALL_STAYS where they are lost."""
@@ -100,11 +104,19 @@ class Retaining:
         self._desk.persist((RetentionSaid(run, retention),), durable)
 
     def tick(self) -> None:
-        """Time alone makes steps expire."""
-        if self._desk.now_us < self._look_us:
+        """Time alone makes steps expire; and a coordinator may have fallen between a commit and
+        what it leaves over. Readers that it knew have a minute to come back.
+        """
+        now_us = self._desk.now_us
+        if self._look_us is None:
+            self._look_us = now_us + LOOK_US
+        if now_us < self._look_us:
             return
-        self._look_us = self._desk.now_us + LOOK_US
-        for run in sorted(run for run, rules in self._said.items() if rules.age_s is not None):
+        self._look_us = now_us + LOOK_US
+        aging = sorted(run for run, rules in self._said.items() if rules.age_s is not None)
+        runs = self._checkpoints.runs() if self._owes else aging
+        self._owes = False
+        for run in runs:
             self._desk.tell(RetentionDue(run))
 
     def expired(self, run: RunName) -> list[Checkpoint]:
