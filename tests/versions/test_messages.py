@@ -25,6 +25,11 @@ ADDED_SINCE: Final = {
     112: "StepLabeled",
     113: "KeepSteps",
     114: "StepsKept",
+    115: "GuardStanding",
+    116: "HoldSteps",
+    117: "StopAt",
+    118: "NoCommonStep",
+    119: "GuardsAwaited",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -22,6 +22,8 @@ the file that defines it.
     launches.py    stager,
                    reader  -> coord.   JoinLaunch; a stager also TrainerLeft
                    coord.  -> both     LaunchJoined
+    preempting.py  trainer -> coord.   GuardStanding
+                   coord.  -> trainer  HoldSteps, StopAt, NoCommonStep, GuardsAwaited
     saving.py      stager  -> coord.   OpenPayload, RequestSpares, Certify, BoxesCompared,
                                        PayloadGivenUp, CommitMembers
                    coord.  -> stager   PayloadPlanned, HomesRefused, SparesNamed, Certified,
@@ -98,6 +100,13 @@ from ckpt.format.messages.loading import (
     Resolve,
     Resolved,
 )
+from ckpt.format.messages.preempting import (
+    GuardsAwaited,
+    GuardStanding,
+    HoldSteps,
+    NoCommonStep,
+    StopAt,
+)
 from ckpt.format.messages.reading import (
     ColumnVerified,
     DocumentData,
@@ -172,6 +181,7 @@ Message = (
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept
+    | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -194,5 +204,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     102: PartTaken, 103: RenewDrain, 104: EndDrain, 105: ForgetStore, 106: DrainNoted, 107: HomesRefused,
     108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
     112: StepLabeled, 113: KeepSteps, 114: StepsKept,
+    115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -39,6 +39,8 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     """This coordinator understands OpenPayload's homes, and tables that refer to them."""
     by_number: bool = False
     """It holds a launch together also where its ranks ask for a step by its number."""
+    guards: bool = False
+    """This coordinator understands GuardStanding."""
 
 
 class Departure(Enum):

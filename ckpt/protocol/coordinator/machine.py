@@ -2,6 +2,7 @@
 
     Membership      who is live, what each target has proved      (membership.py)
     Launches        which start of a run may save                 (launches.py)
+    Preempting      where all its ranks stop, when one has to     (preempting.py, guards.py)
     Reservations    space before bytes                            (reservations.py)
     AttemptBook     what ranks handed over                        (attempts.py)
     Opening         plans for staged payloads                     (opening.py)
@@ -40,6 +41,7 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
+from ckpt.format.messages.preempting import GuardStanding
 from ckpt.format.messages.reading import DocumentData
 from ckpt.format.messages.saving import (
     BoxesCompared,
@@ -55,6 +57,7 @@ from ckpt.protocol.coordinator import facts
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import Action, Desk
@@ -119,6 +122,7 @@ class CoordinatorMachine:
         self._roles: dict[Session, Role] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.launches = Launches(image.term)
+        self.preempting = Preempting(desk, self.launches)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
         self._make_keeping_parts(image, wall_s)
         self.reservations = Reservations(desk, self.members, policy.spread, self.evictor)
@@ -258,6 +262,8 @@ class CoordinatorMachine:
                 self.members.renew(session, request, message)
             case JoinLaunch():
                 self._join(session, request, message)
+            case GuardStanding():
+                self.preempting.heard(session, message)
             case OpenPayload() if message.member:
                 self.files.open_file(session, request, message)
             case OpenPayload():
@@ -328,7 +334,7 @@ class CoordinatorMachine:
             session, message, self._desk.now_us, from_stager=from_stager
         )
         turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
-        joined = LaunchJoined(launch.number, turn, references=True, by_number=True)
+        joined = LaunchJoined(launch.number, turn, references=True, by_number=True, guards=True)
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
@@ -347,6 +353,7 @@ class CoordinatorMachine:
         self.confirming.session_closed(session)
         self.members.session_closed(session)
         self.launches.session_closed(session, self._desk.now_us)
+        self.preempting.session_closed(session)
         self.ending.session_closed(session)
         self.resolver.session_closed(session)
         self.sharing.session_closed(session)

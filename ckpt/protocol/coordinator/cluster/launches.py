@@ -25,6 +25,7 @@ from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
+from ckpt.protocol.coordinator.cluster.guards import LaunchGuards
 from ckpt.protocol.events import Session
 
 LONG_AGO_US = -(1 << 62)
@@ -131,6 +132,11 @@ class Launch:
     """The last payload that each rank has handed over."""
     all_saved: bool = False
     """It has committed a checkpoint."""
+    guards: LaunchGuards = field(init=False)
+    """Of its ranks' trainings; they agree where to stop."""
+
+    def __post_init__(self) -> None:
+        self.guards = LaunchGuards(self.world_size)
 
     @property
     def live(self) -> bool:
@@ -389,6 +395,7 @@ class Launches:
         kept.members = gone.members | kept.members
         kept.saved = gone.saved | kept.saved
         kept.all_saved |= gone.all_saved
+        kept.guards.absorb(gone.guards)
         for session in gone.readers:
             kept.readers.add(session)
             self._reading[session].append(kept)
