@@ -333,3 +333,23 @@ def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
     group = Path(f"/proc/{link.pid}/autogroup")
     if group.exists():
         assert group.read_text().split()[-1] == "10"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_for_the_whole_job_leaves_a_stager_to_its_saves(
+    bench: Bench, number: signal.Signals
+) -> None:
+    """As Slurm and systemd send them: to every process."""
+    link = bench.start(idle_s=3600.0)
+    os.kill(link.pid, number)
+    assert stage(link, 1) is not None, "it still takes the last save"
+    assert stage(link, 2) is not None
+    assert link.alive
+
+
+def test_a_stager_that_got_a_sigterm_ends_with_its_trainer(bench: Bench) -> None:
+    link = bench.start(idle_s=3600.0)
+    os.kill(link.pid, signal.SIGTERM)
+    link.drop(1)
+    link.close()
+    wait_until(lambda: not runs(link.pid), "its end, long before it would be idle for an hour")

@@ -47,6 +47,14 @@ def test_a_stager_of_a_closed_store_joins_a_new_session_to_tell_of_its_process_t
     assert rig.open_session(Session(3)) == [], "it was told, and nothing is under way"
 
 
+def test_a_stager_that_is_asked_to_end_stays_for_its_trainer_and_no_longer() -> None:
+    rig = joined()
+    rig.do(e.StagingDropped(0, 1))
+    assert rig.do(e.EndAsked(0)) == []
+    assert rig.tick(rig.machine.config.idle_us) == [], "the last save is still to come"
+    assert e.Exit("idle, and the trainer is gone") in rig.do(e.TrainerDetached(0))
+
+
 def test_an_idle_stager_says_that_it_goes_while_its_trainer_lives() -> None:
     rig = joined()
     rig.do(e.StagingDropped(0, 1))

@@ -232,8 +232,22 @@ class PayloadStopped(Struct, frozen=True, gc=False):
 
 
 SaveEvent = StagingDropped | PayloadHandedOver | ReferencesFound | TableReady | OutcomeHeard
+
+
+class EndAsked(Struct, frozen=True, gc=False):
+    """Somebody ends all that runs here (SIGTERM): stay for the trainer and its saves alone."""
+
+    now_us: int
+
+
 TrainerEvent = (
-    TrainerAttached | TrainerDetached | TrainerEnded | HalfAsked | StepRefused | SaveEvent
+    TrainerAttached
+    | TrainerDetached
+    | TrainerEnded
+    | EndAsked
+    | HalfAsked
+    | StepRefused
+    | SaveEvent
 )
 SenderEvent = PayloadSealed | SparesWanted | PayloadFailed | PayloadStopped
 CoordinatorEvent = DialFailed | SessionOpened | SessionClosed | Received | Ticked

@@ -94,11 +94,11 @@ class StagerMachine(StagerEndings):
                 for told in self.saves.values():
                     if told.outcome is not None:
                         self._do(e.TellTrainer(told.number, told.outcome))
-            case e.TrainerDetached():
+            case e.TrainerDetached() | e.TrainerEnded():
+                self.trainer_ended |= isinstance(event, e.TrainerEnded)
                 self._trainer_detached()
-            case e.TrainerEnded():
-                self.trainer_ended = True
-                self._trainer_detached()
+            case e.EndAsked():
+                self._lifetime.hasten()
             case e.HalfAsked():
                 self._half_asked(event)
             case e.StepRefused():

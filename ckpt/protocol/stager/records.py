@@ -61,8 +61,13 @@ class Lifetime:
 
     def __init__(self, config: StagerConfig) -> None:
         self._config = config
+        self._idle_us = config.idle_us
         self._quiet_since_us: int | None = None
         self._alone_since_us: int | None = None
+
+    def hasten(self) -> None:
+        """It goes as soon as it is idle."""
+        self._idle_us = 0
 
     def reason_to_end(
         self, now_us: int, trainer: bool, coordinator: bool, idle: bool
@@ -77,7 +82,7 @@ class Lifetime:
         elif self._alone_since_us is None:
             self._alone_since_us = now_us
         quiet, alone = self._quiet_since_us, self._alone_since_us
-        if quiet is not None and now_us - quiet >= self._config.idle_us:
+        if quiet is not None and now_us - quiet >= self._idle_us:
             return "idle, and the trainer is gone"
         if alone is not None and now_us - alone >= self._config.orphan_us:
             return "neither trainer nor coordinator came back"

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from ckpt.aio.clock import now_us
@@ -37,6 +39,7 @@ from ckpt.protocol.stager.events import (
     ComputeBoxes,
     DialCoordinator,
     DialFailed,
+    EndAsked,
     Exit,
     GrantHalf,
     Outcome,
@@ -155,17 +158,28 @@ class StagerShell:
         #: Why there is no session, as last logged; empty while there is one.
         self._complaint = ""
         self._running = True
+        #: Whether a SIGTERM has come that the machine has not heard of.
+        self._end_asked = False
         trainer.watch_process(attach.pid)
 
     def run(self) -> None:
-        """The loop."""
+        """The loop. A SIGTERM ends it when nothing is left to do for the trainer and its saves:
+        Slurm and systemd send one to every process of a job, and the last save is still to come.
+        """
+        signal.signal(signal.SIGTERM, self._note_sigterm)
         self._attached()
         while self._running:
             self._wait()
             self.turn()
 
+    def _note_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self._end_asked = True
+
     def turn(self) -> None:
         """What has come."""
+        if self._end_asked:
+            self._end_asked = False
+            self._handle(EndAsked(now_us()))
         self._jobs.finish()
         self._read_trainer()
         self._read_coordinator()
