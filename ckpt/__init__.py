@@ -33,8 +33,9 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
-    from ckpt_client.default import load, save
+    from ckpt_client.default import load, preemption, save
     from ckpt_client.load.checkpoint import Checkpoint
+    from ckpt_client.preemption.guard import PreemptionGuard
     from ckpt_client.save.handle import Commit, Save
     from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards
     from ckpt_client.store import Store, open
@@ -54,6 +55,7 @@ __all__ = [
     "NotFound",
     "PeerError",
     "PerRank",
+    "PreemptionGuard",
     "Refused",
     "Replicated",
     "Save",
@@ -64,6 +66,7 @@ __all__ = [
     "Unavailable",
     "load",
     "open",
+    "preemption",
     "save",
 ]
 
@@ -72,7 +75,8 @@ _HOMES: Final = {
     **dict.fromkeys(("Box", "PerRank", "Replicated", "Shard", "Shards"), "ckpt_client.save.shards"),
     **dict.fromkeys(("Commit", "Save"), "ckpt_client.save.handle"),
     **dict.fromkeys(("Store", "open"), "ckpt_client.store"),
-    **dict.fromkeys(("load", "save"), "ckpt_client.default"),
+    **dict.fromkeys(("load", "preemption", "save"), "ckpt_client.default"),
+    "PreemptionGuard": "ckpt_client.preemption.guard",
     "Checkpoint": "ckpt_client.load.checkpoint",
 }
 """Public name -> the module that defines it; names that are absent here are errors."""

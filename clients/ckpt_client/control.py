@@ -5,22 +5,32 @@ found again when it moves.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, Protocol, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import Busy, PeerError, Refused, Unavailable, error_from_wire
-from ckpt.base.ids import Rank, RunName, Step
+from ckpt.base.errors import (
+    Busy,
+    CkptError,
+    PeerError,
+    Refused,
+    Unavailable,
+    error_from_wire,
+)
+from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import AttemptAborted
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import Established
 from ckpt_client.environment import process_name
@@ -28,7 +38,20 @@ from ckpt_client.locate import Locator, client_name
 
 Reply = TypeVar("Reply")
 Seat = tuple[RunName, Rank, int]
+_steps_decoder = msgspec.json.Decoder(list[StepView])
 CALL_TIMEOUT_S = 30.0
+REJOIN_REQUEST: Final = 1 << 31
+"""The first; above all that RpcClient counts, below those of the coordinator's own questions."""
+
+
+class Listener(Protocol):
+    """Called on the session's thread: I may not wait, nor ask anything."""
+
+    def joined(self, launch: LaunchNumber) -> None:
+        """In a new session my seat has joined its launch again."""
+
+    def heard(self, message: Message) -> None:
+        """The coordinator has said this unasked."""
 
 
 class Control:
@@ -60,6 +83,11 @@ class Control:
         self._came_us: dict[Seat, int] = {}
         #: Seats that only load, with the key of their launch; None without one.
         self._readers: dict[Seat, str | None] = {}
+        #: Who hears what the coordinator says unasked, and of each new session; by their seats. The
+        #: session's thread goes through a copy.
+        self._listeners: dict[Seat, Listener] = {}
+        #: Seats that join again in the present session, by request; of the session's thread alone.
+        self._rejoining: dict[int, Seat] = {}
 
     @property
     def cluster(self) -> str:
@@ -109,12 +137,59 @@ class Control:
         _, bulk = self.call(Ask(what, run, step), Answer)
         return bytes(bulk)
 
+    def last_duration_s(self, run: RunName, timeout_s: float) -> float | None:
+        """How many seconds the run's newest commit took, from the save's call on; None when it has
+        none. Raises as `call`.
+        """
+        _, bulk = self.call(Ask("steps", run), Answer, timeout_s=timeout_s)
+        views = [view for view in _steps_decoder.decode(bulk) if view.state == "committed"]
+        newest = max(views, key=lambda view: view.committed_at_s, default=None)
+        return None if newest is None else newest.stall_s + newest.commit_s
+
     def _join_again(self, _peer: Established) -> None:
         """A new session: the ranks that joined over the old one are still here."""
         rpc = self._rpc
+        self._rejoining.clear()
         for seat in list(self._launches):
             if rpc is not None:
-                rpc.tell(self._joining(seat))
+                request = REJOIN_REQUEST + len(self._rejoining)
+                self._rejoining[request] = seat
+                rpc.tell(self._joining(seat), request=request)
+
+    def _pushed(self, request: int, message: Message, _bulk: Buffer) -> None:
+        seat = self._rejoining.pop(request, None)
+        if seat is None:
+            for listener in list(self._listeners.values()):
+                listener.heard(message)
+        elif isinstance(message, LaunchJoined) and message.guards and seat in self._listeners:
+            self._listeners[seat].joined(message.launch)
+
+    def listen(self, seat: Seat, listener: Listener) -> None:
+        """From now on it hears; the seat has joined. Raises Refused when the run has a listener."""
+        if any(run == seat[0] for run, _, _ in self._listeners):
+            raise Refused(
+                f"run {seat[0]!r} has a preemption guard in this store already",
+                hint="use that one, or close it first",
+            )
+        self._listeners[seat] = listener
+
+    def forget(self, listener: Listener) -> None:
+        """It hears nothing more."""
+        self._listeners = {seat: one for seat, one in self._listeners.items() if one != listener}
+
+    def tell(self, message: Message) -> None:
+        """Say what is not answered; dropped while there is no session. Raises CkptError."""
+        self._connection().tell(message)
+
+    def find_again(self) -> None:
+        """A coordinator that has moved is found also while nobody asks it anything."""
+        rpc = self._rpc
+        if rpc is None or rpc.peer is not None:
+            return
+        with suppress(CkptError):
+            if self.locator.address() != rpc.address:
+                for seat in list(self._listeners):
+                    self.tell(self._joining(seat))
 
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
         """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
@@ -192,6 +267,7 @@ class Control:
                     secret=self.secret,
                     role=self._role,
                     name=client_name(),
+                    on_push=self._pushed,
                     on_opened=self._join_again,
                 ),
             )

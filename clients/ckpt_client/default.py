@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping
-from typing import SupportsFloat
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, SupportsFloat
 
 from ckpt_client.save.handle import Save
-from ckpt_client.store import Store
+from ckpt_client.store import GRACE_S, SIGNALS, Store
 from ckpt_client.store import open as open_store
+
+if TYPE_CHECKING:
+    from ckpt_client.preemption.guard import PreemptionGuard
 
 
 def save(
@@ -28,6 +31,22 @@ def save(
     """
     return process_store().save(
         run, step, state, rank=rank, world_size=world_size, replicated=replicated, metrics=metrics
+    )
+
+
+def preemption(
+    run: str,
+    *,
+    grace_s: float = GRACE_S,
+    signals: Sequence[str] = SIGNALS,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> PreemptionGuard:
+    """`Store.preemption` on the store that $CKPT_STORE names; opened as by `save`. Raises what
+    `open` and `Store.preemption` do.
+    """
+    return process_store().preemption(
+        run, grace_s=grace_s, signals=signals, rank=rank, world_size=world_size
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from ckpt_client.control import Control
     from ckpt_client.load.checkpoint import Checkpoint
     from ckpt_client.load.verify import VerifyReport
+    from ckpt_client.preemption.guard import PreemptionGuard
     from ckpt_client.retention import Age, Mode
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
 RESOLVE_TIMEOUT_S: Final = 30.0
 DELETE_TIMEOUT_S: Final = 60.0
+GRACE_S: Final = 30.0
+"""Kubernetes' own, and torchrun's."""
+SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 _steps_decoder = msgspec.json.Decoder(list[StepView])
 
 
@@ -105,6 +109,8 @@ class Store:
         self._connection = Connection(url, settings.launch, settings.start_timeout_s)
         self._stagers = Stagers(self._connection, settings)
         self._control = self._connection.control
+        #: They end with this store.
+        self._guards: set[PreemptionGuard] = set()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -220,6 +226,37 @@ class Store:
         call it where the others hear what one of them raises.
         """
         self._stagers.raise_unheard()
+
+    def preemption(
+        self,
+        run: str,
+        *,
+        grace_s: float = GRACE_S,
+        signals: Sequence[str] = SIGNALS,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> PreemptionGuard:
+        """Watch for signals that ask a rank's process to end: `should_save(step)` of what this
+        returns is True on all ranks at one step, and every rank of the launch has to have one.
+
+        grace_s: seconds from the signal to the kill.
+        signals: which ones; each is still passed on to the handler that it had, if it had one.
+
+        From now on these signals end this process no more, until the guard or the store is closed.
+
+        Raises Refused outside of the main thread, for what is no signal, and when the run has a
+        guard here already; Unavailable when the coordinator does not answer.
+        """
+        from ckpt_client.preemption.guard import watch_for_preemption
+
+        self._check_usable()
+        name, place = check_run_name(run), find_place(rank, world_size)
+        self._connection.ensure_answers()
+        guard = watch_for_preemption(
+            self._control, self._stagers, name, place, grace_s=grace_s, signals=signals
+        )
+        self._guards.add(guard)
+        return guard
 
     # ----------------------------------------------------------------------- loading
 
@@ -472,6 +509,8 @@ class Store:
 
     def _leave(self) -> None:
         self._closed = True
+        while self._guards:
+            self._guards.pop().close()
         self._stagers.park()
         self._connection.close()
 

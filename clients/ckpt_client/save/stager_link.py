@@ -78,6 +78,8 @@ class StagerLink:
         self._failed: list[Save] = []
         #: Saves that committed with warnings, until `take_warned` takes them.
         self._warned: list[Save] = []
+        #: Run -> how many seconds its last committed save took.
+        self._durations_s: dict[str, float] = {}
         #: Answers to Prepare since the last one was sent.
         self._prepared: list[wire.Prepared] = []
         self.pid = 0
@@ -224,6 +226,12 @@ class StagerLink:
         with self._news:
             warned, self._warned = self._warned, []
         return warned
+
+    def last_duration_s(self, run: str) -> float | None:
+        """Seconds from the call of the run's last committed save to its commit; None before one."""
+        self.take_news()
+        with self._news:
+            return self._durations_s.get(run)
 
     def close(self) -> None:
         """Leave the stager alone; it finishes what it has and goes when idle."""
@@ -381,7 +389,10 @@ class StagerLink:
             save.settle(outcome)
             if outcome.info is None:
                 self._failed.append(save)
-            elif outcome.info.warnings:
+            else:
+                took_us = outcome.info.stall_us + outcome.info.commit_us
+                self._durations_s[save.run] = took_us / US_PER_S
+            if outcome.info is not None and outcome.info.warnings:
                 self._warned.append(save)
         with suppress(OSError):
             self._socket.send(wire.encode_packet(wire.HeardOutcome(outcome.save)))

@@ -94,6 +94,14 @@ class Stagers:
                 for save in link.take_warned():
                     save.warn()
 
+    def last_duration_s(self, run: RunName) -> float | None:
+        """How many seconds the run's last save of this process took, from its call to its commit;
+        None when none is known to be committed.
+        """
+        with self.lock:
+            known = [link.last_duration_s(run) for link in self.links.values()]
+        return max((one for one in known if one is not None), default=None)
+
     def wait(self, deadline_s: float | None) -> int:
         """Until no save is under way: the number of those that still are at the deadline, a time
         of `time.monotonic`.
