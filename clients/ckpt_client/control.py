@@ -164,14 +164,12 @@ class Control:
         elif isinstance(message, LaunchJoined) and message.guards and seat in self._listeners:
             self._listeners[seat].joined(message.launch)
 
-    def listen(self, seat: Seat, listener: Listener) -> None:
-        """From now on it hears; the seat has joined. Raises Refused when the run has a listener."""
+    def listen(self, seat: Seat, listener: Listener) -> bool:
+        """From now on it hears; the seat has joined. False when the run has a listener."""
         if any(run == seat[0] for run, _, _ in self._listeners):
-            raise Refused(
-                f"run {seat[0]!r} has a preemption guard in this store already",
-                hint="use that one, or close it first",
-            )
+            return False
         self._listeners[seat] = listener
+        return True
 
     def forget(self, listener: Listener) -> None:
         """It hears nothing more."""

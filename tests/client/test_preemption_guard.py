@@ -74,7 +74,9 @@ def test_a_handler_that_was_put_over_it_stays_and_still_reaches_the_one_before(
     assert before == [signal.SIGUSR1]
 
 
-def test_a_forked_child_is_ended_by_the_signals_that_its_parent_watches(store: ckpt.Store) -> None:
+def test_a_forked_child_passes_over_what_is_for_its_parent_and_is_ended_by_a_sigterm(
+    store: ckpt.Store,
+) -> None:
     with store.preemption("forked", rank=0, world_size=1) as guard:
         ready, say = os.pipe()
         child = os.fork()
@@ -83,6 +85,7 @@ def test_a_forked_child_is_ended_by_the_signals_that_its_parent_watches(store: c
             while True:
                 signal.pause()
         assert os.read(ready, 1) == b"x"
+        os.kill(child, signal.SIGUSR1)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
@@ -130,6 +133,18 @@ def test_a_rank_without_a_guard_is_named_and_holds_up_nobody(
         wait_until(lambda: "1 of them have no guard (rank 1)" in caplog.text, "it says so")
         assert guard.should_save(2) is False
         assert before == [signal.SIGUSR1]
+
+
+def test_a_rank_that_saves_alone_for_all_may_have_a_guard_as_one_of_them(tmp_path: Path) -> None:
+    url = f"ckpt+local://{tmp_path}/c?targets=3&code=2+1"
+    with (
+        ckpt.open(url, launch="job") as opened,
+        opened.preemption("alone", rank=0, world_size=2),
+    ):
+        commit = opened.save("alone", 1, {"a": 1}, rank=0, world_size=1).wait(60.0)
+        assert commit.world_size == 1
+        assert run("ls", environ={"CKPT_STORE": url}).out.count("alone") == 1
+    assert run("local", "stop", f"{tmp_path}/c", environ=dict(os.environ)).code == 0
 
 
 def test_a_closed_store_ends_its_guards(tmp_path: Path) -> None:

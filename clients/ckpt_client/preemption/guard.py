@@ -43,9 +43,13 @@ from ckpt_client.environment import RankPlace
 from ckpt_client.preemption.signals import SignalWatch
 
 if TYPE_CHECKING:
-    from ckpt_client.control import Control
+    from ckpt_client.control import Control, Seat
     from ckpt_client.save.stagers import Stagers
 
+GUARDS: Final = "guards"
+"""Guards join a launch of their own, of a run below the training's: a script may save as other
+ranks than it trains with, rank 0 for all, say.
+"""
 HOLD_S_MAX: Final = 15.0
 LOOK_S: Final = 1.0
 """How often the guard's thread looks around."""
@@ -66,17 +70,19 @@ def watch_for_preemption(
     """This rank's guard, which listens. Raises as `Store.preemption`."""
     if not 0 < grace_s < math.inf:
         raise Refused(f"grace_s={grace_s!r} is no time", hint="seconds from the signal to the kill")
-    launch = control.join(run, place.rank, place.world_size)
+    seat = (RunName(f"{run}/{GUARDS}"), place.rank, place.world_size)
+    launch = control.join(*seat)
     if place.world_size > 1 and not launch.guards:
         _log.warning(
             "%s: the coordinator is of an earlier version: signals do not reach other ranks", run
         )
-    guard = PreemptionGuard(control, stagers, run, place, grace_s=grace_s, signals=signals)
-    try:
-        control.listen((run, place.rank, place.world_size), guard)
-    except CkptError:
+    guard = PreemptionGuard(control, stagers, run, seat, grace_s=grace_s, signals=signals)
+    if not control.listen(seat, guard):
         guard.close()
-        raise
+        raise Refused(
+            f"run {run!r} has a preemption guard in this store already",
+            hint="use that one, or close it first",
+        )
     guard.begin(launch.launch if launch.guards else None)
     return guard
 
@@ -93,22 +99,23 @@ class PreemptionGuard:
         control: Control,
         stagers: Stagers,
         run: RunName,
-        place: RankPlace,
+        seat: Seat,
         *,
         grace_s: float,
         signals: Sequence[str],
     ) -> None:
+        """seat: where the guards of the run's ranks meet."""
         self.grace_s = grace_s
         self._control = control
         self._stagers = stagers
         self._run = run
-        self._place = place
+        self._meeting, self._rank, world_size = seat
         self._pid = os.getpid()
         #: What the thread handles next; None ends it. Signal handlers put words here.
         self._events: queue.SimpleQueue[GuardEvent | None] = queue.SimpleQueue()
         hold_us = int(min(HOLD_S_MAX, grace_s / 2) * US_PER_S)
         #: Asked by the training, changed by the thread. Under `_lock`.
-        self._machine = RankGuard(run, place.rank, place.world_size, hold_us)
+        self._machine = RankGuard(self._meeting, self._rank, world_size, hold_us)
         self._lock = threading.Lock()
         #: Notified when the thread has handled an event.
         self._news = threading.Condition(self._lock)
@@ -227,7 +234,7 @@ class PreemptionGuard:
 
     def heard(self, message: Message) -> None:
         """What the coordinator has said unasked."""
-        if getattr(message, "run", None) == self._run:
+        if getattr(message, "run", None) == self._meeting:
             self._events.put(GuardHeard(now_us(), message))
 
     def _signalled(self, name: str) -> None:
@@ -284,7 +291,7 @@ class PreemptionGuard:
 
     def _tell_time(self) -> None:
         self._expected_s = self._last_duration_s()
-        speaks = bool(self._machine.signal) or self._place.rank == 0 or self.fits is False
+        speaks = bool(self._machine.signal) or self._rank == 0 or self.fits is False
         _log.log(
             logging.WARNING if speaks else logging.INFO,
             "%s: %s, and all ranks end with step %s; %.0f of %g s are left: %s",

@@ -1,9 +1,11 @@
 """Signals that ask this process to end, noted and passed on to whoever handled them before.
 
 A handler runs between any two instructions of the main thread, also while that holds a lock: it
-only puts a word into a queue that may be entered again (SimpleQueue). A forked child (a worker of a
-data loader, say) has its parent's handlers; it gets back what was there before, or a SIGTERM would
-not end it.
+only puts a word into a queue that may be entered again (SimpleQueue).
+
+A forked child (a worker of a data loader, say) has its parent's handlers. It gets back what was
+there before, or its parent's SIGTERM would not end it; where that is nothing, it ignores the
+others: Slurm sends SIGUSR1 to every process of a job, and means the training.
 """
 
 from __future__ import annotations
@@ -57,6 +59,13 @@ class SignalWatch:
                 with suppress(ValueError):  # Not the main thread.
                     signal.signal(number, signal.SIG_DFL if before is None else before)
 
+    def close_in_child(self) -> None:
+        """In a forked child: the watch is its parent's."""
+        for number, before in self._before.items():
+            if before == signal.SIG_DFL and number != signal.SIGTERM:
+                self._before[number] = signal.SIG_IGN
+        self.close()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._closed:
             self._hear(signal.Signals(number).name)
@@ -77,7 +86,7 @@ def _number(name: str) -> signal.Signals:
 
 def _close_in_child() -> None:
     for watch in list(_watches):
-        watch.close()
+        watch.close_in_child()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
