@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -13,6 +14,9 @@ from ckpt_client.environment import find_place
 from ckpt_client.save.turn import SaveTurn
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
+
+if TYPE_CHECKING:
+    from ckpt_client.preemption.guard import PreemptionGuard
 
 CheckpointName = str | os.PathLike[str]
 
@@ -74,6 +78,17 @@ def find_step(checkpoint_id: CheckpointName | None, store: Store | str | None) -
     if where.step is None:
         raise Refused(f"checkpoint_id {checkpoint_id!s} names no step", hint="RUN/STEP")
     return Step(where.store, where.run, where.step)
+
+
+def find_guard(run: CheckpointName, store: Store | str | None, grace_s: float) -> PreemptionGuard:
+    """This rank's preemption guard: one for each rank of the process group, else of the launcher's.
+
+    Raises as `Store.preemption` and `find_where`.
+    """
+    where, who = find_where(run, store), find_who(None, no_dist=False)
+    return where.store.preemption(
+        where.run, grace_s=grace_s, rank=who.rank, world_size=who.world_size
+    )
 
 
 def find_who(group: dist.ProcessGroup | None, no_dist: bool) -> Who:

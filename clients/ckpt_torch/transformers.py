@@ -21,7 +21,7 @@ import random
 import re
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.fetched import put_folder
-from ckpt_torch.place import find_where
+from ckpt_torch.place import find_guard, find_where
 from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import whole_of
 
@@ -47,6 +47,9 @@ with needing("ckpt_torch.transformers"):
         TrainingArguments,
     )
 
+if TYPE_CHECKING:
+    from ckpt_client.preemption.guard import PreemptionGuard
+
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
@@ -57,6 +60,9 @@ class CkptCallback(TrainerCallback):
     every: how many steps lie between saves. The last step is saved as well, also of a training
         that stops early, unless the best weights took its place (`load_best_model_at_end`).
     check_finite: refuse a state with a tensor that holds NaN or infinity, by path.
+    grace_s: how many seconds a process has from SIGTERM or SIGUSR1 to its kill. With it, all ranks
+        end the training with one saved step once any of them gets such a signal
+        (`Store.preemption`); without it signals do what they always did.
     """
 
     def __init__(
@@ -66,11 +72,15 @@ class CkptCallback(TrainerCallback):
         every: int,
         store: Store | str | None = None,
         check_finite: bool = False,
+        grace_s: float | None = None,
     ) -> None:
         self._run = run.rstrip("/")
         self._every = every
         self._store = store
         self._check_finite = check_finite
+        self._grace_s = grace_s
+        #: While a training runs that watches for signals.
+        self._guard: PreemptionGuard | None = None
         self._saved_step = 0
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
@@ -92,9 +102,15 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Save when it is due. Raises Refused by path, and the error of an earlier save."""
-        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+        """Save when it is due, or when the training is to end. Raises Refused by path, and the
+        error of an earlier save.
+        """
+        step = state.global_step
+        preempted = self._guard is not None and self._guard.should_save(step)
+        if preempted or step % self._every == 0 or step == state.max_steps:
             self._save(state, kwargs)
+        if preempted:
+            control.should_training_stop = True
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
 
@@ -109,6 +125,7 @@ class CkptCallback(TrainerCallback):
         if state.global_step > self._saved_step and not args.load_best_model_at_end:
             self._save(state, kwargs)
         self.wait()
+        self._end_guard()
 
     def wait(self) -> None:
         """Until all saves are committed. Raises the first error."""
@@ -121,8 +138,18 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """What it resumes from is saved."""
+        """What it resumes from is saved. Raises Refused outside of the main thread, with
+        `grace_s`.
+        """
         self._saved_step = state.global_step
+        self._end_guard()  # Of a training that raised.
+        if self._grace_s is not None:
+            self._guard = find_guard(self._run, self._store, self._grace_s)
+
+    def _end_guard(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
 
     def _save(self, state: TrainerState, kwargs: dict[str, object]) -> None:
         model = cast(torch.nn.Module, kwargs["model"])
@@ -133,9 +160,10 @@ class CkptCallback(TrainerCallback):
         held: dict[str, object] = {
             **_described(inner),
             "optimizer": optimizer.state_dict(),
-            "trainer_state": json.dumps(dataclasses.asdict(state), sort_keys=True),
             "rng": {str(rank): _random_states()},
         }
+        if rank == 0:  # It says whose it is, so ranks differ; the Trainer writes this one alone.
+            held["trainer_state"] = json.dumps(dataclasses.asdict(state), sort_keys=True)
         if scheduler is not None:
             held["scheduler"] = scheduler.state_dict()
         future = async_save(
