@@ -12,6 +12,8 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import Refused
+from ckpt_client.default import process_store
+from ckpt_client.url import LocalUrl
 from tests.client.clikit import run
 from tests.waiting import wait_until
 
@@ -145,6 +147,18 @@ def test_a_rank_that_saves_alone_for_all_may_have_a_guard_as_one_of_them(tmp_pat
         assert commit.world_size == 1
         assert run("ls", environ={"CKPT_STORE": url}).out.count("alone") == 1
     assert run("local", "stop", f"{tmp_path}/c", environ=dict(os.environ)).code == 0
+
+
+def test_the_store_of_the_environment_has_guards_as_well(
+    store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store._url, LocalUrl)
+    monkeypatch.setenv("CKPT_STORE", f"ckpt+local://{store._url.directory}")
+    try:
+        with ckpt.preemption("default", grace_s=9.0, rank=0, world_size=1) as guard:
+            assert (guard.should_save(1), guard.left_s, guard.grace_s) == (False, None, 9.0)
+    finally:
+        process_store().close()
 
 
 def test_a_closed_store_ends_its_guards(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 import ckpt
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, runs
 from tests.e2e.ranks import LAUNCHER_NAMES
 from tests.waiting import wait_until
 
@@ -173,6 +173,20 @@ def test_while_the_coordinator_is_out_of_reach_the_training_goes_on_and_the_log_
             assert ranks[0].process.poll() is None
         step, _ = saved_together(ranks)
     assert store.latest("away") == step
+
+
+def test_a_sigusr1_to_every_process_of_the_job_leaves_its_cluster_alone(
+    cluster: Cluster, store: ckpt.Store
+) -> None:
+    """Slurm means the training."""
+    supervisor = cluster.ready()["pid"]
+    assert isinstance(supervisor, int)
+    targets = [target.pid for target in cluster.targets().values() if target.pid is not None]
+    pids = [supervisor, cluster.coordinator_pid, *targets]
+    for pid in pids:
+        os.kill(pid, signal.SIGUSR1)
+    assert store.save("job", 1, {"a": 1}, rank=0, world_size=1).wait(WAIT_S).step == 1
+    assert [pid for pid in pids if not runs(pid)] == []
 
 
 def test_ctrl_c_ends_a_rank_as_ever(cluster: Cluster) -> None:

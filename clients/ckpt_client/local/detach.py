@@ -15,8 +15,12 @@ from ckpt.base.errors import CkptError
 
 #: Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
 #: Its stdout becomes the log, since our pipe must end when the relay does.
+#: Slurm sends SIGUSR1 to every process of a job and means the training: what runs beside it ignores
+#: the two signals that are nobody's, as do all whom it starts.
 _RELAY: Final = """
-import os, sys
+import os, signal, sys
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
 child = os.fork()
 if child:
     print(child)

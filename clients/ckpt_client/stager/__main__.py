@@ -23,9 +23,8 @@ def main() -> int:
     """Serve one trainer and its saves to their end; the exit code is 0 unless
     something unforeseen broke.
     """
-    # These are meant for the trainer, whose saves go on: a terminal's, and what Slurm sends to all
-    # processes of a job ahead of its end.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    # The terminal's signals are meant for the trainer; its saves go on.
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     keep_private()
     _step_back()
