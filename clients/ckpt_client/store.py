@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, Self, SupportsFloat
 import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
-from ckpt.base.ids import Generation, RunName, check_run_name, check_step
-from ckpt.protocol.coordinator.reading.answers import RetentionView, StepView
+from ckpt.base.ids import RunName, check_run_name, check_step
+from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
 from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.turn import SaveTurn
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     from ckpt_client.load.checkpoint import Checkpoint
     from ckpt_client.load.verify import VerifyReport
     from ckpt_client.preemption.guard import PreemptionGuard
-    from ckpt_client.retention import Age, Mode
 
 CLOSE_TIMEOUT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
 RESOLVE_TIMEOUT_S: Final = 30.0
-DELETE_TIMEOUT_S: Final = 60.0
 GRACE_S: Final = 30.0
 """Kubernetes' own, and torchrun's."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
@@ -92,7 +91,7 @@ def open(
     return Store(parse_url(url), settings)
 
 
-class Store:
+class Store(Keeper):
     """An open store, where a training's ranks save and load. `open` makes it.
 
     Use it in a `with`, or close it. Its methods may be called from several threads. `rank` and
@@ -386,102 +385,6 @@ class Store:
         self._check_usable()
         self._connection.ensure_answers()
         return verify.verify(self._connection.reader(), check_run_name(run), check_step(step))
-
-    def names(self, run: str) -> dict[str, int]:
-        """What its steps are called: name -> step, ascending. Empty for a run that never saved."""
-        from ckpt_client import labels
-
-        found = labels.names_of(self._talk(), check_run_name(run))
-        return {name: view.step for name, view in found.items()}
-
-    def tag(
-        self,
-        run: str,
-        step: int,
-        *names: str,
-        generation: Generation | None = None,
-        replace: bool = False,
-    ) -> None:
-        """Call a committed step so: `load(run, name)` finds it, and neither retention nor room for
-        others takes it away. A name that another step of the run has moves here. Durable when this
-        returns.
-
-        generation: of the step, as its `Commit` says; default: the newest.
-        replace: delete what was called so before, where it has no other name.
-
-        Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, or with
-        control characters, or for more than 32 names of one step; Unavailable.
-        """
-        from ckpt_client import labels
-
-        labels.tag(
-            self._talk(), check_run_name(run), check_step(step), names, generation, replace=replace
-        )
-
-    def untag(self, run: str, *names: str, delete: bool = False) -> None:
-        """No step is called so any more. It stays until something else takes it away; with `delete`
-        what has no other name goes at once.
-        """
-        from ckpt_client import labels
-
-        labels.untag(self._talk(), check_run_name(run), names, delete=delete)
-
-    def pin(self, run: str, step: int) -> None:
-        """Keep a committed step: nothing takes it away, and `delete` refuses, until it is unpinned.
-        A later save of the same step is not pinned. Raises NotFound, Unavailable.
-        """
-        from ckpt_client import labels
-
-        labels.pin(self._talk(), check_run_name(run), check_step(step))
-
-    def unpin(self, run: str, step: int) -> None:
-        """Let it go again, all its generations. Raises NotFound, Unavailable."""
-        from ckpt_client import labels
-
-        labels.unpin(self._talk(), check_run_name(run), check_step(step))
-
-    def keep(
-        self,
-        run: str,
-        *,
-        last: int | None = None,
-        every: int | None = None,
-        best: tuple[str, int] | None = None,
-        mode: Mode | None = None,
-        age: Age | None = None,
-    ) -> None:
-        """Say what stays of a run from now on: the union of these, the newest step, and what has a
-        name or is pinned. The rest is deleted: at once, at commits, and as time passes. Durable
-        when this returns. Without any rule the cluster's `keep` counts again.
-
-        last: so many newest steps.
-        every: steps that it divides.
-        best: (metric, count): so many steps with the best values of what `save` was given as
-            `metrics`. As the only rule it also keeps steps without that metric.
-        mode: whether low values of the metric are good, `min`, or high ones, `max`.
-        age: what was committed within these seconds, a timedelta, or `7d`, `12h`, `30min`.
-
-        Raises Refused for what is no rule, Unavailable.
-        """
-        from ckpt_client import retention
-
-        rules = retention.rules_of(last, every, best, mode, age)
-        retention.say(self._talk(), check_run_name(run), rules)
-
-    def kept(self, run: str) -> RetentionView:
-        """Which rules count for a run, and of each step whether it stays, and why."""
-        from ckpt_client import retention
-
-        return retention.stays(self._talk(), check_run_name(run))
-
-    def delete(self, run: str, step: int) -> None:
-        """Delete all generations of a step, with their names. Raises NotFound, Refused for what is
-        pinned, and Busy while somebody reads it.
-        """
-        from ckpt.format.messages.asking import DeleteStep, StepDeleted
-
-        question = DeleteStep(check_run_name(run), check_step(step))
-        self._talk().call(question, StepDeleted, timeout_s=DELETE_TIMEOUT_S)
 
     # ----------------------------------------------------------------------- ending
 
