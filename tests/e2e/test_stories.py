@@ -173,6 +173,8 @@ class Scene(Shell):
 
     def lose_a_disk(self) -> None:
         self.let_rank_1_come()
+        # Its one step would be named among those that are at risk.
+        self.store.delete("fine-tune", self.store.latest("fine-tune") or 0)
         pid = self.cluster.pid_of("t3")
         shutil.rmtree(self.cluster.directory / "targets" / "t3")
         os.kill(pid, signal.SIGKILL)
