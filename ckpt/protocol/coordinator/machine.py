@@ -301,11 +301,8 @@ class CoordinatorMachine:
                 self.members.replace(session, request, message)
             case LabelStep():
                 self.labeling.label_step(session, request, message)
-            case KeepSteps(dry_run=True):
-                answer = self.views.retention_under(message.run, message.retention)
-                self._desk.send(session, request, Answer(), answer)
             case KeepSteps():
-                self.retaining.keep_steps(session, request, message)
+                self._keep(session, request, message)
             case DeleteStep():
                 delete = partial(self.deleter.delete_step, session, request, message)
                 self.labeling.in_turn(session, request, message.run, delete)
@@ -316,6 +313,13 @@ class CoordinatorMachine:
                 self.drains.handle(session, request, message, bulk)
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
+
+    def _keep(self, session: Session, request: int, message: KeepSteps) -> None:
+        if message.dry_run:
+            answer = self.views.retention_under(message.run, message.retention)
+            self._desk.send(session, request, Answer(), answer)
+        else:
+            self.retaining.keep_steps(session, request, message)
 
     def _register(self, session: Session, request: int, message: RegisterTarget) -> None:
         # A copy under another name repeats what the original was sent: that proves nothing.
