@@ -17,11 +17,9 @@ from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from tests.aio.netkit import SECRET, RawPeer, ServerThread, serving
-from tests.aio.strangers import HELLO, SAYINGS, Crowd, Where, flood
+from tests.aio.strangers import ASK_S, HELLO, SAYINGS, Crowd, Where, flood
 from tests.waiting import wait_until
 
-ASK_S = 2.0
-"""What a client with the secret is promised: its own time limit."""
 CROWD = 600
 SEATS = 128
 LONG = ServerLimits(unauthenticated_life_us=600_000_000, unauthenticated_peers_max=SEATS)

@@ -32,14 +32,12 @@ from ckptd.http.auth import (
     sign_request,
 )
 from ckptd.http.server import CONNECTIONS_MAX, SEATS_MAX, HttpPlane, metrics_token
-from tests.aio.strangers import Crowd
+from tests.aio.strangers import ASK_S, Crowd
 from tests.waiting import wait_until
 
 T = TypeVar("T")
 SECRET = b"s" * 32
 TOKEN = "t" * 48
-ASK_S = 2.0
-"""What whoever asks is promised beside strangers: a time limit of its own."""
 
 
 class FakeReports:

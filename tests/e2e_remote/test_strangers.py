@@ -14,11 +14,11 @@ import pytest
 
 import ckpt
 from ckpt.format.messages.asking import Ask
-from tests.aio.strangers import SAYINGS, Crowd, Where, flood
+from tests.aio.strangers import ASK_S, SAYINGS, Crowd, Where, flood
 from tests.e2e_remote.cluster import RemoteCluster
 
-IN_S = 2.0
-"""A client with the secret is in after at most that: its own time limit."""
+PROMISED_S = 2.0
+"""A client with the secret is in after at most that, on a machine that does nothing else."""
 TIMEOUT_S = 60.0
 CROWD = 400
 LARGE_CROWD = 10_000
@@ -40,11 +40,11 @@ def where(address: str) -> Where:
     return host, int(port)
 
 
-def goes_through(cluster: RemoteCluster, run: str) -> None:
-    """`ckpt status`, a save by a fresh store and its load."""
+def goes_through(cluster: RemoteCluster, run: str, ask_s: float = ASK_S) -> None:
+    """`ckpt status` in that time, a save by a fresh store and its load."""
     command = (sys.executable, "-m", "ckpt_client.cli.main", "status", "--store", cluster.url)
     told = subprocess.run(
-        [*command, "--timeout", f"{IN_S}"], capture_output=True, text=True, check=False
+        [*command, "--timeout", f"{ask_s}"], capture_output=True, text=True, check=False
     )
     assert (told.returncode, "HEALTH_OK" in told.stdout) == (0, True), told.stderr + told.stdout
     with ckpt.open(cluster.url) as store:
@@ -79,6 +79,7 @@ def test_ten_thousand_strangers_shut_nobody_out(cluster: RemoteCluster, saying: 
     for daemon in (cluster.coordinator, cluster.targets["h0d0"]):
         with Crowd(where(daemon.address), LARGE_CROWD, SAYINGS[saying], returning=False) as crowd:
             crowd.wait_connected(LARGE_CROWD)
-            goes_through(cluster, f"large-{len(SAYINGS[saying])}-{os.urandom(2).hex()}")
+            run = f"large-{len(SAYINGS[saying])}-{os.urandom(2).hex()}"
+            goes_through(cluster, run, PROMISED_S)
             with cluster.client() as client:
-                assert client.call(Ask("status"), timeout_s=IN_S)
+                assert client.call(Ask("status"), timeout_s=PROMISED_S)
