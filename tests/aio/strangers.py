@@ -27,7 +27,7 @@ SAYINGS: Final = {
 """What a stranger says before it says no more. The nonce of a whole hello is answered."""
 
 ASK_S: Final = 15.0
-"""The time limit of whoever asks beside strangers. Two seconds are promised, and tried in make soak:
+"""The time limit of whoever asks beside strangers. Two seconds are promised, which make soak tries:
 beside other tests a machine takes seconds for anything. Who is shut out is so for longer than this.
 """
 

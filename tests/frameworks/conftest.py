@@ -15,6 +15,7 @@ from tests.frameworks.warm import Warm, warm_servers
 TIMEOUT_S = 400
 """Of a test without one of its own: processes import torch anew, on shared machines."""
 LONGEST = (
+    "test_peers.py",
     "test_torch_restarts.py",
     "test_torch_examples.py",
     "test_bench_engines.py",
