@@ -103,6 +103,8 @@ def test_what_cannot_be_watched_is_refused(store: ckpt.Store) -> None:
     for grace_s in (0.0, -1.0, float("inf")):
         with pytest.raises(Refused, match="grace_s"):
             store.preemption("refused", grace_s=grace_s, rank=0, world_size=1)
+    with pytest.raises(Refused, match=r"its guards meet as .* a shorter name"):
+        store.preemption("r" * 249, rank=0, world_size=1)
     with (
         store.preemption("refused", rank=0, world_size=1),
         pytest.raises(Refused, match="has a preemption guard"),

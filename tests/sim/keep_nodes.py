@@ -10,13 +10,13 @@ from typing import ClassVar, cast
 from ckpt.base.ids import CheckpointId, RunName
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.keeping import Best, Better, KeepSteps, Retention, StepsKept
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.events import Send, Session
+from tests.sim.asking_node import Asking
 from tests.sim.keep_book import KeepBook, Rules
-from tests.sim.label_nodes import HERE, RETRY_US, RUNS, LabelOracles, LabelWorld
+from tests.sim.label_nodes import HERE, RUNS, LabelOracles, LabelWorld
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
@@ -76,84 +76,29 @@ class KeepOracles(LabelOracles):
             raise Violation(f"{id} has metrics {told}, it was saved with {loss}")
 
 
-class Keeper:
+class Keeper(Asking[KeepSteps]):
     """I say again and again what stays of one run, and hear how that ended."""
 
-    up, stopped = True, False
-
     def __init__(self, world: KeepWorld, run: RunName, changes: int) -> None:
-        self.name = f"keeper of {run}"
-        self.changes = changes
-        """So many more."""
-        self.ends: list[str] = []
+        name = f"keeper of {run}"
+        super().__init__(world, name, changes, f"{name} in {world.seed}")
         self._world, self._run = world, run
-        self._rng = Random(f"{self.name} in {world.seed}")
-        self._session: Session | None = None
-        self._request = 0
-        self._asked: KeepSteps | None = None
 
-    @property
-    def waits(self) -> bool:
-        """For an answer, or to ask."""
-        return self._asked is not None or self.changes > 0
-
-    def dial(self) -> None:
-        if self._session is not None:
-            return
-        self._world.network.dial(
-            self, self._world.coordinator, Role.ADMIN, Role.COORDINATOR,
-            failed=lambda: self._world.clock.after(RETRY_US, self.dial), opened=lambda _: None,
-        )  # fmt: skip
-
-    def go_on(self) -> None:
-        """There is more to ask for."""
-        if self._session is None:
-            self.dial()
-        else:
-            self._ask()
-
-    def session_opened(self, session: Session, role: Role, name: str) -> None:
-        self._session = session
-        self._ask()
-
-    def session_closed(self, session: Session) -> None:
-        """Whether it counts, nobody knows."""
-        if session != self._session:
-            return
-        self._session = None
-        if self._asked is not None:
-            self._end("lost")
-        if self.waits:
-            self._world.clock.after(RETRY_US, self.dial)
-
-    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
-        if session != self._session or request != self._request or self._asked is None:
-            return
+    def _heard(self, asked: KeepSteps, message: Message) -> None:
         match message:
             case StepsKept(run, retention):
-                if (run, retention) != (self._asked.run, self._asked.retention):
-                    raise Violation(f"{self._asked} was answered with {message}")
+                if (run, retention) != (asked.run, asked.retention):
+                    raise Violation(f"{asked} was answered with {message}")
                 self._world.rules.told(run, retention)
                 self._end("kept")
             case _:
                 assert isinstance(message, Failed)
                 self._end(message.code)
-        pause_us = self._rng.choice([0, 1_000, self._world.gap_us, 3 * self._world.gap_us])
-        self._world.clock.after(pause_us, self._ask)
 
-    def _end(self, how: str) -> None:
-        self.ends.append(how)
-        self._asked = None
-        self._world.clock.changed = True
-
-    def _ask(self) -> None:
-        if self._session is None or self._asked is not None or not self.waits:
-            return
-        self.changes -= 1
-        self._request += 1
-        self._asked = KeepSteps(self._run, self._drawn())
-        self._world.rules.asked(self._run, self._asked.retention)
-        self._world.network.send(Send(self._session, self._request, self._asked))
+    def _next(self) -> KeepSteps:
+        asked = KeepSteps(self._run, self._drawn())
+        self._world.rules.asked(self._run, asked.retention)
+        return asked
 
     def _drawn(self) -> Rules:
         rng = self._rng

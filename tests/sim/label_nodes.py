@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from random import Random
 from typing import ClassVar, cast
 
 from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.format.documents.labels import Labels, decode_labels
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.events import Send, Session
 from ckptd.catalog.rebuild import Rebuilt, rebuild
+from tests.sim.asking_node import Asking
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.label_book import BookedChange, LabelBook
@@ -27,7 +26,6 @@ RUNS = (RUN, RunName("other run"))
 FIRST = Step(10)
 OWNERS = 3
 """Admins who name and pin; another one deletes."""
-RETRY_US = 100_000
 HERE = (RowState.COMMITTED, RowState.DAMAGED)
 
 
@@ -58,24 +56,16 @@ class LabelOracles(Oracles):
                 self.book.gone(entry.checkpoint, entry.reason)
 
 
-class AdminOfLabels:
+class AdminOfLabels(Asking[LabelStep | DeleteStep]):
     """One process of an owner after the other: I ask for one change at a time, and repeat what was
     not answered, or go on with another.
     """
 
-    up, stopped = True, False
-
     def __init__(self, world: LabelWorld, number: int, changes: int) -> None:
         """The last number deletes, the others own names and pins."""
-        self.name = f"admin{number}"
-        self.changes = changes
-        """So many more."""
-        self.ends: list[str] = []
+        name = f"admin{number}"
+        super().__init__(world, name, changes, f"{name} of {world.seed}")
         self._world, self._number = world, number
-        self._rng = Random(f"{self.name} of {world.seed}")
-        self._session: Session | None = None
-        self._request = 0
-        self._asked: LabelStep | DeleteStep | None = None
         self._change: BookedChange | None = None
         #: What says again that all is as it was before.
         self._back: list[LabelStep] = []
@@ -84,44 +74,8 @@ class AdminOfLabels:
         #: What may have been done; and what says that it shall not be.
         self._again: list[LabelStep | DeleteStep] = []
 
-    @property
-    def waits(self) -> bool:
-        """For an answer, or to ask."""
-        return self._asked is not None or self.changes > 0
-
-    def dial(self) -> None:
-        if self._session is not None:
-            return
-        self._world.network.dial(
-            self, self._world.coordinator, Role.ADMIN, Role.COORDINATOR,
-            failed=lambda: self._world.clock.after(RETRY_US, self.dial), opened=lambda _: None,
-        )  # fmt: skip
-
-    def go_on(self) -> None:
-        """There is more to ask for."""
-        if self._session is None:
-            self.dial()
-        else:
-            self._ask()
-
-    def session_opened(self, session: Session, role: Role, name: str) -> None:
-        self._session = session
-        self._ask()
-
-    def session_closed(self, session: Session) -> None:
-        """Whether it was done, nobody knows."""
-        if session != self._session:
-            return
-        self._session = None
-        if self._asked is not None:
-            self._end("lost")
-        if self.waits:
-            self._world.clock.after(RETRY_US, self.dial)
-
-    def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
-        if session != self._session or request != self._request or self._asked is None:
-            return
-        book, asked = self._world.book, self._asked
+    def _heard(self, asked: LabelStep | DeleteStep, message: Message) -> None:
+        book = self._world.book
         match message:
             case StepLabeled(id, names, pinned):
                 assert isinstance(asked, LabelStep)
@@ -146,37 +100,26 @@ class AdminOfLabels:
         if self._doubts and self.ends[-1] == "done":
             self._doubts = False
             self._world.look()
-        self._later()
 
     def _end(self, how: str) -> None:
-        self.ends.append(how)
         self._again = []
         self._doubts = self._doubts or how in ("lost", "unavailable")
         if how in ("lost", "unavailable") and self._asked is not None:
             self._again = [self._asked, *self._back]
-        self._asked = self._change = None
-        self._world.clock.changed = True
+        self._change = None
+        super()._end(how)
 
-    def _later(self) -> None:
-        pause_us = self._rng.choice([0, 1_000, self._world.gap_us, 3 * self._world.gap_us])
-        self._world.clock.after(pause_us, self._ask)
-
-    def _ask(self) -> None:
-        if self._session is None or self._asked is not None or not self.waits:
-            return
-        asked = self._next()
-        self.changes -= 1
-        self._request += 1
-        self._asked = asked
+    def _next(self) -> LabelStep | DeleteStep:
+        asked = self._drawn()
         self._back = []
         if isinstance(asked, LabelStep):
             self._back = [*self._world.book.before(asked)]
             self._change = self._world.book.asked(asked)
-        self._world.network.send(Send(self._session, self._request, asked))
+        return asked
 
     # ----------------------------------------------------------------------- what is asked
 
-    def _next(self) -> LabelStep | DeleteStep:
+    def _drawn(self) -> LabelStep | DeleteStep:
         rng = self._rng
         if self._again and rng.random() < 0.7:
             return rng.choice(self._again)

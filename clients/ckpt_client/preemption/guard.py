@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.ids import LaunchNumber, RunName, Step
+from ckpt.base.ids import LaunchNumber, RunName, Step, check_run_name
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.preempting import GuardStanding, HoldSteps, NoCommonStep, StopAt
@@ -70,7 +70,7 @@ def watch_for_preemption(
     """This rank's guard, which listens. Raises as `Store.preemption`."""
     if not 0 < grace_s < math.inf:
         raise Refused(f"grace_s={grace_s!r} is no time", hint="seconds from the signal to the kill")
-    seat = (RunName(f"{run}/{GUARDS}"), place.rank, place.world_size)
+    seat = (_meeting_of(run), place.rank, place.world_size)
     launch = control.join(*seat)
     if place.world_size > 1 and not launch.guards:
         _log.warning(
@@ -85,6 +85,14 @@ def watch_for_preemption(
         )
     guard.begin(launch.launch if launch.guards else None)
     return guard
+
+
+def _meeting_of(run: RunName) -> RunName:
+    try:
+        return check_run_name(f"{run}/{GUARDS}")
+    except Refused as error:
+        text = f"run {run!r}: its guards meet as {run}/{GUARDS}: {error.message}"
+        raise Refused(text, hint="a shorter name of the run") from None
 
 
 class PreemptionGuard:
