@@ -9,7 +9,9 @@ must not delete what it cannot judge.
 
 Invariants: what is held stays. The generation that was committed last stays, also when it belongs
 to an old step (a run that was set back). The newest step's newest generation stays. A generation
-that a newer one of its step replaced goes as soon as nobody holds it, whatever the rules say.
+that a newer one of its step replaced goes as soon as nobody holds it, whatever the rules say; and
+while somebody does, the newer one stays too: a load of the step must not get older bytes than were
+acknowledged, nor an older metric count for the step.
 """
 
 from __future__ import annotations
@@ -57,6 +59,9 @@ def judged(
         return []
     newest = {one.step: one for one in ordered}
     kept = _kept_by_rules(list(newest.values()), retention, now_s)
+    for one in ordered:
+        if one.held and one is not newest[one.step]:
+            kept[one.step].append(f"replaced {one.generation} ({one.held})")
     last = max(ordered, key=lambda one: (one.generation, one.step))
     beyond = f"not among {retention_text(retention)}"
     verdicts = []

@@ -84,6 +84,19 @@ def test_a_superseded_generation_goes_when_nobody_holds_it() -> None:
     assert (gone.stays, gone.reason, stays.stays) == (False, "replaced by 1.2", True)
 
 
+def test_an_older_generation_that_is_held_never_comes_to_light_again() -> None:
+    """A load of the step would get it, and its metric would count for the step."""
+    old = Expirable(*at(2, 1), metrics={"loss": 0.0}, held="pinned")
+    again, best, newest = Expirable(*at(2, 3)), one(1, 0.5), one(9)
+    best = replace(best, generation=Generation(1, 2))
+    rules = Retention(last=1, best=Best("loss", Better.MIN, 1))
+    verdicts = judged([old, again, best, newest], rules, NOW_S)
+    assert all(verdict.stays for verdict in verdicts)
+    assert verdicts[2].reason == "replaced 1.1 (pinned)"
+    left = judged([replace(old, held=""), again, best, newest], rules, NOW_S)
+    assert [verdict.stays for verdict in left] == [True, False, False, True]
+
+
 def test_a_run_that_was_set_back_keeps_what_it_committed_last() -> None:
     assert expired([at(100, 1), at(200, 2), at(300, 3), at(150, 4)], 1) == [at(100, 1), at(200, 2)]
 

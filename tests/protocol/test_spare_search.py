@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
-from ckpt.format.messages.targets import ReleaseReservation
+from ckpt.format.messages.targets import ListColumns, ReleaseReservation
 from ckpt.protocol.coordinator.saving.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
-from tests.protocol.test_late_targets import LEASE_S, gathered
+from tests.protocol.test_late_targets import LEASE_S, fall_silent, gathered
 
 GAP_S = RETURN_GAP_US / SECOND_US
 
@@ -77,6 +77,39 @@ def test_below_the_floor_it_waits_for_a_target_whose_sessions_all_broke() -> Non
     bench.tick(1)
     (named,) = bench.sent(SparesNamed, mark)
     assert [place.target for place in named.spares] == [target.id]
+
+
+def test_below_the_floor_it_waits_for_a_target_that_is_asked_what_it_holds() -> None:
+    """It has dialled again, and counts as soon as it has listed its columns."""
+    bench = gathered(3)
+    rank = full(bench)
+    assert rank.plan is not None
+    target = bench.targets[rank.plan.places[0].target]
+    target.silent.add(ListColumns)
+    bench.start(target)
+    assert target.unanswered
+    mark = bench.mark()
+    assert ask(rank, 0) == []
+    assert bench.sent(SparesNamed, mark) == []
+    bench.let_answer(target.id)
+    bench.tick(1)
+    (named,) = bench.sent(SparesNamed, mark)
+    assert [place.target for place in named.spares] == [target.id]
+
+
+def test_below_the_floor_it_waits_for_a_target_that_is_late() -> None:
+    bench = gathered(3)
+    rank = full(bench)
+    assert rank.plan is not None
+    target = rank.plan.places[0].target
+    fall_silent(bench, target)
+    mark = bench.mark()
+    assert ask(rank, 0) == []
+    assert bench.sent(SparesNamed, mark) == []
+    bench.start(target)
+    bench.tick(1)
+    (named,) = bench.sent(SparesNamed, mark)
+    assert [place.target for place in named.spares] == [target]
 
 
 def test_with_enough_other_places_it_goes_back_once_only() -> None:

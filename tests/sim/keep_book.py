@@ -65,8 +65,14 @@ class KeepBook:
 
     def check_left(self, here: Collection[CheckpointId], held: Collection[CheckpointId]) -> None:
         """Nobody reads or saves any more: what no rule keeps is gone."""
+        older = {(one.run, one.step): one.generation for one in sorted(held, reverse=True)}
         for id in here:
-            if id not in held and all(self._lets_go(id, rules) for rules in self.of(id.run)):
+            covers = older.get((id.run, id.step), id.generation) < id.generation
+            if (
+                id not in held
+                and not covers
+                and all(self._lets_go(id, rules) for rules in self.of(id.run))
+            ):
                 raise Violation(f"{id} is still there, {self.of(id.run)} keeps it not")
 
     def _lets_go(self, id: CheckpointId, rules: Rules) -> bool:

@@ -190,16 +190,17 @@ class Membership:
         """Its session ended within its lease: unless it ended as well, it is about to dial."""
         return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
 
+    def is_coming(self, target: Target) -> bool:
+        """It does not count now, and likely will soon."""
+        return (
+            target.state is TargetState.RECONCILING
+            or self.is_late(target)
+            or self.is_powering_up(target)
+            or self.may_return(target)
+        )
+
     def coming(self) -> list[Target]:
-        """Targets that do not count now, and likely will soon."""
-        return [
-            t
-            for t in self.targets.values()
-            if t.state is TargetState.RECONCILING
-            or self.is_late(t)
-            or self.is_powering_up(t)
-            or self.may_return(t)
-        ]
+        return [target for target in self.targets.values() if self.is_coming(target)]
 
     def silence(self) -> str:
         """Who is away without a word, and for how long; empty when nobody is."""

@@ -119,13 +119,13 @@ class SpareSearch:
         member = self._members.targets.get(target)
         if member is None or member.is_failing:
             return False
-        if member.state is not TargetState.LIVE and not self._may_return(member):
+        if member.state is not TargetState.LIVE and not self._may_come(member):
             return False
         intended = self._allotment.intended.items()
         return all(id != target for column, id in intended if column != self._column)
 
-    def _may_return(self, target: Target) -> bool:
-        return self._is_short() and self._members.may_return(target)
+    def _may_come(self, target: Target) -> bool:
+        return self._is_short() and self._members.is_coming(target)
 
     def _is_short(self) -> bool:
         """Without this column the payload is below its floor."""
