@@ -2,12 +2,14 @@
 # pyproject.toml. Needed beforehand: Python 3.11 or newer with venv and pip, and make.
 #
 #   make demo     a training run on an embedded cluster that loses targets, trainers and nothing else
-#   make test     the tests without the slow campaigns; TESTS="tests/erasure -k pattern" picks some
+#   make test     the core, in a few minutes; TESTS="tests/erasure -k pattern" picks some of all
+#   make test-faults   daemons of many hosts, and what befalls them: loss of power, clocks, memory,
+#                      strangers, kills at random: tests/e2e_remote, tests/machines, tests/soak
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e; a real crowd
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
-#   make test-sim      planted bugs; simulated crowds; 2,000 seeds of the simulator (make test runs
-#                      100), others at each commit: SIM_FIRST=N names the first, SIM_SEEDS=10000
-#                      tries more
+#   make test-sim      planted bugs; simulated crowds and drains; 2,000 seeds of the simulator (make
+#                      test runs 100), others at each commit: SIM_FIRST=N names the first,
+#                      SIM_SEEDS=10000 tries more
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
@@ -43,27 +45,34 @@ WORKERS ?= 3
 SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
 SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
-# Planted bugs and crowds: a third of the simulator's work, and none of it needs to be run twice.
+# Planted bugs, crowds and drains: half of the simulator's work, and none of it needs to run twice.
 SIM_LONG := $(patsubst %,tests/sim/test_%.py,\
-	planted_bugs crowds incast drain_beside_bursts short_bursts restore_crowd)
+	planted_bugs crowds incast drain_beside_bursts short_bursts restore_crowd drain_faults drains \
+	growing)
+FAULTS := tests/e2e_remote tests/machines tests/soak
+# What the core leaves to the other targets.
+APART := tests/frameworks tests/stores tests/bench_e2e tests/wheel tests/mutants \
+	tests/e2e/test_crowds.py $(FAULTS) $(SIM_LONG)
+# A file's tests share one cluster, so they stay together; the longest files go first
+# (tests/conftest.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Tests start about a thousand interpreters. Without bytecode each compiles all that it imports,
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-wheel test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
+.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
-# A file's tests share one cluster, so they stay together; the longest files go first
-# (tests/conftest.py).
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
-		--ignore=tests/frameworks --ignore=tests/stores --ignore=tests/bench_e2e \
-		--ignore=tests/wheel \
-		--ignore=tests/e2e/test_crowds.py $(SIM_LONG:%=--ignore=%) $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
+		$(if $(filter tests,$(TESTS)),$(APART:%=--ignore=%)) $(TESTS)
+
+test-faults: $(READY)
+	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" $(FAULTS)
 
 # An environment with the base and one with [server] for each Python, in which users' commands run.
 test-wheel: $(WHEEL_READY)
@@ -78,19 +87,18 @@ test-bench: $(READY)
 # One gateway for all workers. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
 test-stores: $(STORES_READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
+	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
 
-# Every adapter against the real package. A file's tests share one cluster and its gloo ranks; the
-# longest files go first (tests/frameworks/conftest.py).
+# Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" \
+	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
-# The simulator finds each planted bug, and crowds wait for nobody; then both cores for one campaign. From 5,000 seeds on each
-# cell of the fault matrix must be hit: make soak.
+# The simulator finds each planted bug, and crowds wait for nobody; then both cores for one
+# campaign. From 5,000 seeds on each cell of the fault matrix must be hit: make soak.
 test-sim: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_LONG)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_LONG) tests/mutants
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
