@@ -7,8 +7,8 @@
 #                      strangers, kills at random: tests/e2e_remote, tests/machines, tests/soak
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e; a real crowd
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
-#   make test-sim      planted bugs; simulated crowds and drains; 2,000 seeds of the simulator (make
-#                      test runs 100), others at each commit: SIM_FIRST=N names the first,
+#   make test-sim      histories of one subject; crowds; planted bugs; 2,000 seeds of the main campaign
+#                      (make test runs 100), others at each commit: SIM_FIRST=N names the first,
 #                      SIM_SEEDS=10000 tries more
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
@@ -45,14 +45,15 @@ WORKERS ?= 3
 SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
 SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
-# Planted bugs, crowds and drains: half of the simulator's work, and none of it needs to run twice.
-SIM_LONG := $(patsubst %,tests/sim/test_%.py,\
-	planted_bugs crowds incast drain_beside_bursts short_bursts restore_crowd drain_faults drains \
-	growing)
+# The core has the main campaign alone: histories of one subject, crowds and planted bugs are five
+# sixths of the simulator's work, and none of it needs to be run twice.
+SIM_CORE := $(patsubst %,tests/sim/test_%.py,\
+	simulation one_bad_target conduct restarts trace vows windows)
+SIM_SIDE := $(filter-out $(SIM_CORE),$(wildcard tests/sim/test_*.py))
 FAULTS := tests/e2e_remote tests/machines tests/soak
 # What the core leaves to the other targets.
 APART := tests/frameworks tests/stores tests/bench_e2e tests/wheel tests/mutants \
-	tests/e2e/test_crowds.py $(FAULTS) $(SIM_LONG)
+	tests/e2e/test_crowds.py $(FAULTS) $(SIM_SIDE)
 # A file's tests share one cluster, so they stay together; the longest files go first
 # (tests/conftest.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -95,10 +96,10 @@ test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		-o faulthandler_timeout=390 --durations=12 tests/frameworks
 
-# The simulator finds each planted bug, and crowds wait for nobody; then both cores for one
-# campaign. From 5,000 seeds on each cell of the fault matrix must be hit: make soak.
+# Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
+# on each cell of the fault matrix must be hit: make soak.
 test-sim: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_LONG) tests/mutants
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
