@@ -133,7 +133,7 @@ $(WHEEL_READY): $(READY)
 	@touch $(WHEEL_READY)
 
 $(FRAMEWORKS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(FRAMEWORKS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS_ALONE)
 	@touch $(FRAMEWORKS_READY)
 
