@@ -94,7 +94,7 @@ test-stores: $(STORES_READY)
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
-		-o faulthandler_timeout=390 --durations=12 tests/frameworks
+		-o faulthandler_timeout=590 --durations=12 tests/frameworks
 
 # Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
 # on each cell of the fault matrix must be hit: make soak.

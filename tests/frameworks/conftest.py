@@ -12,7 +12,7 @@ from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm, warm_servers
 
-TIMEOUT_S = 400
+TIMEOUT_S = 600
 """Of a test without one of its own: processes import torch anew, on shared machines."""
 LONGEST = (
     "test_peers.py",
