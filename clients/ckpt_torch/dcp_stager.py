@@ -62,7 +62,10 @@ class CkptStager:
         with refusing_together(turn, who):
             nested = _nested(state_dict, self._writer.allow_pickle)
         state = {str(key): child for key, child in nested.items()}
-        staged_save = stage(turn, step.store, state, who, check_finite=self._writer.check_finite)
+        staged_save = stage(
+            turn, step.store, state, who,
+            check_finite=self._writer.check_finite, metrics=self._writer.metrics,
+        )  # fmt: skip
         self._writer.adopt(staged_save)
         staged: Future[StateDict] = Future()
         staged.set_result(state_dict)

@@ -14,9 +14,9 @@ import logging
 import multiprocessing
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import SupportsFloat, cast
 
 import torch
 import torch.distributed as dist
@@ -60,6 +60,8 @@ class CkptWriter(StorageWriter):
         no open Store.
     allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
+    metrics: what is known of the step, as `ckpt_torch.save` takes it; `writer.metrics = {...}`
+        before the next one. What is no finite number is refused as its rank stages.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class CkptWriter(StorageWriter):
         store: Store | str | None = None,
         allow_pickle: bool = False,
         check_finite: bool = False,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
@@ -76,6 +79,7 @@ class CkptWriter(StorageWriter):
         self._store = store
         self.allow_pickle = allow_pickle
         self.check_finite = check_finite
+        self.metrics = metrics
         self._save_id = uuid.uuid4().hex
         self._rank = 0
         self._collective = True
@@ -202,6 +206,7 @@ class CkptWriter(StorageWriter):
         self._make_up(step, world_size)
         with step.turn(self._rank, world_size) as turn:
             step.store.check_for_errors()
+            turn.say(self.metrics)
             turn.pack(self._tree(plan, planner), check_finite=self.check_finite)
         return turn.stage()
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -58,6 +59,7 @@ def save(
     store: Store | str | None = None,
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
+    metrics: Mapping[str, SupportsFloat] | None = None,
 ) -> Commit:
     """Save and wait until the checkpoint is committed, on every rank. Takes and raises what
     `async_save` does, and raises what ended the save.
@@ -71,6 +73,7 @@ def save(
         store=store,
         allow_pickle=allow_pickle,
         check_finite=check_finite,
+        metrics=metrics,
     ).result()
 
 
@@ -84,6 +87,7 @@ def async_save(
     store: Store | str | None = None,
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
+    metrics: Mapping[str, SupportsFloat] | None = None,
 ) -> Future[Commit]:
     """Copy the state and return; the future gives the Commit, or raises what ended the save.
 
@@ -103,9 +107,12 @@ def async_save(
     allow_pickle: keep objects that are not plain data as pickles; `load` must allow them too.
     check_finite: refuse floating point tensors that hold NaN or infinity; of the whole state, or
         only below these top-level keys.
+    metrics: what is known of the step, such as {"loss": 0.3}, as `Store.save` takes it: numbers of
+        Python, numpy or torch; those of the lowest rank that gives any count.
 
-    Raises Refused by path for what cannot be stored, before anything is staged: on all ranks when
-    one refuses. Raises the error of an earlier save that nobody has heard of.
+    Raises Refused by path for what cannot be stored, and for a metric that is no finite number,
+    before anything is staged: on all ranks when one refuses. Raises the error of an earlier save
+    that nobody has heard of.
     """
     begun_s = time.monotonic()
     who = find_who(process_group, no_dist)
@@ -115,8 +122,9 @@ def async_save(
         step = find_step(checkpoint_id, store)
         turn = step.turn(who.rank, who.world_size, begun_s)
     staged = stage(
-        turn, step.store, state_dict, who, allow_pickle=allow_pickle, check_finite=check_finite
-    )
+        turn, step.store, state_dict, who,
+        allow_pickle=allow_pickle, check_finite=check_finite, metrics=metrics,
+    )  # fmt: skip
     return commit_future(staged)
 
 
@@ -128,6 +136,7 @@ def stage(
     *,
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
+    metrics: Mapping[str, SupportsFloat] | None = None,
 ) -> Save:
     """`async_save` where this rank's turn in `store` has begun. A state of the form that it saved
     last is only compared and copied.
@@ -135,6 +144,7 @@ def stage(
     with refusing_together(turn, who):
         # Raised later, an earlier save's error would leave the others to wait for this rank.
         store.check_for_errors()
+        turn.say(metrics)
         state = asked(state_dict)
         known = None if check_finite else recall(store, who)
         found = recognise(known, state) if known is not None else None
