@@ -35,9 +35,9 @@ fetch(*sys.argv[1:])
 """
 FETCH_AND_DIE = """
 import os, signal, sys
-from ckpt_torch import transformers
-transformers.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-transformers.fetch(*sys.argv[1:])
+from ckpt_torch.transformers import folder
+folder.save_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+folder.fetch(*sys.argv[1:])
 """
 
 CONFIG = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
@@ -123,7 +123,8 @@ def test_a_model_is_saved_and_comes_back_bit_for_bit(
 ) -> None:
     model = GPT2LMHeadModel(CONFIG).to(dtype)
     name = f"{cluster}/tuned-{dtype}"
-    assert save_pretrained(model, f"{name}/7").step == 7
+    saved = save_pretrained(model, f"{name}/7", metrics={"accuracy": 0.5})
+    assert (saved.step, saved.metrics) == (7, {"accuracy": 0.5})
     again = from_pretrained(AutoModelForCausalLM, name)
     told = {"dtype": str(dtype).removeprefix("torch."), "_name_or_path": name}
     assert again.config.to_dict() == {**model.config.to_dict(), **told}
