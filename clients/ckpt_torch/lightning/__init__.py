@@ -1,5 +1,6 @@
 """Lightning over a store: `CkptIO`, a CheckpointIO; `CkptModelParallelStrategy` for FSDP2 and TP;
-`CkptPreemption` for signals; `load` and `as_file` without a Trainer.
+`CkptPreemption` for signals; `CkptMetrics` for what is measured; `load` and `as_file` without a
+Trainer.
 
     io = CkptIO("ckpt://10.0.0.1:7070/gpt")
     Trainer(plugins=[io], ...)                                           single device, DDP
@@ -13,8 +14,16 @@ from ckpt.base.extras import needing
 
 with needing("ckpt_torch.lightning"):
     from ckpt_torch.lightning.io import CkptIO
+    from ckpt_torch.lightning.metrics import CkptMetrics
     from ckpt_torch.lightning.plain import as_file, load
     from ckpt_torch.lightning.preemption import CkptPreemption
     from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
 
-__all__ = ["CkptIO", "CkptModelParallelStrategy", "CkptPreemption", "as_file", "load"]
+__all__ = [
+    "CkptIO",
+    "CkptMetrics",
+    "CkptModelParallelStrategy",
+    "CkptPreemption",
+    "as_file",
+    "load",
+]

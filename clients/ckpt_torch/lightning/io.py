@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, SupportsFloat, cast
 
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
@@ -13,6 +14,7 @@ from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.lightning import paths
+from ckpt_torch.lightning.metrics import KEY
 from ckpt_torch.lightning.paths import FilePath, Paths
 from ckpt_torch.loading import load
 from ckpt_torch.place import Where, find_where, find_who
@@ -20,6 +22,19 @@ from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.whole import load_whole, whole_of
 
 CHECKED: Final = ("state_dict", "optimizer_states")
+Metrics = Mapping[str, SupportsFloat]
+
+
+def given_with(storage_options: object | None) -> Metrics | None:
+    """The `metrics` of Lightning's storage_options. Raises Refused for any other option."""
+    if storage_options is None:
+        return None
+    if isinstance(storage_options, Mapping) and set(storage_options) <= {"metrics"}:
+        return cast(Metrics | None, storage_options.get("metrics"))
+    raise Refused(
+        f"storage_options={storage_options!r}: CkptIO takes metrics and nothing else",
+        hint='storage_options={"metrics": {"loss": 0.3}}',
+    )
 
 
 class CkptIO(CheckpointIO):
@@ -53,8 +68,15 @@ class CkptIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, object], path: FilePath, storage_options: object | None = None
     ) -> None:
-        """Copy the checkpoint of one process that holds all of it."""
-        self.save(checkpoint, path, no_dist=True)
+        """Copy the checkpoint of one process that holds all of it.
+
+        storage_options: None, or `{"metrics": {...}}`, what is known of the step, as
+            `ckpt_torch.save` takes it: `trainer.save_checkpoint(path, storage_options=...)`.
+
+        Raises Refused by path for what cannot be stored, for other options, and for a metric that
+        is no finite number.
+        """
+        self.save(checkpoint, path, no_dist=True, metrics=given_with(storage_options))
         if threading.current_thread() is not threading.main_thread():
             # Lightning's AsyncCheckpointIO ends when its own thread does, and never asks mine.
             self.wait()
@@ -91,21 +113,33 @@ class CkptIO(CheckpointIO):
 
     # ----------------------------------------------------------------------- for strategies too
 
-    def save(self, checkpoint: dict[str, object], path: FilePath, *, no_dist: bool) -> None:
+    def save(
+        self,
+        checkpoint: dict[str, object],
+        path: FilePath,
+        *,
+        no_dist: bool,
+        metrics: Metrics | None = None,
+    ) -> None:
         """Copy what this rank holds; with `no_dist` it is alone. Raises Refused for a path that can
         be no name, before anything is copied.
+
+        metrics: in the place of what CkptMetrics has put into the checkpoint.
         """
+        held = {key: value for key, value in checkpoint.items() if key != KEY}
+        measured = cast(Metrics | None, checkpoint.get(KEY))
         step, name = checkpoint.get("global_step"), paths.name_of(path)
         if not isinstance(step, int):
             raise Refused("the checkpoint has no global_step", hint="save through a Trainer")
         self._paths.wait_named(step)
         future = async_save(
-            checkpoint,
+            held,
             checkpoint_id=f"{self._run}/{step}",
             store=self._store,
             no_dist=no_dist,
             allow_pickle=self._allow_pickle,
             check_finite=CHECKED if self._check_finite else False,
+            metrics=measured if metrics is None else metrics,
         )
         self._pending.append(future)
         if find_who(None, no_dist=no_dist).rank == 0:

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ckpt_torch.lightning.io import CkptIO
+from ckpt_torch.lightning.io import CkptIO, given_with
 from ckpt_torch.lightning.paths import FilePath
 
 
@@ -30,8 +30,8 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
         filepath: FilePath,
         storage_options: object | None = None,
     ) -> None:
-        """Every rank copies its shards."""
-        self._io.save(checkpoint, filepath, no_dist=False)
+        """Every rank copies its shards. storage_options: as of CkptIO."""
+        self._io.save(checkpoint, filepath, no_dist=False, metrics=given_with(storage_options))
 
     def load_checkpoint(
         self, checkpoint_path: FilePath, weights_only: bool | None = None
