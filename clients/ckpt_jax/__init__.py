@@ -9,7 +9,8 @@ manager.wait_until_finished()
 from ckpt.base.extras import needing
 
 with needing("ckpt_jax"):
+    from ckpt_jax import args
     from ckpt_jax.manager import CheckpointManager
     from ckpt_jax.state import load, save
 
-__all__ = ["CheckpointManager", "load", "save"]
+__all__ = ["CheckpointManager", "args", "load", "save"]

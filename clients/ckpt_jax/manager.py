@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Literal, Self, SupportsFloat, TypeVar
+from typing import Final, Literal, Self, SupportsFloat, TypeVar, overload
 
 import jax
 
@@ -14,7 +14,9 @@ from ckpt_client.save.handle import Commit, Save
 from ckpt_client.save.metrics import given_metrics
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
+from ckpt_jax import args as args_lib
 from ckpt_jax import state as states
+from ckpt_jax.args import Composite, StandardRestore, StandardSave
 
 State = TypeVar("State")
 Metrics = Mapping[str, SupportsFloat]
@@ -35,6 +37,8 @@ class CheckpointManager:
     max_to_keep: so many steps of the run stay: the newest, or with `best_fn` the best, steps that
         were saved without metrics, and the newest. It is said to the store at the first `save`, in
         the place of what `ckpt keep` has said. None: the store keeps what it keeps.
+    keep_period: with `max_to_keep`, steps that this divides stay besides. Without it they stay
+        anyway, as far as the store goes.
     best_fn: gives one number from the `metrics` of a save.
     best_mode: whether `max` or `min` of these is the best.
     """
@@ -47,6 +51,7 @@ class CheckpointManager:
         save_interval_steps: int = 1,
         check_finite: bool = False,
         max_to_keep: int | None = None,
+        keep_period: int | None = None,
         best_fn: BestFn | None = None,
         best_mode: Literal["max", "min"] = "max",
     ) -> None:
@@ -54,6 +59,8 @@ class CheckpointManager:
             raise Refused(f"best_mode={best_mode!r}: max or min")
         if max_to_keep is not None and max_to_keep < 1:
             raise Refused(f"max_to_keep={max_to_keep}: a whole number from 1, or None for all")
+        if keep_period is not None and keep_period < 1:
+            raise Refused(f"keep_period={keep_period}: a whole number from 1, or None")
         place = parse_step_url(directory)
         self.directory = directory
         self._run = place.run
@@ -61,6 +68,7 @@ class CheckpointManager:
         self._interval = save_interval_steps
         self._check_finite = check_finite
         self._max_to_keep = max_to_keep
+        self._keep_period = keep_period
         self._best_fn = best_fn
         self._best_mode: Literal["max", "min"] = best_mode
         self._rules_are_said = max_to_keep is None
@@ -87,20 +95,24 @@ class CheckpointManager:
     def save(
         self,
         step: int,
-        state: object,
+        state: object = None,
         *,
+        args: StandardSave | Composite | None = None,
         force: bool = False,
         metrics: Metrics | None = None,
     ) -> bool:
         """Copy the state (see `ckpt_jax.save`), which may be changed when this returns. False, and
         nothing is saved, when the step is not due and not forced.
 
+        args: the state as Orbax takes it, `ckpt_jax.args.StandardSave(state)` or a Composite of
+            such; in the place of `state`.
         metrics: numbers by name, for `best_fn` and all who look; the lowest process's count.
 
         Raises Refused by path for what cannot be stored, before anything is staged; and the error
         of an earlier save. Of several processes one may hear that sooner than others, so there this
         save is under way all the same.
         """
+        state = _one_of(state, args, args_lib.state_of)
         if not force and not self.should_save(step):
             return False
         told = self._told(metrics)
@@ -118,13 +130,48 @@ class CheckpointManager:
             self.check_for_errors()
         return True
 
-    def restore(self, step: int | None, like: State) -> State:
+    @overload
+    def restore(self, step: int | None, like: State) -> State: ...
+
+    @overload
+    def restore(
+        self, step: int | None, *, args: StandardRestore | Composite | None = None
+    ) -> object: ...
+
+    def restore(
+        self,
+        step: int | None,
+        like: object = None,
+        *,
+        args: StandardRestore | Composite | None = None,
+    ) -> object:
         """A new state like `like`, of that step, else of the newest. See `ckpt_jax.load`, also for
         what it raises.
+
+        args: what is asked for as Orbax takes it, `ckpt_jax.args.StandardRestore(like)`, or a
+            Composite of such, which gives a Composite of what each has; in the place of `like`.
+            Of a Composite's items those that are named are read.
+
+        Without either, the whole state in dicts, lists and tuples, its arrays as numpy's. Raises
+        Refused for both.
         """
+        like = _one_of(like, args, args_lib.like_of)
         if step is None and self.latest_step() is None:
             raise NotFound(f"{self._run} has no committed checkpoint")
-        return states.load(self._store, self._run, step, like)
+        if like is None:
+            return states.load_whole(self._store, self._run, step)
+        found = states.load(self._store, self._run, step, like)
+        if isinstance(args, Composite):
+            assert isinstance(found, dict)
+            return Composite(**found)
+        return found
+
+    def item_metadata(self, step: int) -> object:
+        """What a step holds: its tree in dicts, lists and tuples, with a jax.ShapeDtypeStruct for
+        each array, without a sharding, and plain values as they are. No array is read. Of a
+        Composite it is a dict by item. Raises NotFound, Unavailable, Lost.
+        """
+        return states.shapes(self._store, self._run, step)
 
     def latest_step(self) -> int | None:
         """The newest committed step; None without one."""
@@ -166,11 +213,21 @@ class CheckpointManager:
     def _told(self, metrics: Metrics | None) -> dict[str, float]:
         """With the number that the store goes by."""
         told = given_metrics(metrics)
+        if not told and self._best_fn is not None and self._rules_take_unjudged:
+            raise Refused(
+                "a save without metrics, beside best_fn, max_to_keep and keep_period",
+                hint="give metrics, or leave out keep_period: the store could not keep the step",
+            )
         if BEST in told:
             raise Refused(f"metric {BEST!r} is what best_fn gives", hint="give it another name")
         if told and self._best_fn is not None:
             told[BEST] = self._best_fn(told)
         return told
+
+    @property
+    def _rules_take_unjudged(self) -> bool:
+        """Orbax keeps steps without metrics beside all rules, the store beside `best` alone."""
+        return self._max_to_keep is not None and self._keep_period is not None
 
     def _say_rules(self) -> None:
         if self._rules_are_said:
@@ -178,9 +235,11 @@ class CheckpointManager:
         count = self._max_to_keep
         assert count is not None
         if self._best_fn is None:
-            self._store.keep(self._run, last=count)
+            self._store.keep(self._run, last=count, every=self._keep_period)
         else:
-            self._store.keep(self._run, best=(BEST, count), mode=self._best_mode)
+            self._store.keep(
+                self._run, every=self._keep_period, best=(BEST, count), mode=self._best_mode
+            )
         self._rules_are_said = True
 
     def wait_until_finished(self) -> list[Commit]:
@@ -205,3 +264,16 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait for what was saved. The store is left open for others."""
         self.wait_until_finished()
+
+
+def _one_of(given: object, args: object, meant: Callable[[object], object]) -> object:
+    """What is given by itself, or by `args`. Raises Refused for both, and for args that come
+    without their keyword, as Orbax does.
+    """
+    if isinstance(given, StandardSave | StandardRestore | Composite):
+        raise Refused("ckpt_jax.args without args=", hint=f"args={type(given).__name__}(...)")
+    if args is None:
+        return given
+    if given is not None:
+        raise Refused("a state and args=: one of them")
+    return meant(args)

@@ -77,6 +77,26 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
         return checkpoint.read(lambda contents: _Reading(contents, rank).run(like))
 
 
+def load_whole(store: Store, run: str, step: int | None) -> object:
+    """The whole state in dicts, lists and tuples, its arrays as numpy's. Raises as `load`."""
+    rank, world_size = jax.process_index(), jax.process_count()
+    return store.load(run, step, whole=True, rank=rank, world_size=world_size)
+
+
+def shapes(store: Store, run: str, step: int) -> object:
+    """The same with a jax.ShapeDtypeStruct in the place of each array; none is read."""
+    rank, world_size = jax.process_index(), jax.process_count()
+    with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
+        found = checkpoint.read(lambda contents: contents.shapes())
+    return mapped(found, lambda _, leaf: _struct_of(leaf))
+
+
+def _struct_of(leaf: object) -> object:
+    if isinstance(leaf, np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
+
+
 def _declare(name: str, leaf: object) -> object:
     try:
         if isinstance(leaf, jax.Array):

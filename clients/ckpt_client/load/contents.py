@@ -5,7 +5,7 @@ Names are paths as text (`ckpt.format.tree.path_text`). Nothing here changes dty
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index_pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Scalar
 from ckpt_client.load.plan import checked_dtype, variants_of
 from ckpt_client.load.reading import Reading
-from ckpt_client.load.trees import box_inside, scalars_of
+from ckpt_client.load.trees import WholeWalk, box_inside, scalars_of
 from ckpt_client.save.state import AnyArray
 
 
@@ -35,6 +35,27 @@ class Want:
     """Whose tensor, where it belongs to ranks; None when only one has it."""
     replica: bool = False
     """Other ranks of this load want the same box; a whole global tensor is taken for one anyway."""
+
+
+class _Shapes(FirstTouch):
+    """Arrays without memory of their own."""
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+class _NothingRead:
+    """BoxReads of who wants to know what there is, and no more."""
+
+    def __init__(self) -> None:
+        self.memory: FirstTouch = _Shapes()
+
+    def add_box(
+        self, tensor: IndexTensor, boxes: Sequence[IndexBox], offset: tuple[int, ...],
+        array: AnyArray,
+        prefer: Rank | None = None, replica: bool = False,
+    ) -> None:  # fmt: skip
+        """Passed over."""
 
 
 class Contents:
@@ -60,6 +81,13 @@ class Contents:
         """Plain values of a rank's tree, by path."""
         root = self._reading.documents([rank])[rank]
         return {name: node.value for name, node in scalars_of(root).items()}
+
+    def shapes(self) -> object:
+        """The union of all ranks' trees, as `Checkpoint.load(whole=True)` gives it, whose arrays
+        have their dtypes and shapes and neither memory nor bytes. No tensor is read.
+        """
+        documents = self._reading.documents(self._reading.ranks())
+        return WholeWalk(self._reading.index, _NothingRead()).merge(documents)
 
     def new_array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
         """Memory for a want, whose pages `fill` touches ahead of the bytes; not filled."""
