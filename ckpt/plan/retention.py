@@ -8,9 +8,10 @@ because its save gave no such metric, is kept by it only when there is no other 
 must not delete what it cannot judge.
 
 Invariants: what is held stays. The generation that was committed last stays, also when it belongs
-to an old step (a run that was set back). The newest step's newest generation stays. A generation
-that a newer one of its step replaced goes as soon as nobody holds it, whatever the rules say; and
-while somebody does, the newer one stays too: a load of the step must not get older bytes than were
+to an old step (a run that was set back). The newest step's newest generation stays. What a rollback
+has set aside stays and counts for nothing: it takes no other's place. A generation that a newer one
+of its step replaced goes as soon as nobody holds it, whatever the rules say; and while somebody
+does, or it is aside, the newer one stays too: a load of the step must not get older bytes than were
 acknowledged, nor an older metric count for the step.
 """
 
@@ -34,6 +35,8 @@ class Expirable:
     metrics: Mapping[str, float] = field(default_factory=dict)
     held: str = ""
     """Why it stays whatever the rules say, such as `pinned`; empty: nothing holds it."""
+    aside: bool = False
+    """By a rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +60,26 @@ def judged(
     ordered = sorted(committed, key=lambda one: (one.step, one.generation))
     if not ordered:
         return []
-    newest = {one.step: one for one in ordered}
+    line = [one for one in ordered if not one.aside]
+    newest = {one.step: one for one in line}
     kept = _kept_by_rules(list(newest.values()), retention, now_s)
     for one in ordered:
-        if one.held and one is not newest[one.step]:
-            kept[one.step].append(f"replaced {one.generation} ({one.held})")
-    last = max(ordered, key=lambda one: (one.generation, one.step))
+        later = newest.get(one.step, one)
+        if (one.held or one.aside) and one.generation < later.generation:
+            kept[one.step].append(f"replaced {one.generation} ({one.held or 'aside'})")
+    last = max(line, key=lambda one: (one.generation, one.step), default=None)
     beyond = f"not among {retention_text(retention)}"
     verdicts = []
     for one in ordered:
-        reasons = [one.held] if one.held else []
-        if one is last and one is not ordered[-1]:
+        reasons = [one.held or "aside"] if one.held or one.aside else []
+        if one is last and one is not line[-1]:
             reasons.append("committed last")
-        if one is newest[one.step]:
+        if one is newest.get(one.step):
             reasons += kept[one.step]
         stays = bool(reasons)
         if stays:
             reason = "; ".join(reasons)
-        elif one is newest[one.step]:
+        elif one is newest.get(one.step):
             reason = beyond
         else:
             reason = f"replaced by {newest[one.step].generation}"

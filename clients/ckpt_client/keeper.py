@@ -26,12 +26,15 @@ class Keeper(ABC):
         Unavailable.
         """
 
-    def names(self, run: str) -> dict[str, int]:
-        """What its steps are called: name -> step, ascending. Empty for a run that never saved."""
+    def names(self, run: str, *, aside: bool = True) -> dict[str, int]:
+        """What its steps are called: name -> step, ascending. Empty for a run that never saved.
+
+        aside: also all names of what `rollback` has set aside.
+        """
         from ckpt_client import labels
 
         found = labels.names_of(self._talk(), check_run_name(run))
-        return {name: view.step for name, view in found.items()}
+        return {name: view.step for name, view in found.items() if aside or not view.aside}
 
     def tag(
         self,
@@ -48,8 +51,8 @@ class Keeper(ABC):
         generation: of the step, as its `Commit` says; default: the newest.
         replace: delete what was called so before, where it has no other name.
 
-        Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, or with
-        control characters, or for more than 32 names of one step; Unavailable.
+        Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, with control
+        characters, or such as `rollback` gives, or for more than 32 names of one step; Unavailable.
         """
         from ckpt_client import labels
 
@@ -64,6 +67,23 @@ class Keeper(ABC):
         from ckpt_client import labels
 
         labels.untag(self._talk(), check_run_name(run), names, delete=delete)
+
+    def rollback(self, run: str, step: int) -> dict[str, int]:
+        """The step is the run's newest again. All that is committed of later steps is set aside
+        under the names that this returns, name -> step: kept, and loaded by its name, until `untag`
+        takes the name away, which brings it back, or `delete` the step. Durable when this returns;
+        asked again it changes nothing and returns the same.
+
+        A job that goes on saves newer steps: end it first. A launch that has loaded a later step as
+        the newest, this process too, loads that again until it saves.
+
+        Raises NotFound; Refused for a step that is set aside itself, Lost or Unavailable for one
+        that cannot be read now: then nothing is changed.
+        """
+        from ckpt_client import labels
+
+        found = labels.roll_back(self._talk(), check_run_name(run), check_step(step), dry_run=False)
+        return {one.name: one.step for one in found}
 
     def pin(self, run: str, step: int) -> None:
         """Keep a committed step: nothing takes it away, and `delete` refuses, until it is unpinned.

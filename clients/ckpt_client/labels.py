@@ -10,14 +10,25 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step
-from ckpt.format.documents.labels import check_name, check_names
-from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, StepLabeled
+from ckpt.format.documents.labels import check_given, check_name, check_names
+from ckpt.format.messages.asking import (
+    DeleteStep,
+    LabelStep,
+    RollBack,
+    RolledBack,
+    SetAside,
+    StepDeleted,
+    StepLabeled,
+)
 from ckpt.protocol.coordinator.reading.answers import NameView, StepView
 from ckpt_client.control import Control
 
 TIMEOUT_S: Final = 30.0
+ROLL_BACK_TIMEOUT_S: Final = 300.0
+"""A later step costs a document on m + 1 targets, one after the other."""
 _names = msgspec.json.Decoder(list[NameView])
 _steps = msgspec.json.Decoder(list[StepView])
+_aside = msgspec.json.Decoder(list[SetAside])
 
 
 def names_of(control: Control, run: RunName) -> dict[str, NameView]:
@@ -42,6 +53,8 @@ def tag(
     """Call a generation so, by default the newest; what was called so before is not any more. With
     `replace` that is deleted where it has no other name, as a file that is written again.
     """
+    for name in names:
+        check_given(name)
     before = names_of(control, run) if replace else {}
     _change(control, LabelStep(run, step, generation, add=check_names(names)))
     for name in names:
@@ -74,6 +87,16 @@ def unpin(control: Control, run: RunName, step: Step) -> None:
         if view.step == step and view.pinned:
             generation = Generation.parse(view.generation)
             _change(control, LabelStep(run, step, generation, pinned=False))
+
+
+def roll_back(control: Control, run: RunName, step: Step, *, dry_run: bool) -> list[SetAside]:
+    """Make a step the newest again; what is set aside then, ascending by step, or would be.
+
+    Raises NotFound, Refused for a step that is set aside itself, Lost, Unavailable.
+    """
+    question = RollBack(run, step, dry_run=dry_run)
+    _, bulk = control.call(question, RolledBack, timeout_s=ROLL_BACK_TIMEOUT_S)
+    return _aside.decode(bulk)
 
 
 def _delete_nameless(control: Control, run: RunName, named: NameView) -> None:

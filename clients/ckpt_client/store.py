@@ -360,13 +360,15 @@ class Store(Keeper):
     # ----------------------------------------------------------------------- looking
 
     def steps(self, run: str) -> list[Commit]:
-        """The newest commit of each step, ascending. A run that never saved has none."""
+        """The newest commit of each step, ascending. A run that never saved has none, and what a
+        rollback has set aside is none of them: `names` has it.
+        """
         self._check_usable()
         self._connection.ensure_answers()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
         newest: dict[int, Commit] = {}
         for view in views:
-            if view.state == "committed":
+            if view.state == "committed" and not view.aside:
                 newest[view.step] = commit_from_view(view)
         return [newest[step] for step in sorted(newest)]
 

@@ -14,10 +14,13 @@ from ckpt.format.documents.labels import (
     NAME_BYTES_MAX,
     NAMES_MAX,
     Labels,
+    aside_name,
+    check_given,
     check_name,
     check_names,
     decode_labels,
     encode_labels,
+    is_aside,
 )
 from tests.format.strategies import checkpoints, flipped, masks, positions, read_or_refused
 
@@ -54,6 +57,21 @@ def test_a_flipped_bit_is_seen(position: int, mask: int) -> None:
 def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(Refused):
         check_name(name)
+
+
+@given(st.integers(0, 2**63 - 1).map(Step), st.integers(1, 99))
+def test_what_sets_aside_is_a_name_that_nobody_else_gives(step: Step, number: int) -> None:
+    name = aside_name(step, number)
+    assert is_aside(("best", check_name(name)))
+    with pytest.raises(Refused, match="only a rollback"):
+        check_given(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["aside", "aside-", "aside-3-best", "aside-3.", "an aside-3", "aside-\u0663"]
+)
+def test_what_only_looks_so_is_a_name_like_others(name: str) -> None:
+    assert not is_aside((check_given(name),))
 
 
 @pytest.mark.parametrize("name", ["best", "epoch=3-val=0.25.ckpt", "/data/x y.ckpt", "2.0", "ä"])

@@ -52,6 +52,7 @@ COMMITTED = st.lists(
         st.floats(0, NOW_S),
         st.dictionaries(st.just("loss"), st.floats(-1, 1)),
         st.sampled_from(["", "", "", "pinned"]),
+        st.sampled_from([False, False, False, True]),
     ),
     max_size=12,
     unique_by=lambda each: each.generation,
@@ -156,11 +157,44 @@ def test_what_stays_is_enough_to_resume_and_stays_again(
     assert all(verdict.reason for verdict in verdicts)
     kept = {v.generation for v in verdicts if v.stays}
     left = [each for each in committed if each.generation in kept]
-    assert {each.generation for each in committed if each.held} <= kept
-    if committed:
-        assert max(each.generation for each in committed) in kept
-        assert max((each.step, each.generation) for each in committed)[1] in kept
+    assert {each.generation for each in committed if each.held or each.aside} <= kept
+    line = [each for each in committed if not each.aside]
+    if line:
+        assert max(each.generation for each in line) in kept
+        assert max((each.step, each.generation) for each in line)[1] in kept
     assert all(verdict.stays for verdict in judged(left, rules, NOW_S))
+
+
+def test_what_is_aside_takes_no_place_of_the_newest_the_last_or_the_best() -> None:
+    steps = [one(1, 0.5), one(2, 0.9), one(3, 0.8), replace(one(4, 0.1), aside=True)]
+    low = Best("loss", Better.MIN, 1)
+    assert why(steps, Retention(last=1, best=low)) == {
+        1: "the best 1 by loss (min)",
+        2: "-not among the last 1; the best 1 by loss (min)",
+        3: "the newest step; the last 1",
+        4: "aside",
+    }
+    every = judged([replace(each, aside=True) for each in steps], Retention(last=1))
+    assert all(verdict.stays for verdict in every)
+
+
+def test_a_save_of_a_step_that_is_aside_stays_as_long_as_that_does() -> None:
+    aside, again, newest = replace(one(4), aside=True), Expirable(*at(4, 9)), Expirable(*at(5, 10))
+    assert all(verdict.stays for verdict in judged([aside, again, newest], Retention(last=1)))
+    assert judged([again, newest], Retention(last=1))[0].stays is False
+
+
+@given(COMMITTED)
+def test_what_is_aside_decides_of_nothing_but_its_own_step(committed: list[Expirable]) -> None:
+    rules = Retention(last=2, best=Best("loss", Better.MAX, 1))
+    line = [each for each in committed if not each.aside]
+    alone = {v.generation: v.stays for v in judged(line, rules, NOW_S)}
+    beside = {v.generation: v.stays for v in judged(committed, rules, NOW_S)}
+    of_aside = {each.step for each in committed if each.aside}
+    for each in line:
+        assert beside[each.generation] or not alone[each.generation]
+        if each.step not in of_aside:
+            assert beside[each.generation] == alone[each.generation]
 
 
 @given(COMMITTED, RULES, RULES)

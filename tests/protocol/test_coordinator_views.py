@@ -66,7 +66,7 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "slowest_rank": 0, "slowest_target": "t0", "readers": 0, "reason": "",
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
         "referenced_bytes": 0, "homes": [], "documents_missing": 0,
-        "names": [], "pinned": False, "metrics": {},
+        "names": [], "pinned": False, "metrics": {}, "aside": False,
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))

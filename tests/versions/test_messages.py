@@ -30,6 +30,8 @@ ADDED_SINCE: Final = {
     117: "StopAt",
     118: "NoCommonStep",
     119: "GuardsAwaited",
+    120: "RollBack",
+    121: "RolledBack",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

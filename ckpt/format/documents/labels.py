@@ -6,13 +6,15 @@ It lies beside the commit record on as many targets, and is replaced whole.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import CheckpointId, Generation, check_run_name, check_step, check_text
+from ckpt.base.ids import CheckpointId, Generation, Step, check_run_name, check_step, check_text
 from ckpt.base.units import KiB
 from ckpt.format.checksum import Buffer
 from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
@@ -23,6 +25,7 @@ NAME_BYTES_MAX: Final = 1024
 NAMES_MAX: Final = 32
 """Of one generation."""
 LABELS_BYTES_MAX: Final = NAMES_MAX * NAME_BYTES_MAX + 4 * KiB
+_ASIDE: Final = re.compile(r"aside-\d+(\.\d+)?", re.ASCII)
 
 
 class Labels(Struct, frozen=True):
@@ -53,6 +56,26 @@ def check_name(name: str) -> str:
     check_text("name", name, NAME_BYTES_MAX)
     if name.lstrip("+-").isdecimal():
         raise Refused(f"name {name!r} would be read as a step", hint="put a letter in it")
+    return name
+
+
+def aside_name(step: Step, number: int = 1) -> str:
+    """What sets a generation of the step aside: `aside-300`, of a second one `aside-300.2`."""
+    return f"aside-{step}" if number == 1 else f"aside-{step}.{number}"
+
+
+def is_aside(names: Iterable[str]) -> bool:
+    """Whether a generation that is called so was set aside by a rollback: it is never the newest,
+    and takes no other's place among what stays.
+    """
+    return any(_ASIDE.fullmatch(name) for name in names)
+
+
+def check_given(name: str) -> str:
+    """A name that people give: the same, or Refused for one that a rollback gives."""
+    if is_aside((check_name(name),)):
+        hint = "ckpt rollback RUN@STEP sets aside what came after STEP; or take another name"
+        raise Refused(f"only a rollback calls a checkpoint {name!r}", hint=hint)
     return name
 
 

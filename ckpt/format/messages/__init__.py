@@ -61,6 +61,8 @@ from ckpt.format.messages.asking import (
     DeleteStep,
     LabelStep,
     ReplaceTarget,
+    RollBack,
+    RolledBack,
     StepDeleted,
     StepLabeled,
     TargetReplaced,
@@ -180,7 +182,7 @@ Message = (
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
-    | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept
+    | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
@@ -205,5 +207,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
     112: StepLabeled, 113: KeepSteps, 114: StepsKept,
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
+    120: RollBack, 121: RolledBack,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

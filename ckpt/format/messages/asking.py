@@ -62,6 +62,30 @@ class StepLabeled(Struct, frozen=True, gc=False):
     pinned: bool
 
 
+class RollBack(Struct, frozen=True, gc=False):
+    """A step shall be its run's newest again: all that is committed of later ones gets a name that
+    sets it aside. Idempotent. With `dry_run` nothing is changed."""
+
+    run: RunName
+    step: Step
+    dry_run: bool = False
+
+
+class RolledBack(Struct, frozen=True, gc=False):
+    """Durable as a name is, for all of them together. Bulk: JSON, a list of `SetAside`."""
+
+    run: RunName
+    step: Step
+
+
+class SetAside(Struct, frozen=True, gc=False):
+    """One generation of a later step, and what it is called."""
+
+    step: Step
+    generation: str
+    name: str
+
+
 class ReplaceTarget(Struct, frozen=True, gc=False):
     """Somebody says: the directory that asks for this target's place is the target from now on."""
 

@@ -25,7 +25,7 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep
+from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.targets import Attest, Attested
@@ -46,7 +46,7 @@ from ckpt.protocol.coordinator.facts import (
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
-CONFIRMED = (Resolve, DeleteStep, LabelStep, KeepSteps, Ask)
+CONFIRMED = (Resolve, DeleteStep, LabelStep, RollBack, KeepSteps, Ask)
 """What only a coordinator in force may answer: each says what is the newest, or changes it."""
 IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""

@@ -20,6 +20,8 @@
                     index_inquiry.py)
     Vouching        whether the catalog is the newest              (vouching.py)
     Confirming      whether the targets still obey this process    (confirming.py)
+    Labeling        names and pins                                (labeling.py)
+    RollingBack     what came after a step is set aside           (rolling_back.py)
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
 
@@ -36,7 +38,14 @@ from functools import partial
 
 from ckpt.base.errors import CkptError
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, ReplaceTarget
+from ckpt.format.messages.asking import (
+    Answer,
+    Ask,
+    DeleteStep,
+    LabelStep,
+    ReplaceTarget,
+    RollBack,
+)
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
@@ -69,6 +78,7 @@ from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
+from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import SharedReads
@@ -158,6 +168,7 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
+        self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(
             desk, self.members, self.checkpoints, self.drains, policy.watermarks, self.deleter
         )
@@ -301,18 +312,23 @@ class CoordinatorMachine:
                 self.members.replace(session, request, message)
             case LabelStep():
                 self.labeling.label_step(session, request, message)
+            case RollBack():
+                self.rolling_back.roll_back(session, request, message)
             case KeepSteps():
                 self._keep(session, request, message)
             case DeleteStep():
                 delete = partial(self.deleter.delete_step, session, request, message)
                 self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
-                answer = self.views.answer(message.what, message.run, message.step)
-                self._desk.send(session, request, Answer(), answer)
+                self._answer(session, request, message)
             case _ if isinstance(message, DrainRequest):
                 self.drains.handle(session, request, message, bulk)
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
+
+    def _answer(self, session: Session, request: int, message: Ask) -> None:
+        answer = self.views.answer(message.what, message.run, message.step)
+        self._desk.send(session, request, Answer(), answer)
 
     def _keep(self, session: Session, request: int, message: KeepSteps) -> None:
         if message.dry_run:

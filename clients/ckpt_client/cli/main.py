@@ -61,6 +61,10 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.tag",
         "give a checkpoint a name, or list the names of a run",
     ),
+    "rollback": (
+        "ckpt_client.cli.verbs.rollback",
+        "make a step the newest of its run again, and set later ones aside",
+    ),
     "pin": (
         "ckpt_client.cli.verbs.pin",
         "keep a checkpoint until it is unpinned",

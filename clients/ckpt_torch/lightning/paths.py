@@ -43,10 +43,13 @@ def find(store: Store, run: str, path: FilePath) -> int | str | None:
 
     A path that was not saved as it stands may be the end of one that was, or a link to it. What has
     no name at all, as a trainer that was killed may leave it, is found by `step=NUMBER`; `last` is
-    then the newest. Raises Refused when several end so, NotFound.
+    then the newest, and so it is when a rollback has set aside what was called so. Raises Refused
+    when several end so, NotFound.
     """
     text = os.fspath(path).rstrip("/")
-    known = store.names(run)
+    last_part = text.rpartition("/")[2]
+    is_last = _LAST.search(last_part) is not None
+    known = store.names(run, aside=not is_last)
     for name in (name_of(text), os.path.realpath(text)):
         if name in known:
             return name
@@ -56,11 +59,10 @@ def find(store: Store, run: str, path: FilePath) -> int | str | None:
     if ends:
         shown = ", ".join(ends[:NAMES_SHOWN_MAX])
         raise Refused(f"{text} may be each of {len(ends)}", hint=f"name one whole: {shown}")
-    last_part = text.rpartition("/")[2]
     found = _STEP.search(last_part) or re.fullmatch(r"([0-9]+)", last_part)
     if found is not None:
         return int(found[1])
-    if _LAST.search(last_part):
+    if is_last:
         return None
     shown = ", ".join(list(known)[-NAMES_SHOWN_MAX:]) or "it has none"
     raise NotFound(f"{text} is no checkpoint of run {run!r}", hint=f"its names: {shown}")

@@ -124,7 +124,7 @@ def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
     states: Counter[RowState] = Counter()
     for checkpoint in checkpoints.all():
         states[checkpoint.state] += 1
-        if checkpoint.state is RowState.COMMITTED:
+        if checkpoint.state is RowState.COMMITTED and not checkpoint.is_aside:
             newest[checkpoint.id.run] = checkpoint  # `all` is ascending within a run.
     by_state = Family("ckpt_checkpoints", Kind.GAUGE, "Generations in the catalog by state.")
     for state in (RowState.COMMITTED, RowState.DAMAGED, RowState.TOMBSTONED):

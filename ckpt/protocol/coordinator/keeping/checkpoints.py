@@ -29,7 +29,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
-from ckpt.format.documents.labels import Labels, decode_labels
+from ckpt.format.documents.labels import Labels, decode_labels, is_aside
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentKind
@@ -82,6 +82,11 @@ class Checkpoint:
     def is_pinned(self) -> bool:
         """Somebody has said so; a reader's pin is another thing."""
         return self.labels is not None and self.labels.pinned
+
+    @property
+    def is_aside(self) -> bool:
+        """A rollback has set it aside: it stays, and is never the newest."""
+        return is_aside(self.names)
 
     @property
     def is_kept(self) -> bool:
@@ -185,6 +190,10 @@ class Checkpoints:
     def of_run(self, run: RunName, *states: RowState) -> list[Checkpoint]:
         """Checkpoints of a run in these states, oldest first."""
         return [c for c in self._by_run.get(run, {}).values() if c.state in states]
+
+    def of_line(self, run: RunName, *states: RowState) -> list[Checkpoint]:
+        """The same without what a rollback has set aside: the last one is the newest."""
+        return [c for c in self.of_run(run, *states) if not c.is_aside]
 
     def of_step(self, run: RunName, step: Step, *states: RowState) -> list[Checkpoint]:
         return [c for c in self.of_run(run, *states) if c.id.step == step]

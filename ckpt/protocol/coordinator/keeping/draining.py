@@ -399,8 +399,8 @@ class DrainQueue:
                 del store.jobs[job.checkpoint]
 
     def _newest_of_steps(self, run: RunName) -> list[Committed]:
-        """The newest committed generation of each step."""
-        held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        """The newest committed generation of each step; of what is set aside, none is sent on."""
+        held = self._checkpoints.of_line(run, RowState.COMMITTED)
         return [_committed(one) for one in {one.id.step: one for one in held}.values()]
 
 

@@ -150,7 +150,7 @@ class Evictor:
         """Oldest commit first."""
         found: list[Checkpoint] = []
         for run in self._checkpoints.runs():
-            committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+            committed = self._checkpoints.of_line(run, RowState.COMMITTED)
             needed = self._queue.needed(run)
             for one in committed[:-1]:
                 key = one.id.step, one.id.generation

@@ -15,13 +15,19 @@ unsettled, neither retention nor eviction takes it, and a deletion waits for its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ckpt.base.errors import CkptError, NotFound, Unavailable
-from ckpt.base.ids import Generation, RunName, TargetId
-from ckpt.format.documents.labels import Labels, check_name, check_names, encode_labels
+from ckpt.base.ids import CheckpointId, Generation, RunName, TargetId
+from ckpt.format.documents.labels import (
+    Labels,
+    check_given,
+    check_name,
+    check_names,
+    encode_labels,
+)
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.asking import LabelStep, StepLabeled
 from ckpt.format.messages.reading import DocumentKind
@@ -79,13 +85,15 @@ class Labeling:
         """Settle what was cut short."""
         for run in sorted(self._unsettled - self._waiting.keys()):
             self._unsettled.remove(run)
-            wanted = self._others(run, None, set())
+            wanted = self._others(run, (), set())
             if wanted:
                 self._begin(_Change(run, wanted, lambda _failure: None))
 
     def label_step(self, session: Session, request: int, message: LabelStep) -> None:
         """Answered when it is durable. Raises Refused for a name that cannot be, or NotFound."""
-        for name in (*message.add, *message.remove):
+        for name in message.add:
+            check_given(name)
+        for name in message.remove:
             check_name(name)
         change = partial(self._label, session, request, message)
         self.in_turn(session, request, message.run, change)
@@ -98,6 +106,19 @@ class Labeling:
             self._waiting[run].append(_Turn(session, request, begin))
         else:
             begin()
+
+    def call(
+        self,
+        run: RunName,
+        names: Sequence[tuple[Checkpoint, tuple[str, ...]]],
+        answer: Callable[[CkptError | None], None],
+    ) -> None:
+        """Let these be called so, in this order on their targets, all of them or none. Only when it
+        is the run's turn (`in_turn`). Until the answer nothing takes one of them away.
+        """
+        wanted = [(one, self._labels(one, called, one.is_pinned)) for one, called in names]
+        wanted += self._others(run, {one.id for one, _ in names}, set())
+        self._begin(_Change(run, wanted, answer))
 
     def _label(self, session: Session, request: int, message: LabelStep) -> None:
         checkpoint = self._find(message)
@@ -136,19 +157,19 @@ class Labeling:
         before, was_pinned = set(checkpoint.names), checkpoint.is_pinned
         names = check_names(tuple((before - set(message.remove)) | added))
         pinned = was_pinned if message.pinned is None else message.pinned
-        others = self._others(message.run, checkpoint, added)
+        others = self._others(message.run, {checkpoint.id}, added)
         if not checkpoint.unsettled and (before, was_pinned) == (set(names), pinned):
             return others
         return [(checkpoint, self._labels(checkpoint, names, pinned)), *others]
 
     def _others(
-        self, run: RunName, asked: Checkpoint | None, added: set[str]
+        self, run: RunName, asked: Collection[CheckpointId], added: set[str]
     ) -> list[tuple[Checkpoint, Labels]]:
         """Who loses one of these names; and what is unsettled, as the catalog has it."""
         return [
             (one, self._labels(one, tuple(sorted(set(one.names) - added)), one.is_pinned))
             for one in self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
-            if one is not asked and (one.unsettled or added.intersection(one.names))
+            if one.id not in asked and (one.unsettled or added.intersection(one.names))
         ]
 
     def _labels(self, checkpoint: Checkpoint, names: tuple[str, ...], pinned: bool) -> Labels:

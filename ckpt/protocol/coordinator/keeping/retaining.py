@@ -141,6 +141,7 @@ class Retaining:
                 one.info.committed_at_s,
                 one.info.metrics,
                 held=_held_text(one, (one.id.step, one.id.generation) in needed),
+                aside=one.is_aside,
             )
             for one in committed
         ]

@@ -111,6 +111,8 @@ class StepView:
     """What the training paid: `stall_s` once for each rank, as all wait for the slowest."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What its save was given."""
+    aside: bool = False
+    """A rollback has set it aside: nobody gets it as the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class NameView:
     name: str
     step: int
     generation: str
+    aside: bool = False
+    """A rollback has set aside what it names, under this name or another."""
 
 
 @dataclass(frozen=True, slots=True)

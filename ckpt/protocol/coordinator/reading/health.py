@@ -163,7 +163,7 @@ class Health:
         found = [
             one
             for run in self._checkpoints.runs()
-            for one in self._checkpoints.of_run(run, RowState.COMMITTED)[:-1]
+            for one in self._checkpoints.of_line(run, RowState.COMMITTED)[:-1]
             if not (one.users or one.is_kept) and not targets.isdisjoint(one.targets)
         ]
         return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)

@@ -203,11 +203,7 @@ class Resolver:
 
     def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
         """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
-        both = (RowState.COMMITTED, RowState.DAMAGED)
-        if message.step is None:
-            known = self._checkpoints.of_run(message.run, *both)
-        else:
-            known = self._checkpoints.of_step(message.run, message.step, *both)
+        known = self._known(message)
         good: list[Checkpoint] = []
         skipped: list[str] = []
         for checkpoint in reversed(known):
@@ -216,6 +212,18 @@ class Resolver:
             elif not good:
                 skipped.append(f"{checkpoint.id}: {checkpoint.reason}")
         return good, tuple(skipped)
+
+    def _known(self, message: Resolve) -> list[Checkpoint]:
+        """All that is not deleted, oldest first. What a rollback has set aside is never the newest;
+        by its number its step is it only when it was not saved again since.
+        """
+        both = (RowState.COMMITTED, RowState.DAMAGED)
+        if message.step is None:
+            return self._checkpoints.of_line(message.run, *both)
+        known = self._checkpoints.of_step(message.run, message.step, *both)
+        if message.only is not None:
+            return known
+        return [one for one in known if not one.is_aside] or known
 
     def _is_to_be_had(self, checkpoint: Checkpoint, message: Resolve) -> bool:
         """From here as far as is known, or from a store that its reader can read."""
@@ -239,6 +247,13 @@ class Resolver:
         if skipped:
             hint = drained or "load an older step by its number"
             return Lost(f"{what}: {'; '.join(skipped)}", hint=hint)
+        aside = self._checkpoints.of_run(message.run, RowState.COMMITTED)
+        if message.step is None and aside:
+            text = f"all committed checkpoints of {what} are set aside by a rollback"
+            hint = (
+                f"load one by its name (ckpt tag {message.run}), or bring it back: ckpt tag --help"
+            )
+            return NotFound(text, hint=hint)
         return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
 
     def _reachable(

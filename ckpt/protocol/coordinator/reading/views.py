@@ -147,8 +147,7 @@ class Views:
     def steps(self, run: RunName) -> tuple[StepView, ...]:
         """Committed and damaged generations, ascending. A run that never was has none."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
-        committed = [c for c in held if c.state is RowState.COMMITTED]
-        newest = committed[-1] if committed else None
+        newest = next(reversed(self._checkpoints.of_line(run, RowState.COMMITTED)), None)
         counts = self._checkpoints.document_counts()
         return tuple(
             self._step_view(c, c is newest, self._checkpoints.documents_missing(c, counts))
@@ -168,7 +167,7 @@ class Views:
         return tuple(
             sorted(
                 (
-                    NameView(name, one.id.step, str(one.id.generation))
+                    NameView(name, one.id.step, str(one.id.generation), one.is_aside)
                     for one in held
                     for name in one.names
                 ),
@@ -190,7 +189,7 @@ class Views:
         found: list[FilesView] = []
         for run in self._checkpoints.runs():
             if below is None or run == below or run.startswith(f"{below}/"):
-                committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+                committed = self._checkpoints.of_line(run, RowState.COMMITTED)
                 newest = {checkpoint.id.step: checkpoint.info for checkpoint in committed}
                 found += [_files_view(i) for i in newest.values() if i.launch == NO_LAUNCH]
         return tuple(found)
@@ -206,12 +205,13 @@ class Views:
 
     def _run_view(self, run: RunName) -> RunView:
         held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        newest = next((one for one in reversed(held) if not one.is_aside), None)
         return RunView(
             run=run,
             steps=len({c.id.step for c in held}),
-            latest=held[-1].id.step if held else None,
+            latest=None if newest is None else newest.id.step,
             bytes=sum(c.info.payload_bytes for c in held),
-            committed_at_s=held[-1].info.committed_at_s if held else 0.0,
+            committed_at_s=0.0 if newest is None else newest.info.committed_at_s,
         )
 
     def _retention(
@@ -270,6 +270,7 @@ class Views:
             documents_missing=documents_missing,
             names=checkpoint.names,
             pinned=checkpoint.is_pinned,
+            aside=checkpoint.is_aside,
             gpu_s=info.world_size * info.stall_us / US_PER_S,
             metrics=info.metrics,
         )

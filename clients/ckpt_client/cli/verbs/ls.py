@@ -1,5 +1,7 @@
 """Checkpoints, the newest of each run marked with `*`: what can be resumed from.
 
+What `ckpt rollback` has set aside is called aside-STEP, and never the newest.
+
 Redundancy is what it is now, not what it was at the write: how many more targets
 and failure domains, any of them, may be lost, and how many columns are missing,
 and documents, which are copies of the index and of the commit record. Saves under

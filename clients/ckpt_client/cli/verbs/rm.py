@@ -2,8 +2,8 @@
 
 Readers that hold it keep it until they close. What later steps refer to, because it
 did not change, stays on the targets as long as they do. On a terminal you are asked
-first. The only committed step of a run is deleted with --force alone: without it
-there is nothing to resume from.
+first. The only committed step of a run, but for those that `ckpt rollback` has set aside,
+is deleted with --force alone: without it there is nothing to resume from.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 return ExitCode.FAILED
         with output.waiting(f"deleting {run_name}@{step}"):
             done = talk.delete(run_name, step)
-        left = [view for view in held if view.step != step and view.state == "committed"]
+        left = [view for view in held if view.step != step and _is_in_line(view)]
     latest = max((view.step for view in left), default=None)
     output.document(
         {
@@ -55,6 +55,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         users = sorted({view.step for view in held if step in view.homes} - {step})
         output.line(f"{format_bytes(done.bytes_held)} stay until {_users_text(users)}")
     return ExitCode.OK
+
+
+def _is_in_line(view: StepView) -> bool:
+    """A load without a step may get it."""
+    return view.state == "committed" and not view.aside
 
 
 def _users_text(steps: list[int]) -> str:
@@ -73,7 +78,7 @@ def _check(
         steps = sorted({view.step for view in held})
         hint = f"its steps: {', '.join(map(str, steps[-8:]))}" if steps else "see ckpt ls"
         raise NotFound(f"{run_name}@{step} has no committed checkpoint", hint=hint)
-    committed = {view.step for view in held if view.state == "committed"}
+    committed = {view.step for view in held if _is_in_line(view)}
     if committed == {step} and not is_forced:
         raise Refused(
             f"{run_name}@{step} is the only committed checkpoint of its run",

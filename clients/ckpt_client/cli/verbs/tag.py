@@ -2,7 +2,9 @@
 
 A name is of one step of its run: given to another, it moves there. RUN@NAME stands
 for RUN@STEP in show, cat, diff, verify and export. What has a name is neither expired nor
-evicted; `ckpt rm` deletes it with its names.
+evicted; `ckpt rm` deletes it with its names. Names such as aside-300 are given by
+`ckpt rollback` alone: one that is removed brings its step back, or, where the step was
+saved again since, lets the earlier save go.
 """
 
 from __future__ import annotations
