@@ -30,6 +30,10 @@ class KeepBook:
     """What may count for each run now; absent: nobody has said anything."""
     committed: dict[CheckpointId, CommitInfo] = field(default_factory=dict)
     """As the catalog durably has it, also what is damaged."""
+    aside: set[CheckpointId] = field(default_factory=set)
+    """By a rollback, as the catalog durably has it; these count for nothing."""
+    was_aside: set[CheckpointId] = field(default_factory=set)
+    """Before that: what expires may have been judged then."""
     expired: int = 0
     """So many went."""
 
@@ -48,6 +52,11 @@ class KeepBook:
         """The catalog knows no rules any more."""
         self.may = {run: {ALL_STAYS} for run in runs}
 
+    def set_aside(self, aside: set[CheckpointId]) -> None:
+        """From now on, durably."""
+        if aside != self.aside:
+            self.was_aside, self.aside = self.aside, aside
+
     # ----------------------------------------------------------------------- what there is
 
     def check_catalog(self, retentions: Mapping[RunName, Retention]) -> None:
@@ -59,7 +68,8 @@ class KeepBook:
     def gone(self, ids: Collection[CheckpointId]) -> None:
         """These expire, together: all rules that may count let them go."""
         for id in ids:
-            if not any(self._lets_go(id, rules) for rules in self.of(id.run)):
+            asides = (self.aside, self.was_aside)
+            if not any(self._lets_go(id, r, aside) for r in self.of(id.run) for aside in asides):
                 raise Violation(f"{id} expires, {self.of(id.run)} keeps it")
         self.expired += len(ids)
 
@@ -71,24 +81,26 @@ class KeepBook:
             if (
                 id not in held
                 and not covers
-                and all(self._lets_go(id, rules) for rules in self.of(id.run))
+                and all(self._lets_go(id, rules, self.aside) for rules in self.of(id.run))
             ):
                 raise Violation(f"{id} is still there, {self.of(id.run)} keeps it not")
 
-    def _lets_go(self, id: CheckpointId, rules: Rules) -> bool:
-        generations = [one.generation for one in self.committed if one.run == id.run]
+    def _lets_go(self, id: CheckpointId, rules: Rules, aside: set[CheckpointId]) -> bool:
+        line = {one: info for one, info in self.committed.items() if one not in aside}
         same = [
             one.generation
-            for one in self.committed
+            for one in line
             if (one.run, one.step) == (id.run, id.step) and one.generation > id.generation
         ]
-        if id.generation == max(generations):
+        if id in aside or id.generation == max(one.generation for one in line if one.run == id.run):
             return False
-        return bool(same) or not self._keeps(id, self.clusters if rules is None else rules)
+        losses = _losses(line, id.run)
+        return bool(same) or not self._keeps(id, self.clusters if rules is None else rules, losses)
 
-    def _keeps(self, id: CheckpointId, rules: Retention) -> bool:
+    def _keeps(
+        self, id: CheckpointId, rules: Retention, losses: Mapping[Step, float | None]
+    ) -> bool:
         """Whether the newest generation of its step stays."""
-        losses = self._losses(id.run)
         above = sum(step > id.step for step in losses)
         if above == 0 or rules == ALL_STAYS:
             return True
@@ -109,7 +121,8 @@ class KeepBook:
         ]
         return len(better) < rules.best.count
 
-    def _losses(self, run: RunName) -> dict[Step, float | None]:
-        """Of each step of a run that is committed, in its newest generation."""
-        newest = {id.step: info for id, info in sorted(self.committed.items()) if id.run == run}
-        return {step: info.metrics.get("loss") for step, info in newest.items()}
+
+def _losses(line: Mapping[CheckpointId, CommitInfo], run: RunName) -> dict[Step, float | None]:
+    """Of each step of a run that is committed, in its newest generation."""
+    newest = {id.step: line[id] for id in sorted(line) if id.run == run}
+    return {step: info.metrics.get("loss") for step, info in newest.items()}

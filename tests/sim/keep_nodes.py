@@ -8,6 +8,7 @@ from random import Random
 from typing import ClassVar, cast
 
 from ckpt.base.ids import CheckpointId, RunName
+from ckpt.format.documents.labels import Labels, decode_labels
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
@@ -20,6 +21,7 @@ from tests.sim.label_nodes import HERE, RUNS, LabelOracles, LabelWorld
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
+from tests.sim.roll_book import aside_of
 
 
 def loss_of(job: Job, step: int) -> float | None:
@@ -46,6 +48,11 @@ class KeepOracles(LabelOracles):
         """What people were told."""
         return KeepBook()
 
+    @cached_property
+    def _labels(self) -> dict[CheckpointId, Labels]:
+        """As the catalog durably has them."""
+        return {}
+
     def coordinator_started(self, image: CatalogImage) -> None:
         self.rules.committed = {
             id: decode_record(row.record).info
@@ -53,6 +60,8 @@ class KeepOracles(LabelOracles):
             if row.state in HERE
         }
         self.rules.check_catalog(image.retentions)
+        self._labels = {id: decode_labels(document) for id, document in image.labels.items()}
+        self.rules.set_aside(aside_of(self._labels))
         super().coordinator_started(image)
 
     def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
@@ -67,6 +76,11 @@ class KeepOracles(LabelOracles):
                     self._check_metrics(id)
                 case catalog.CheckpointTombstoned(id):
                     self.rules.committed.pop(id, None)
+                case catalog.CheckpointLabeled(id, document):
+                    self._labels.pop(id, None)
+                    if document:
+                        self._labels[id] = decode_labels(document)
+        self.rules.set_aside(aside_of(self._labels))
 
     def _check_metrics(self, id: CheckpointId) -> None:
         """They are those of rank 1."""
