@@ -136,6 +136,24 @@ def test_a_path_that_was_saved_again_has_what_was_saved_last(run: str) -> None:
     assert CkptIO(run).load_checkpoint("x/other.ckpt")["w"].tolist() == [9.0] * 3
 
 
+def test_after_a_rollback_last_is_the_newest_and_no_top_k_removes_what_is_aside(run: str) -> None:
+    io = CkptIO(run)
+    for step in (1, 2):
+        for path in (f"x/step={step}.ckpt", "x/last.ckpt"):
+            io.save_checkpoint({"global_step": step}, path)
+    io.wait()
+    aside = {"aside-2": 2, "aside-2.2": 2}  # A generation for each path.
+    url, _, name = run.rpartition("/")
+    with ckpt.open(url) as store:
+        assert store.rollback(name, 1) == aside
+    assert CkptIO(run).load_checkpoint("x/last.ckpt")["global_step"] == 1
+    assert CkptIO(run).load_checkpoint("x/step=2.ckpt")["global_step"] == 2, "it was named"
+    for path in ("x/step=2.ckpt", "x/last.ckpt"):
+        io.remove_checkpoint(path)
+    io.teardown()
+    assert {each: step for each, step in names(run).items() if "aside" in each} == aside
+
+
 def test_what_asynccheckpointio_wraps_leaves_nothing_uncommitted(run: str, tmp_path: Path) -> None:
     kept = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
     fit(AsyncCheckpointIO(CkptIO(run)), [kept])

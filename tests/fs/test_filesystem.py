@@ -196,6 +196,27 @@ def test_a_committed_step_goes_as_a_whole(fs: FS, run: str) -> None:
         fs.rm(f"{run}/1", recursive=True)
 
 
+def test_what_a_rollback_has_set_aside_is_not_there_until_it_is_brought_back(
+    fs: FS, url: str, run: str
+) -> None:
+    for step in (5, 6):
+        with fs.transaction:
+            fs.pipe({f"{run}/{step}/a.bin": b"first", f"{run}/{step}/b.bin": b"first"})
+    with ckpt.open(url) as store:
+        store.rollback(run, 5)
+        assert fs.ls(run, detail=False) == [f"{run}/5"]
+        assert not fs.exists(f"{run}/6/a.bin")
+        with pytest.raises(FileNotFoundError):
+            fs.cat_file(f"{run}/6/b.bin")
+        with fs.transaction:
+            fs.pipe(f"{run}/6/a.bin", b"again")
+        assert fs.ls(f"{run}/6", detail=False) == [f"{run}/6/a.bin"]
+        assert fs.cat_file(f"{run}/6/a.bin") == b"again"
+        store.rollback(run, 5)
+        store.untag(run, "aside-6.2")
+    assert fs.ls(f"{run}/6", detail=False) == [f"{run}/6/a.bin"]
+
+
 def test_an_open_file_is_read_from_its_generation_while_the_next_is_committed(
     fs: FS, other: FS, run: str
 ) -> None:

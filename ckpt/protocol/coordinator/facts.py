@@ -122,7 +122,7 @@ class RunDrained:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDue:
-    """What stays of the run may be less now: other rules count, or time has passed."""
+    """What stays of the run may be less now: rules or names were changed, or time has passed."""
 
     run: RunName
 

@@ -383,7 +383,7 @@ class Deleter:
         self.expire(fact.run)
 
     def retention_due(self, fact: RetentionDue) -> None:
-        """There are other rules, or time has passed."""
+        """There are other rules, names were changed, or time has passed."""
         self.expire(fact.run)
 
     def target_vouched(self, fact: TargetVouched) -> None:

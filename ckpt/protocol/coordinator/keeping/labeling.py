@@ -34,7 +34,7 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.catalog import CheckpointLabeled, LabelsSent, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk, Then
-from ckpt.protocol.coordinator.facts import CheckpointReleased
+from ckpt.protocol.coordinator.facts import RetentionDue
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
 from ckpt.protocol.coordinator.keeping.documents import copies_of_record, store_document
 from ckpt.protocol.events import Session
@@ -231,9 +231,8 @@ class Labeling:
         if failure is not None:
             self._unsettled.add(change.run)
         change.answer(failure)
-        for one, _ in change.wanted:
-            # What is not kept any more may go.
-            self._desk.tell(CheckpointReleased(one.id))
+        # What is not kept any more may go: judged once, however many they are.
+        self._desk.tell(RetentionDue(change.run))
         waiting = self._waiting.pop(change.run)
         while waiting and change.run not in self._waiting:
             turn = waiting.popleft()
