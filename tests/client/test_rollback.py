@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from signal import SIGKILL
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from tests.client.clikit import run
 from tests.waiting import WAIT_S, wait_until
 
 RUN = "toy/run"
+LABELS = "targets/*/documents/*labels*"
+"""What targets have of names."""
 ASIDE = {"aside-300": 300, "aside-400": 400}
 
 
@@ -172,13 +175,32 @@ def test_a_save_under_way_is_warned_of_and_counts_by_the_usual_rule(store: Store
     half.wait(WAIT_S)
 
 
+def test_a_coordinator_that_is_killed_meanwhile_is_asked_again_and_all_of_it_is_aside(
+    store: Store, directory: Path
+) -> None:
+    """Whether the first one was done, or any of it, is all the same."""
+    for step in range(401, 409):
+        save(store, step)
+    before = set(directory.glob(LABELS))
+    with ThreadPoolExecutor(1) as asking:
+        first = asking.submit(store.rollback, RUN, 200)
+        wait_until(lambda: set(directory.glob(LABELS)) > before or first.done(), "it is under way")
+        os.kill(json.loads((directory / "ready.json").read_text())["coordinator_pid"], SIGKILL)
+        wait([first])
+    steps = [300, 400, *range(401, 409)]
+    assert store.rollback(RUN, 200) == {f"aside-{step}": step for step in steps}
+    assert (store.latest(RUN), value_of(store)) == (200, 200)
+    error = first.exception()
+    assert error is None or isinstance(error, ckpt.CkptError), error
+
+
 def test_it_outlives_a_coordinator_that_is_killed_and_the_catalog(
     store: Store, url: str, directory: Path
 ) -> None:
     store.rollback(RUN, 200)
     ready = directory / "ready.json"
     pid = json.loads(ready.read_text())["coordinator_pid"]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, SIGKILL)
     assert store.rollback(RUN, 200) == ASIDE, "the one that comes after it answers the same"
     assert json.loads(ready.read_text())["coordinator_pid"] != pid
     assert value_of(store) == 200
