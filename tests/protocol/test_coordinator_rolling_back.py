@@ -9,6 +9,7 @@ from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.documents.labels import NAMES_MAX, Labels, aside_name
 from ckpt.format.messages.asking import (
     DeleteStep,
+    LabelStep,
     RollBack,
     RolledBack,
     SetAside,
@@ -216,6 +217,21 @@ def test_a_coordinator_that_falls_before_the_answer_has_changed_nothing() -> Non
     assert all(not one.names for id in _ids(bench) for one in _highest(bench, id))
     assert roll_back(bench, 100) == [(200, "aside-200"), (300, "aside-300")]
     assert newest(bench) == [100]
+
+
+def test_nothing_is_taken_for_aside_while_targets_may_have_another_word() -> None:
+    bench = saved(100, 200)
+    told = roll_back(bench, 100)
+    bench.persist_at_once = False
+    bring_back = LabelStep(RUN, Step(200), remove=("aside-200",))
+    bench.feed(Received(bench.now_us, bench.session(), 7, bring_back))
+    bench.sync(1)
+    bench.persist_at_once = True
+    bench.restart(*bench.targets)
+    (of_200,) = (id for id in _ids(bench) if id.step == 200)
+    assert [one.names for one in _highest(bench, of_200)] == [()], "it was cut short there"
+    assert roll_back(bench, 100) == told
+    assert [one.names for one in _highest(bench, of_200)] == [("aside-200",)]
 
 
 def _ids(bench: Bench) -> list[CheckpointId]:

@@ -66,7 +66,8 @@ class RollingBack:
                 return
             self._desk.send(session, request, RolledBack(run, step), msgspec.json.encode(told))
 
-        if message.dry_run or not given:
+        doubted = any(one.unsettled for one in later)  # Their targets may have another word.
+        if message.dry_run or not (given or doubted):
             answer(None)
             return
         renamed = [(one, given[one.id]) for one in reversed(later) if one.id in given]
