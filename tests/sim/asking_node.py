@@ -61,8 +61,10 @@ class Asking(ABC, Generic[Change]):
             self._ask()
 
     def session_opened(self, session: Session, role: Role, name: str) -> None:
-        self._session = session
-        self._ask()
+        # Of two dials both may come through; what was asked on the first is answered there.
+        if self._session is None:
+            self._session = session
+            self._ask()
 
     def session_closed(self, session: Session) -> None:
         """Whether what was asked for is done, nobody knows."""
