@@ -140,7 +140,7 @@ def test_each_health_check_ends_with_a_code_that_the_page_explains() -> None:
     assert {str(kind.exit_code) for kind in CHECKS.values()} <= codes
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_every_command_of_the_page_ends_as_it_says(tmp_path: Path) -> None:
     lines = commands_of(PAGE.read_text())
     assert len(lines) > 30
