@@ -15,9 +15,12 @@ from the newest committed step; nothing is written while training. A model needs
 
 from ckpt.base.extras import needing
 
+# Before the others: without safetensors, which this one imports itself, transformers says only that
+# something is away.
+with needing("ckpt_torch.transformers"):
+    from ckpt_torch.transformers.folder import fetch
 with needing("ckpt_torch.transformers"):
     from ckpt_torch.transformers.callback import CkptCallback
-    from ckpt_torch.transformers.folder import fetch
     from ckpt_torch.transformers.pretrained import from_pretrained, save_pretrained
 
 __all__ = ["CkptCallback", "fetch", "from_pretrained", "save_pretrained"]
