@@ -7,6 +7,7 @@ It ends with 0 when all held. Two save, or load by number; any number loads. Eac
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from functools import partial
 from typing import Any
@@ -31,6 +32,8 @@ NUMBERED = "jax/numbered"
 LARGE_BYTES = 96 << 20
 """Of what replicas load together."""
 TIMEOUT_S = 120.0
+HANGS_S = 240.0
+"""Then it says where it stands: it will be killed."""
 FULL = np.arange(128 * 96, dtype="f4").reshape(128, 96)
 LARGE = np.arange(LARGE_BYTES // 4, dtype="i4")
 PLAIN = {"n": 5, "list": ["a", None, 1.5]}
@@ -170,6 +173,7 @@ def check_version(store: ckpt.Store, version: int) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(HANGS_S)
     url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)

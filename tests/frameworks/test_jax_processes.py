@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.clusters import local_cluster
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESS = "tests.frameworks.jax_process"
@@ -21,8 +22,9 @@ TIMEOUT_S = 300.0
 
 
 def run(url: str, count: int, verb: str) -> None:
-    """So many processes; each must end well. What they load comes from the targets: a runtime
-    directory of their own hides the memory of earlier stagers.
+    """So many processes; each must end well, and one that does not ends the others, which would wait
+    for it. What they load comes from the targets: a runtime directory of their own hides the memory
+    of earlier stagers.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -33,24 +35,32 @@ def run(url: str, count: int, verb: str) -> None:
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
             "XDG_RUNTIME_DIR": runtime,
         }
+        logs = [Path(runtime) / f"process-{rank}.log" for rank in range(count)]
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", PROCESS, url, str(rank), str(count), port, verb],
-                stdout=subprocess.PIPE,
+                stdout=log.open("wb"),
                 stderr=subprocess.STDOUT,
-                text=True,
                 cwd=ROOT,
                 env=environ,
             )
-            for rank in range(count)
+            for rank, log in enumerate(logs)
         ]
+
+        def ended() -> bool:
+            codes = [process.poll() for process in processes]
+            return None not in codes or any(codes)
+
         try:
-            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+            wait_until(ended, f"{count} processes that {verb}", TIMEOUT_S)
         finally:
+            codes = [process.poll() for process in processes]
             for process in processes:
                 process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
+                process.wait()
+            for log in logs:  # pytest shows it of what fails.
+                print(log.name, log.read_text()[-4000:], sep="\n")
+        assert codes == [0] * count
 
 
 @pytest.fixture(scope="module")
