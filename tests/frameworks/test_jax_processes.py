@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def run(url: str, count: int, verb: str) -> None:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    with tempfile.TemporaryDirectory() as runtime:
+    with tempfile.TemporaryDirectory() as runtime, ExitStack() as opened:
         environ = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
@@ -39,7 +40,7 @@ def run(url: str, count: int, verb: str) -> None:
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", PROCESS, url, str(rank), str(count), port, verb],
-                stdout=log.open("wb"),
+                stdout=opened.enter_context(log.open("wb")),
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env=environ,
