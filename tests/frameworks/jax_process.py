@@ -177,6 +177,8 @@ def main() -> None:
     url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+        # They connect at the first of these, and JAX gives that 30 s: not while one of them saves.
+        sync_global_devices("begun")
     assert jax.process_count() == count
     if verb == "save":
         save(url, rank)
