@@ -15,8 +15,8 @@ from the newest committed step; nothing is written while training. A model needs
 
 from ckpt.base.extras import needing
 
-# Before the others: without safetensors, which this one imports itself, transformers says only that
-# something is away.
+# Before the others: without safetensors, which this one imports itself, transformers says only
+# that something is away.
 with needing("ckpt_torch.transformers"):
     from ckpt_torch.transformers.folder import fetch
 with needing("ckpt_torch.transformers"):
