@@ -79,13 +79,18 @@ def test_a_handler_that_was_put_over_it_stays_and_still_reaches_the_one_before(
 def test_a_forked_child_passes_over_what_is_for_its_parent_and_is_ended_by_a_sigterm(
     store: ckpt.Store,
 ) -> None:
+    # Other tests of this worker may have left a handler that raises.
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with store.preemption("forked", rank=0, world_size=1) as guard:
         ready, say = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(say, b"x")
-            while True:
-                signal.pause()
+            try:
+                os.write(say, b"x")
+                while True:
+                    signal.pause()
+            finally:
+                os._exit(1)  # Whatever a handler raised: the child is no second pytest.
         assert os.read(ready, 1) == b"x"
         os.kill(child, signal.SIGUSR1)
         os.kill(child, signal.SIGTERM)
@@ -94,6 +99,7 @@ def test_a_forked_child_passes_over_what_is_for_its_parent_and_is_ended_by_a_sig
         assert not guard.preempted
         for descriptor in (ready, say):
             os.close(descriptor)
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_what_cannot_be_watched_is_refused(store: ckpt.Store) -> None:
