@@ -153,6 +153,19 @@ class KeepWorld(LabelWorld):
             keeper.changes = changes
             self.clock.after(self.clock.rng.randint(0, self.gap_us), keeper.go_on)
 
+    def lose_catalog(self) -> None:
+        """With it all rules; it is made again from every target that is left."""
+        self.coordinator.crash()
+        for target in self.targets.values():
+            target.crash()
+        found = self.rebuilt(0, at_once=False)
+        refused = {each.checkpoint for each in found.refused}
+        self.rules.made_again({id.run for id in found.image.rows.keys() | refused})
+        self.coordinator.begin_from(found.image)
+        for target in self.targets.values():
+            target.start()
+        self.restart_coordinator()
+
     def check_left(self) -> None:
         """What no rule keeps is gone, but for what somebody holds."""
         held = list(self.coordinator.machine.checkpoints.all())

@@ -46,7 +46,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for node in nodes:
         node.crash()
     if seed % 2:
-        _rebuild(world)
+        world.lose_catalog()
     world.clock.pass_time(rng.choice([0, 0, 2_000_000]))
     world.heal()
     nodes = _launch(world, LAST_STEPS)
@@ -73,20 +73,6 @@ def _befall(world: KeepWorld) -> None:
     if rng.random() < 0.75:
         window, passes = rng.choice(WINDOWS), rng.randint(1, PASSES_MAX)
         world.windows.aim(Aim(window, passes, lambda node: kill_coordinator(world, node)))
-
-
-def _rebuild(world: KeepWorld) -> None:
-    """The catalog is lost, and with it all rules; every target that is left answers."""
-    world.coordinator.crash()
-    for target in world.targets.values():
-        target.crash()
-    found = world.rebuilt(0, at_once=False)
-    refused = {each.checkpoint for each in found.refused}
-    world.rules.made_again({id.run for id in found.image.rows.keys() | refused})
-    world.coordinator.begin_from(found.image)
-    for target in world.targets.values():
-        target.start()
-    world.restart_coordinator()
 
 
 def test_an_equal_seed_gives_an_equal_run() -> None:

@@ -51,7 +51,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for node in nodes:
         node.crash()
     if seed % 2:
-        _rebuild(world)
+        world.lose_catalog()
     world.clock.pass_time(rng.choice([0, 0, 2_000_000]))
     world.heal()
     nodes = _launch(world, LAST_STEPS)
@@ -89,20 +89,6 @@ def _befall(world: RollWorld) -> None:
         world.windows.aim(Aim(window, passes, lambda node: kill_coordinator(world, node)))
     for _ in range(LOOKS):
         world.clock.after(rng.randint(0, within_us), world.look)
-
-
-def _rebuild(world: RollWorld) -> None:
-    """The catalog is lost, and with it all rules; every target that is left answers."""
-    world.coordinator.crash()
-    for target in world.targets.values():
-        target.crash()
-    found = world.rebuilt(0, at_once=False)
-    refused = {each.checkpoint for each in found.refused}
-    world.rules.made_again({id.run for id in found.image.rows.keys() | refused})
-    world.coordinator.begin_from(found.image)
-    for target in world.targets.values():
-        target.start()
-    world.restart_coordinator()
 
 
 def test_an_equal_seed_gives_an_equal_run() -> None:
