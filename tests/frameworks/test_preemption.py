@@ -11,7 +11,10 @@ import pytest
 import ckpt
 from tests.e2e.preempted import PAGE, ends, start, wait_until_it_trains, write_script
 
-TORCHRUN = "torchrun --nproc-per-node 8 --shutdown-timeout 120 train.py"
+TORCHRUN = (
+    "torchrun --nproc-per-node 8 --shutdown-timeout 120"
+    " --signals-to-handle SIGTERM,SIGINT,SIGUSR1 train.py"
+)
 
 
 def latest(cluster: str, run: str) -> int | None:
@@ -19,16 +22,18 @@ def latest(cluster: str, run: str) -> int | None:
         return store.latest(run)
 
 
-def test_torchrun_passes_a_sigterm_on_and_all_ranks_end_with_one_step(
-    cluster: str, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_torchrun_passes_a_signal_on_and_all_ranks_end_with_one_step(
+    cluster: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     assert TORCHRUN in PAGE.read_text()
     write_script(tmp_path)
     line = TORCHRUN.replace("8", "2 --standalone").split()
-    agent = start(cluster, tmp_path, *line)
+    resumes_at = latest(cluster, "gpt") or 0
+    agent = start(cluster, tmp_path, *line, SPEAKS_AT=str(resumes_at + 20))
     try:
         wait_until_it_trains(agent, ranks=2)
-        agent.send_signal(signal.SIGTERM)
+        agent.send_signal(number)
         assert ends(agent, code=1) == [latest(cluster, "gpt")] * 2
     finally:
         agent.terminate()
