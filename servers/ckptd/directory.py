@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.private import make_private_directory, tighten
 from ckpt.base.errors import CkptError, NoSpace, Refused
+from ckpt.base.printable import printable
 from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
@@ -36,10 +38,22 @@ def make_directory(directory: Path) -> None:
     """Make it for this user alone, with what stands above it, unless it is there. Raises Refused,
     NoSpace.
     """
+    _check_text(directory)
     try:
         make_private_directory(directory)
     except OSError as error:
         raise _not_made(directory, error) from None
+
+
+def _check_text(directory: Path) -> None:
+    """Raises Refused for bytes that are no text here: peers are sent the path as text."""
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise Refused(
+            f"the name of {printable(str(directory))} is no text in {sys.getfilesystemencoding()}",
+            hint="name the directory in UTF-8; where it is, set LC_ALL=C.UTF-8",
+        ) from None
 
 
 def close_to_others(directory: Path, report: Reporter) -> None:

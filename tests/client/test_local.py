@@ -16,6 +16,8 @@ from ckpt_client.local.cluster import check_options, is_supervised, opened_clust
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 
+WAIT_S = 30.0
+
 
 def _make(directory: Path, host: str | None = None) -> None:
     (directory / "cluster.toml").write_text(
@@ -62,6 +64,14 @@ def test_a_new_directory_is_checked_before_anything_is_started(tmp_path: Path) -
     with pytest.raises(Refused, match="needs 6 targets"), opened_cluster(url, 1.0):
         raise AssertionError("it must not open")
     assert not (tmp_path / "new" / "secret").exists()
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    directory = str(tmp_path / os.fsdecode(b"\xfc"))
+    url = LocalUrl(directory, LocalOptions())
+    wrong = pytest.raises(Refused, match=r"udcfc is no text in utf-8; name")
+    with wrong, opened_cluster(url, WAIT_S):
+        raise AssertionError("it must not open")
 
 
 def test_the_supervisor_is_told_what_the_url_says(tmp_path: Path) -> None:
