@@ -83,22 +83,9 @@ def test_there_is_no_circle_without_one_of_its_imports(mended: str) -> None:
     assert circle(Source(f"tests/{name}.py", text) for name, text in texts.items()) == []
 
 
-DEFINED_TWICE = {
-    # The coordinator's and the daemon's, beside those of other rooms.
-    "AttemptAborted", "AttemptCommitted", "Checkpoint", "Member", "Reservations", "SharedReads",
-    "Source", "Standing", "Store", "Watch",
-    # The protocol's: readers, writers, targets.
-    "Ask", "Assembly", "Column", "Identity", "Pace", "Piece", "ReadJob",
-}  # fmt: skip
-"""Public classes whose names still mean two things. Take out what is mended; add nothing."""
-
-
 def test_a_public_class_name_means_one_thing() -> None:
     found = defined_twice(source for source in sources() if not source.is_for_tests)
-    new = {name: places for name, places in found.items() if name not in DEFINED_TWICE}
-    assert not new, f"rename the less central one; what `ckpt` exports keeps its name: {new}"
-    mended = DEFINED_TWICE - found.keys()
-    assert not mended, f"these mean one thing now; take them out of DEFINED_TWICE: {mended}"
+    assert not found, f"rename the less central one; what `ckpt` exports keeps its name: {found}"
 
 
 def defined_twice(sources: Iterable[Source]) -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ from ckpt.base.limits import MANIFEST_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import align_up
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import CHECKSUM_ID, XXH3_BYTES, Buffer, crc32, xxh3_128
-from ckpt.format.identity import IDENTITY_BYTES, Identity, pack_identity, unpack_identity
+from ckpt.format.identity import IDENTITY_BYTES, PayloadIdentity, pack_identity, unpack_identity
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import manifest_bytes
 
@@ -102,7 +102,7 @@ def encode_header(header: ColumnHeader) -> bytes:
     cluster = header.cluster.encode()
     assert 0 < len(cluster) <= CLUSTER_BYTES_MAX
     assert len(header.manifest_digest) == XXH3_BYTES
-    identity = Identity(
+    identity = PayloadIdentity(
         header.column.payload, header.launch, header.code, header.payload_bytes, header.cell_bytes
     )
     page = pack_identity(MAGIC, VERSION, identity) + _REST.pack(

@@ -54,7 +54,7 @@ assert IDENTITY_BYTES == 312
 assert RUN_NAME_BYTES_MAX < 256, "its length is one byte and its place 256"
 
 
-class Identity(Struct, frozen=True, gc=False):
+class PayloadIdentity(Struct, frozen=True, gc=False):
     """One payload, by whom it was written, and its shape."""
 
     payload: PayloadId
@@ -69,7 +69,7 @@ class Identity(Struct, frozen=True, gc=False):
         return Layout(self.code, self.payload_bytes, self.cell_bytes)
 
 
-def pack_identity(magic: bytes, version: int, identity: Identity) -> bytes:
+def pack_identity(magic: bytes, version: int, identity: PayloadIdentity) -> bytes:
     """The block of IDENTITY_BYTES."""
     checkpoint = identity.payload.checkpoint
     run = checkpoint.run.encode()
@@ -90,7 +90,7 @@ def pack_identity(magic: bytes, version: int, identity: Identity) -> bytes:
     )
 
 
-def unpack_identity(magic: bytes, version: int, block: Buffer) -> Identity:
+def unpack_identity(magic: bytes, version: int, block: Buffer) -> PayloadIdentity:
     """From a document whose checksum was compared; raises Corrupt on a value that cannot be."""
     (
         found_magic, found_version, k, m, run_bytes, step, term, counter, launch,
@@ -113,4 +113,4 @@ def unpack_identity(magic: bytes, version: int, block: Buffer) -> Identity:
     except (Refused, UnicodeDecodeError) as error:
         raise Corrupt(f"{name} document: {error}") from None
     payload = PayloadId(checkpoint, Rank(rank))
-    return Identity(payload, LaunchNumber(launch), code, payload_bytes, cell_bytes)
+    return PayloadIdentity(payload, LaunchNumber(launch), code, payload_bytes, cell_bytes)

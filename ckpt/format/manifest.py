@@ -29,7 +29,7 @@ from ckpt.base.ids import LaunchNumber, PayloadId
 from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import CHECKSUM_ID, Buffer, crc32
-from ckpt.format.identity import IDENTITY_BYTES, Identity, pack_identity, unpack_identity
+from ckpt.format.identity import IDENTITY_BYTES, PayloadIdentity, pack_identity, unpack_identity
 from ckpt.format.layout import Layout
 
 MAGIC: Final = b"CKPM"
@@ -88,7 +88,7 @@ def encode_manifest(manifest: RankManifest) -> bytes:
     layout, n = manifest.layout, manifest.code.n
     assert manifest.fragment_crcs.shape == (layout.stripe_count, n)
     assert manifest.column_crcs.shape == (n,)
-    identity = Identity(
+    identity = PayloadIdentity(
         manifest.payload,
         manifest.launch,
         manifest.code,

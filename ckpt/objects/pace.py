@@ -23,7 +23,7 @@ def never() -> bool:
 
 
 @dataclass(slots=True)
-class Pace:
+class WritePace:
     """Shared by all threads that write. `wait_turn` is called before bytes are moved."""
 
     bytes_per_s: float | None = None

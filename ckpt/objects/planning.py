@@ -21,7 +21,7 @@ from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.archive.layout import (
     MEMBERS_MAX,
-    Member,
+    SmallArray,
     chunk_bytes,
     is_stacked,
     make_member,
@@ -111,7 +111,7 @@ class _Archive:
     """Small tensors that share an object."""
 
     path: str
-    members: list[Member] = field(default_factory=list)
+    members: list[SmallArray] = field(default_factory=list)
 
     @property
     def end(self) -> int:

@@ -54,7 +54,7 @@ from ckpt.objects.documents import (
     encode,
     file_of,
 )
-from ckpt.objects.pace import Pace
+from ckpt.objects.pace import WritePace
 from ckpt.objects.planning import WriteOptions, make_plan
 from ckpt.objects.sampling import sampled
 from ckpt.objects.sinks.sink import PIECE_BYTES, PendingUpload, Sink, Upload, create_once
@@ -77,7 +77,7 @@ class WriteLimits:
     """Shards written at once; as many again are read back meanwhile."""
     memory_bytes: int = 256 * MiB
     """Of all threads together, what the sink gathers apart."""
-    pace: Pace = field(default_factory=Pace)
+    pace: WritePace = field(default_factory=WritePace)
     arenas: Arenas = field(default_factory=Arenas)
     """Kept from checkpoint to checkpoint."""
 

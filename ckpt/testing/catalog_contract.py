@@ -24,11 +24,11 @@ from ckpt.aio.catalog import Catalog
 from ckpt.base.errors import Busy, CkptError, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
 from ckpt.protocol.coordinator.catalog import (
-    AttemptCommitted,
     AttemptOpened,
     CatalogEntry,
     CatalogImage,
     Persist,
+    RowCommitted,
     RowForgotten,
     RowState,
 )
@@ -272,7 +272,7 @@ class CatalogContract:
         async with writing(place) as writer:
             await writer.write(attempt(1))
             with pytest.raises(CkptError):
-                await writer.write(attempt(2), AttemptCommitted(checkpoint(99)), attempt(3))
+                await writer.write(attempt(2), RowCommitted(checkpoint(99)), attempt(3))
             with pytest.raises(CkptError):
                 writer.submit(attempt(4))
         assert writer.durable == [1]

@@ -15,11 +15,11 @@ import pytest
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
 from ckpt.base.ids import LaunchNumber, RunName, TargetId
 from ckpt.protocol.coordinator.catalog import (
-    AttemptCommitted,
     CatalogEntry,
     CatalogImage,
     LaunchNumbered,
     Persist,
+    RowCommitted,
     TargetSeen,
 )
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
@@ -213,7 +213,7 @@ def test_after_an_error_no_ticket_is_acknowledged_and_submit_raises_it(tmp_path:
     durable: list[int] = []
     with opened(tmp_path, None, "c1") as catalog:
         catalog.start(durable.append, failed.put)
-        catalog.submit(Persist(1, (attempt(1), AttemptCommitted(checkpoint(99)))))
+        catalog.submit(Persist(1, (attempt(1), RowCommitted(checkpoint(99)))))
         error = failed.get(timeout=30)
         with pytest.raises(CkptError, match="never opened"):
             catalog.submit(Persist(2, (attempt(2),)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ckpt.base.errors import Aborted, NotFound, Unavailable
-from ckpt.objects.pace import Pace
+from ckpt.objects.pace import WritePace
 from ckpt.objects.sinks.retry import Patience, retried
 
 
@@ -82,7 +82,7 @@ def test_jitter_shortens_a_rest_by_at_most_half() -> None:
 
 def test_a_pace_keeps_its_rate() -> None:
     clock = Clock()
-    pace = Pace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    pace = WritePace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     for _ in range(10):
         pace.wait_turn(1000)
     # A second's credit is there at the beginning, and the last one is not waited for.
@@ -91,7 +91,7 @@ def test_a_pace_keeps_its_rate() -> None:
 
 def test_idle_time_is_not_saved_up() -> None:
     clock = Clock()
-    pace = Pace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    pace = WritePace(1000.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     pace.wait_turn(1000)
     clock.now_s += 3600
     for _ in range(5):
@@ -101,13 +101,17 @@ def test_idle_time_is_not_saved_up() -> None:
 
 def test_a_burst_goes_first() -> None:
     clock = Clock()
-    pace = Pace(None, lambda: clock.now_s < 105.0, clock=lambda: clock.now_s, sleep=clock.sleep)
+    pace = WritePace(
+        None, lambda: clock.now_s < 105.0, clock=lambda: clock.now_s, sleep=clock.sleep
+    )
     pace.wait_turn(1)
     assert 105.0 <= clock.now_s < 106.0
 
 
 def test_a_stopped_writer_ends_at_its_next_turn_also_in_a_burst() -> None:
     clock = Clock()
-    pace = Pace(None, lambda: True, lambda: clock.now_s > 101.0, lambda: clock.now_s, clock.sleep)
+    pace = WritePace(
+        None, lambda: True, lambda: clock.now_s > 101.0, lambda: clock.now_s, clock.sleep
+    )
     with pytest.raises(Aborted):
         pace.wait_turn(1)

@@ -258,14 +258,14 @@ def test_index_then_decision_then_record_then_commit_then_the_announcement() -> 
     rank.certify()
     id = rank.payload.checkpoint
     story = bench.story(
-        mark, PutDocument, catalog.AttemptDecided, catalog.AttemptCommitted, AttemptCommitted
+        mark, PutDocument, catalog.AttemptDecided, catalog.RowCommitted, AttemptCommitted
     )
     kinds = [s.kind.value if isinstance(s, PutDocument) else type(s).__name__ for s in story]
     assert kinds == [
-        "index", "index", "AttemptDecided", "record", "record", "AttemptCommitted",
+        "index", "index", "AttemptDecided", "record", "record", "RowCommitted",
         "AttemptCommitted",
     ]  # fmt: skip
-    assert isinstance(story[5], catalog.AttemptCommitted)
+    assert isinstance(story[5], catalog.RowCommitted)
     assert isinstance(story[6], AttemptCommitted)
     assert len(holders(bench, INDEX)) == len(holders(bench, RECORD)) == 2
     assert story[6].info.checkpoint == id
@@ -287,7 +287,7 @@ def test_nothing_goes_on_before_the_step_before_it_is_durable() -> None:
     bench.sync()
     assert len(holders(bench, RECORD)) == 2
     (closed,) = bench.tickets
-    assert closed.entries[0] == catalog.AttemptCommitted(rank.payload.checkpoint)
+    assert closed.entries[0] == catalog.RowCommitted(rank.payload.checkpoint)
     assert rank.commits() == []
     assert bench.ask("steps", "run") == []
     bench.sync()

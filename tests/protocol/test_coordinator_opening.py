@@ -173,7 +173,7 @@ def test_an_abort_is_durable_before_it_is_told_and_told_before_columns_go() -> N
     second.open(2)
     assert bench.sent(AttemptAborted, mark) == []
     bench.sync()
-    kinds = (catalog.AttemptAborted, AttemptAborted, DropGeneration)
+    kinds = (catalog.RowAborted, AttemptAborted, DropGeneration)
     story = bench.story(mark, *kinds)
     assert [type(told) for told in story] == [*kinds, *[DropGeneration] * 3]
 

@@ -15,7 +15,7 @@ from ckpt.format.messages.targets import Attest, LeaseRenewed
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.cluster import vouching
-from ckpt.protocol.coordinator.cluster.vouching import Standing
+from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding
 from ckpt.protocol.events import CloseSession
 from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinating import Bench, RankFake
@@ -216,7 +216,7 @@ def test_a_catalog_that_was_made_of_targets_is_not_served_by_a_majority_before_i
     bench.durable.append(catalog.CatalogReached(catalog.CatalogPosition(bench.term, 0)))
     bench.restart("t0", "t1", "t2", "t3", "t4")
     bench.tick(GATHERING_S + 1)
-    assert bench.machine.vouching.standing is Standing.GATHERING
+    assert bench.machine.vouching.standing is CatalogStanding.GATHERING
     bench.start("t5")
     assert_serves(bench, 1)
     bench.save(2)
@@ -342,4 +342,4 @@ def test_a_position_above_the_catalogs_own_proves_it_old(ahead: int) -> None:
     position = image.position
     bench.targets[TargetId("t2")].catalog = replace(position, ticket=position.ticket + ahead)
     bench.restart("t2")
-    assert (bench.machine.vouching.standing is Standing.OLD) == bool(ahead)
+    assert (bench.machine.vouching.standing is CatalogStanding.OLD) == bool(ahead)

@@ -206,7 +206,7 @@ def known() -> tuple[Bench, dict[str, CheckpointId]]:
     decided = replace(decided, info=replace(decided.info, checkpoint=ids["decided"]))
     bench.durable += [
         catalog.AttemptDecided(ids["decided"], encode_record(decided), record.placement),
-        catalog.AttemptAborted(ids["aborted"], "aborted", "a rank died"),
+        catalog.RowAborted(ids["aborted"], "aborted", "a rank died"),
         catalog.CheckpointDamaged(ids["damaged"], "rotten"),
         catalog.CheckpointTombstoned(ids["tombstoned"], "expired"),
         catalog.CheckpointTombstoned(ids["deleted"], "expired"),

@@ -34,7 +34,7 @@ from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
-from ckpt.protocol.target.pieces import Piece, cut_pieces
+from ckpt.protocol.target.pieces import DiskPiece, cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
     READER,
@@ -340,7 +340,7 @@ def test_many_ranges_are_cut_as_few_are(spans: list[tuple[int, int]], cell_bytes
         assert sorted(8 * one[3]) == other[3]
 
 
-def _told(pieces: list[Piece]) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+def _told(pieces: list[DiskPiece]) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
     """Each with its runs one by one."""
     return [(each.group, each.start, each.end, [*spans_of(each.wanted)]) for each in pieces]
 

@@ -99,8 +99,8 @@ OF_TARGETS = (
     *_chain(NOTE, ASKED, "write", *STORE, LATER),
 )
 ENTRIES = (
-    "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "AttemptCommitted",
-    "AttemptAborted", "CheckpointTombstoned", "CheckpointDeleted", "TargetSeen", "CatalogReached",
+    "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "RowCommitted",
+    "RowAborted", "CheckpointTombstoned", "CheckpointDeleted", "TargetSeen", "CatalogReached",
 )  # fmt: skip
 OF_COORDINATOR = tuple(catalog_windows(*ENTRIES))
 KNOWN = (*OF_TARGETS, *OF_COORDINATOR)
@@ -115,7 +115,7 @@ PASSES_MAX = {
     "TargetSeen": 4,
 }
 """About as often as a window is passed before a history heals; others once, or seldom twice."""
-BESIDE_ANOTHER_LAUNCH = frozenset({DROP, "AttemptAborted"})
+BESIDE_ANOTHER_LAUNCH = frozenset({DROP, "RowAborted"})
 """What an earlier launch leaves behind ends when another begins."""
 
 

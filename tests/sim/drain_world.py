@@ -147,7 +147,7 @@ class DrainOracles(Oracles):
                 case StoreHolds(url, run, stored):
                     for step, generation in stored:
                         self.world.check_stored(url, CheckpointId(run, step, generation))
-                case catalog.AttemptCommitted(id):
+                case catalog.RowCommitted(id):
                     self.world.committed.add(id)
                 case catalog.CheckpointTombstoned(id, reason):
                     self.world.check_tombstone(id, reason)

@@ -264,7 +264,7 @@ def coordinator_crashed_at_write(world: World) -> Strike | None:
         return None
     kinds = [
         "LaunchNumbered", "LaunchEntered",
-        "AttemptOpened", "AttemptDecided", "AttemptCommitted", "AttemptAborted",
+        "AttemptOpened", "AttemptDecided", "RowCommitted", "RowAborted",
     ]  # fmt: skip
     window = world.clock.rng.choice(catalog_windows(*kinds))
     aim = Aim(window, 1, lambda node: kill_coordinator(world, node))

@@ -70,7 +70,7 @@ class KeepOracles(LabelOracles):
         self.rules.gone([entry.checkpoint for entry in gone if entry.reason == "expired"])
         for entry in entries:
             match entry:
-                case catalog.AttemptCommitted(id):
+                case catalog.RowCommitted(id):
                     info = decode_record(self.decided[id].record).info
                     self.rules.committed[id] = info
                     self._check_metrics(id)

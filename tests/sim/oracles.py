@@ -182,7 +182,7 @@ class Oracles:
                     if earlier is not None and earlier != entry:
                         raise Violation(f"P2: {entry.checkpoint} was decided twice, differently")
                     self.decided[entry.checkpoint] = entry
-                case catalog.AttemptAborted():
+                case catalog.RowAborted():
                     if entry.checkpoint in self.decided:
                         raise Violation(f"P2: {entry.checkpoint} was decided and then aborted")
                     self.aborted.add(entry.checkpoint)

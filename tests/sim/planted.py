@@ -30,7 +30,7 @@ from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping import documents
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.policy import SpreadRule
@@ -41,7 +41,7 @@ from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Pay
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed
@@ -197,7 +197,7 @@ def _one_copy_of(kind: DocumentKind) -> Callable[..., None]:
     return store
 
 
-def _everywhere(self: Checkpoints, checkpoint: Checkpoint) -> list[Target]:
+def _everywhere(self: Checkpoints, checkpoint: KeptCheckpoint) -> list[Target]:
     """An index is small, so there are enough of it."""
     return self._members.live()
 
@@ -300,8 +300,8 @@ def _pump_all(self: Reads) -> None:
 
 
 def _older_when_out_of_reach(
-    self: Resolver, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]
-) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    self: Resolver, waiting: _Waiting, good: list[KeptCheckpoint], skipped: tuple[str, ...]
+) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
     """Better an older step than none."""
     here = [one for one in good if self._checkpoints.readable(one)]
     return (here[0], skipped) if here else _reachable(self, waiting, good, skipped)
@@ -327,7 +327,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "accept-a-stale-epoch", "P10",
         # What an old coordinator reserves is given back by the new one; without that it stays.
-        ((TargetMachine, "_command", _any_term), (Reservations, "answered_late", lambda *_: None)),
+        ((TargetMachine, "_command", _any_term), (Reserver, "answered_late", lambda *_: None)),
     ),
     Plant(
         "count-the-proofs-of-an-earlier-boot", "P1",

@@ -49,7 +49,7 @@ class RollOracles(KeepOracles):
         super().catalog_wrote(entries)
         for entry in entries:
             match entry:
-                case catalog.AttemptCommitted(id):
+                case catalog.RowCommitted(id):
                     self.rolls.committed(id)
                 case catalog.CheckpointTombstoned(id, reason):
                     self.rolls.gone(id, reason)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from ckpt.base.ids import CheckpointId
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of, run_each
@@ -98,7 +98,7 @@ def _nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _a_restart_forgets_who_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only attempts hold; a new coordinator does not look at what is committed."""
-    monkeypatch.setattr(Checkpoint, "homes", ())
+    monkeypatch.setattr(KeptCheckpoint, "homes", ())
 
 
 def _nobody_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def saved_once() -> World:
 
 @pytest.mark.parametrize(
     "entry",
-    [catalog.AttemptCommitted, catalog.LaunchNumbered, catalog.TargetSeen],
+    [catalog.RowCommitted, catalog.LaunchNumbered, catalog.TargetSeen],
     ids=lambda entry: entry.__name__,
 )
 def test_an_entry_that_was_never_written_is_missed(entry: type[catalog.CatalogEntry]) -> None:

@@ -70,8 +70,8 @@ def test_the_word_has_arrived_when_its_window_is_passed() -> None:
     def told(world: World, _node: Node) -> int:
         return sum(10 in rank.outcomes for rank in world.ranks)
 
-    assert at(Window("AttemptCommitted", "durable", "told"), told) == 0
-    assert at(Window("AttemptCommitted", "told", "later"), told) == 4
+    assert at(Window("RowCommitted", "durable", "told"), told) == 0
+    assert at(Window("RowCommitted", "told", "later"), told) == 4
 
 
 def test_an_occurrence_is_counted_over_all_nodes() -> None:

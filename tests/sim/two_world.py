@@ -16,7 +16,7 @@ from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.cluster.vouching import Standing
+from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding
 from ckpt.protocol.events import Send, Session, StoodStill
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from tests.sim.clockwork import Clockwork
@@ -56,7 +56,7 @@ class TwoOracles(DrainOracles):
             match entry:
                 case catalog.AttemptDecided(id):
                     self._keep_decision(entry)
-                case catalog.AttemptAborted(id):
+                case catalog.RowAborted(id):
                     self.aborted_by.setdefault(id, set()).add(self.side)
                     if (self.side, id) in self.decisions:
                         raise Violation(f"P2: {id} was decided and then aborted")
@@ -64,7 +64,7 @@ class TwoOracles(DrainOracles):
             tuple(
                 entry
                 for entry in entries
-                if not isinstance(entry, catalog.AttemptDecided | catalog.AttemptAborted)
+                if not isinstance(entry, catalog.AttemptDecided | catalog.RowAborted)
             )
         )
 
@@ -255,7 +255,7 @@ class TwoWorld(DrainWorld):
     @property
     def is_old(self) -> bool:
         vouching = self.coordinator.machine.vouching
-        return self.coordinator.up and vouching.standing is Standing.OLD
+        return self.coordinator.up and vouching.standing is CatalogStanding.OLD
 
     # ----------------------------------------------------------------------- who asks
 

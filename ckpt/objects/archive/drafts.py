@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckpt.format.checksum import crc32
-from ckpt.objects.archive.layout import ALIGN_BYTES, Member, Piece, tail
+from ckpt.objects.archive.layout import ALIGN_BYTES, ArchivedChunk, SmallArray, tail
 from ckpt.objects.archive.records import local_header
 from ckpt.objects.arena import Arena
 from ckpt.objects.chunks import Bytes
@@ -25,7 +25,9 @@ from ckpt.objects.source import Owner, Wish
 class ArchiveDrafts:
     """I draw the chunks of one archive."""
 
-    def __init__(self, header: Header, members: Sequence[Member], owners: Sequence[Owner]) -> None:
+    def __init__(
+        self, header: Header, members: Sequence[SmallArray], owners: Sequence[Owner]
+    ) -> None:
         """owners: whose elements each row of each member has."""
         self._header = header
         self._members = members
@@ -88,7 +90,7 @@ class ArchiveDraft:
         return self._memory
 
 
-def _rows(members: Sequence[Member]) -> Iterator[range]:
+def _rows(members: Sequence[SmallArray]) -> Iterator[range]:
     """The rows of each piece, numbered through all members; one without pieces has rows as well."""
     first = 0
     for member in members:
@@ -99,7 +101,7 @@ def _rows(members: Sequence[Member]) -> Iterator[range]:
         first = end
 
 
-def _elements(piece: Piece, wishes: Sequence[Wish]) -> Bytes:
+def _elements(piece: ArchivedChunk, wishes: Sequence[Wish]) -> Bytes:
     rows = [wish.memory.reshape(-1).view(np.uint8) for wish in wishes]
     if len(rows) == piece.row_count == 1:
         return rows[0]

@@ -37,7 +37,7 @@ CHUNK_BYTES_MIN: Final = 64 * KiB
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArchivedChunk:
     """One chunk of a small array: an entry of the archive."""
 
     key: str
@@ -64,13 +64,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SmallArray:
     """A small array: the tensor itself, or a row for each rank that has one of its own."""
 
     array: ArrayPlan
     ranks: tuple[int, ...]
     """Whose rows these are; none when it is the tensor itself."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ArchivedChunk, ...]
     """None without elements."""
     start: int
     """Of its first elements, if it has any."""
@@ -99,7 +99,7 @@ def make_member(
     at: int,
     *,
     portable: bool,
-) -> Member:
+) -> SmallArray:
     """The member whose first entry begins at byte `at`. ranks: as in a Member."""
     element = element_of(dtype, portable=portable)
     row_bytes = math.prod(shape) * dtype_of(dtype).itemsize
@@ -110,26 +110,26 @@ def make_member(
         stored, chunk = (len(ranks), *stored), (row_count, *chunk)
     array = ArrayPlan.of(path, dtype, element, stored, chunk, chunk)
     if not row_bytes:
-        return Member(array, ranks, (), at, at)
+        return SmallArray(array, ranks, (), at, at)
     pieces = tuple(_pieces(array, -(-max(1, len(ranks)) // row_count), row_bytes, row_count, at))
-    return Member(array, ranks, pieces, pieces[0].start, pieces[-1].end)
+    return SmallArray(array, ranks, pieces, pieces[0].start, pieces[-1].end)
 
 
 def _pieces(
     array: ArrayPlan, count: int, row_bytes: int, row_count: int, at: int
-) -> Iterator[Piece]:
+) -> Iterator[ArchivedChunk]:
     for number in range(count):
         # Cut along the first axis alone; a scalar's only chunk has no number.
         numbers = (str(number), *("0" for _ in array.shape[1:]))[: len(array.shape)]
         key = "/".join((array.path, "c", *numbers))
-        piece = Piece(key, at, data_start(key, at, ALIGN_BYTES), row_bytes, row_count)
+        piece = ArchivedChunk(key, at, data_start(key, at, ALIGN_BYTES), row_bytes, row_count)
         yield piece
         at = piece.end
 
 
-def members_of(plan: Plan, number: int) -> list[Member]:
+def members_of(plan: Plan, number: int) -> list[SmallArray]:
     """Those of the plan's archive with that number, as they lie."""
-    found: list[Member] = []
+    found: list[SmallArray] = []
     for tensor in plan.tensors:
         here = [place for place in tensor.places if place.array == number and not place.is_whole]
         if not here:
@@ -152,7 +152,7 @@ def chunk_bytes(end: int, most: int) -> int:
     return max(CHUNK_BYTES_MIN, -(-end // count))
 
 
-def tail(header: Header, members: Sequence[Member], crcs: Sequence[int]) -> bytes:
+def tail(header: Header, members: Sequence[SmallArray], crcs: Sequence[int]) -> bytes:
     """All that follows the elements. crcs: the CRC-32 of each piece of each member."""
     documents = archived_documents(
         header, [member.array for member in members], {m.array.path: m.ranks for m in members}

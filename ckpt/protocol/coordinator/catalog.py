@@ -79,14 +79,14 @@ class AttemptDecided:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptCommitted:
+class RowCommitted:
     """The record lies on enough targets; announced after this."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptAborted:
+class RowAborted:
     """Will never commit; its columns may be dropped."""
 
     checkpoint: CheckpointId
@@ -243,8 +243,8 @@ CatalogEntry = (
     | StoreForgotten
     | AttemptOpened
     | AttemptDecided
-    | AttemptCommitted
-    | AttemptAborted
+    | RowCommitted
+    | RowAborted
     | CheckpointDamaged
     | CheckpointTombstoned
     | LabelsSent
@@ -451,8 +451,8 @@ def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
 def _moved(
     row: CatalogRow,
     entry: AttemptDecided
-    | AttemptCommitted
-    | AttemptAborted
+    | RowCommitted
+    | RowAborted
     | CheckpointDamaged
     | CheckpointTombstoned
     | CheckpointDeleted,
@@ -462,9 +462,9 @@ def _moved(
             return replace(
                 row, state=RowState.DECIDED, record=entry.record, placement=entry.placement
             )
-        case AttemptCommitted():
+        case RowCommitted():
             return replace(row, state=RowState.COMMITTED)
-        case AttemptAborted():
+        case RowAborted():
             return replace(row, state=RowState.ABORTED, reason=f"{entry.code}: {entry.message}")
         case CheckpointDamaged():
             return replace(row, state=RowState.DAMAGED, reason=entry.reason)

@@ -70,7 +70,7 @@ from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import Action, Desk
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
@@ -81,7 +81,7 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.resolving import Resolver
-from ckpt.protocol.coordinator.reading.sharing import SharedReads
+from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
@@ -92,7 +92,7 @@ from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import (
     Buffer,
     Received,
@@ -135,7 +135,7 @@ class CoordinatorMachine:
         self.preempting = Preempting(desk, self.launches)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
         self._make_keeping_parts(image, wall_s)
-        self.reservations = Reservations(desk, self.members, policy.spread, self.evictor)
+        self.reservations = Reserver(desk, self.members, policy.spread, self.evictor)
         self.book = AttemptBook()
         generations = Generations(self.checkpoints, self.book, self.deleter)
         self.vouching = Vouching(desk, self.members, image, policy, generations)
@@ -144,7 +144,7 @@ class CoordinatorMachine:
             desk, policy, self.members, self.launches, self.book, self.reservations, self.homes
         )
         self._make_saving_parts(context, secret, wall_s)
-        self.sharing = SharedReads(desk)
+        self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
         self.views = Views(
             context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor,
@@ -423,7 +423,7 @@ class CoordinatorMachine:
         assert attempt.info is not None
         assert attempt.record is not None
         record = attempt.record
-        checkpoint = Checkpoint(
+        checkpoint = KeptCheckpoint(
             attempt.info, attempt.record_bytes, record.index_targets, record.index_bytes,
             attempt.placement,
         )  # fmt: skip

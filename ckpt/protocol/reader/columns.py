@@ -33,16 +33,16 @@ SILENT_LAST: Final = 5
 
 
 @dataclass(slots=True)
-class Ask:
+class OpenQuestion:
     """One question that is not answered yet."""
 
-    column: Column
+    column: SourceColumn
     owed: Owed | None
     """None: the manifest."""
 
 
 @dataclass(slots=True, eq=False)
-class Column:
+class SourceColumn:
     """One column's whole state. Only PayloadReader changes it."""
 
     number: ColumnNumber
@@ -53,7 +53,7 @@ class Column:
     queue: list[tuple[int, RunSet]] = field(default_factory=list)
     """Heap of (stripe, parts of its cell) to ask for; entries that are no longer needed are dropped
     when met."""
-    asks: dict[int, Ask] = field(default_factory=dict)
+    asks: dict[int, OpenQuestion] = field(default_factory=dict)
     outstanding_bytes: int = 0
     received_bytes: int = 0
     served_bytes: int = 0
@@ -82,7 +82,7 @@ class Column:
     def pop(self) -> tuple[int, RunSet]:
         return heapq.heappop(self.queue)
 
-    def begin_ask(self, request: int, ask: Ask, size: int, now_us: int) -> None:
+    def begin_ask(self, request: int, ask: OpenQuestion, size: int, now_us: int) -> None:
         if not self.asks:
             self.waiting_since_us = self.owing_until_us = now_us
         self.asks[request] = ask
@@ -148,27 +148,27 @@ class Effort:
         return min(EFFORT_MAX, max(1, self.cells_bytes // max(1, self.wanted_bytes)))
 
 
-def new_column(number: ColumnNumber, standing: Standing) -> Column:
+def new_column(number: ColumnNumber, standing: Standing) -> SourceColumn:
     """A column as the read finds it."""
     match standing:
         case Standing.REACHABLE:
-            return Column(number, standing, has_address=True)
+            return SourceColumn(number, standing, has_address=True)
         case Standing.SUSPECT:
-            return Column(number, Standing.AWAY, True, "it was given up a moment ago")
+            return SourceColumn(number, Standing.AWAY, True, "it was given up a moment ago")
         case Standing.AWAY:
-            return Column(number, standing, False, "its target is not live")
+            return SourceColumn(number, standing, False, "its target is not live")
         case Standing.ABSENT:
-            return Column(number, standing, False, "missing since the commit")
+            return SourceColumn(number, standing, False, "missing since the commit")
 
 
-def find_ask(columns: Sequence[Column], request: int) -> Ask | None:
+def find_ask(columns: Sequence[SourceColumn], request: int) -> OpenQuestion | None:
     """The open question of that number; None when it was answered or is void."""
     return next((c.asks[request] for c in columns if request in c.asks), None)
 
 
 def laggard(
-    columns: Sequence[Column], limits: ReadLimits, now_us: int, k: int, effort: int
-) -> tuple[Column, str] | None:
+    columns: Sequence[SourceColumn], limits: ReadLimits, now_us: int, k: int, effort: int
+) -> tuple[SourceColumn, str] | None:
     """A column that should not be waited for any longer, and why; the slowest judgement first.
 
     effort: as `Effort.factor`. Where little of each cell is wanted, a slow column is done long

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckpt.protocol.reader.columns import Column
+from ckpt.protocol.reader.columns import SourceColumn
 from ckpt.protocol.reader.events import ReadStatistics, ReadWish, Standing
 from ckpt.protocol.reader.stripes import Stripe
 from ckpt.protocol.runs.run_sets import covers, meets, minus, total
 
 
-def lost_place(columns: Sequence[Column], stripe: Stripe, k: int) -> str:
+def lost_place(columns: Sequence[SourceColumn], stripe: Stripe, k: int) -> str:
     """Why the stripe's stuck place can never be read, though all who are away came back; empty if
     it can."""
     assert stripe.stuck is not None
@@ -23,7 +23,7 @@ def lost_place(columns: Sequence[Column], stripe: Stripe, k: int) -> str:
     return f"{place}: {k} good columns are needed; {named}"
 
 
-def _proved_bad(column: Column, stripe: Stripe) -> bool:
+def _proved_bad(column: SourceColumn, stripe: Stripe) -> bool:
     assert stripe.stuck is not None
     absent = column.standing is Standing.ABSENT
     if absent and not covers(stripe.have[column.number], *stripe.stuck):
@@ -31,7 +31,9 @@ def _proved_bad(column: Column, stripe: Stripe) -> bool:
     return meets(stripe.bad[column.number], *stripe.stuck)
 
 
-def check_read(columns: Sequence[Column], stripes: Iterable[Stripe], window_bytes: int) -> None:
+def check_read(
+    columns: Sequence[SourceColumn], stripes: Iterable[Stripe], window_bytes: int
+) -> None:
     """Assert the invariants that ckpt.protocol.reader.payload_reader states."""
     for column in columns:
         owed = [total(ask.owed.runs) for ask in column.asks.values() if ask.owed is not None]
@@ -48,7 +50,7 @@ def check_read(columns: Sequence[Column], stripes: Iterable[Stripe], window_byte
 
 
 def statistics_of(
-    wish: ReadWish, columns: Sequence[Column], done_bytes: int, rebuilt_bytes: int
+    wish: ReadWish, columns: Sequence[SourceColumn], done_bytes: int, rebuilt_bytes: int
 ) -> ReadStatistics:
     """What the read moved so far."""
     wanted = int((wish.spans[:, 1] - wish.spans[:, 0]).sum())

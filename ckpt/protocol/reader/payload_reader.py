@@ -27,9 +27,9 @@ from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.columns import (
     STRIKES_MAX,
     WRONG_CELLS_MAX,
-    Ask,
-    Column,
     Effort,
+    OpenQuestion,
+    SourceColumn,
     find_ask,
     laggard,
     new_column,
@@ -204,7 +204,7 @@ class PayloadReader:
 
     def _take(
         self, request: int, runs: RunSet
-    ) -> tuple[Column, list[tuple[Stripe, RunSet]], int] | None:
+    ) -> tuple[SourceColumn, list[tuple[Stripe, RunSet]], int] | None:
         """Cross the bytes out of their ask: the column, the parts of the cells of stripes that
         are not done, how many bytes; None when nobody asked."""
         ask = find_ask(self.columns, request)
@@ -233,7 +233,7 @@ class PayloadReader:
             return
         self._close_ask(request, ask)
 
-    def _close_ask(self, request: int, ask: Ask) -> None:
+    def _close_ask(self, request: int, ask: OpenQuestion) -> None:
         ask.column.note_progress(self._now_us)
         del ask.column.asks[request]
 
@@ -259,7 +259,7 @@ class PayloadReader:
         if usable:
             column = min(usable, key=lambda c: (not c.asks, c.retry_count, c.number))
             request = next(self._requests)
-            column.begin_ask(request, Ask(column, None), 0, self._now_us)
+            column.begin_ask(request, OpenQuestion(column, None), 0, self._now_us)
             self._manifest_asked = True
             self._out.append(AskManifest(request, column.number))
 
@@ -275,11 +275,11 @@ class PayloadReader:
         # Bytes of its other asks may be landing where parity is decoded to next: no more of them.
         self._drop(ask.column, standing, message, cut=len(ask.column.asks) > 1)
 
-    def _lost(self, column: Column, reason: str) -> None:
+    def _lost(self, column: SourceColumn, reason: str) -> None:
         if column.usable:
             self._drop(column, Standing.AWAY, reason, cut=False)
 
-    def _drop(self, column: Column, standing: Standing, reason: str, *, cut: bool) -> None:
+    def _drop(self, column: SourceColumn, standing: Standing, reason: str, *, cut: bool) -> None:
         """The column gives nothing from now on; plan again all that hoped for it."""
         assert column.usable
         if any(ask.owed is None for ask in column.asks.values()):
@@ -439,7 +439,7 @@ class PayloadReader:
             if self._ready:
                 self._want_manifest()
 
-    def _pump(self, column: Column) -> None:
+    def _pump(self, column: SourceColumn) -> None:
         """Ask the column for as much as its window holds."""
         limits = self.wish.limits
         while column.usable and column.queue:
@@ -451,10 +451,10 @@ class PayloadReader:
                 return
             size = total(parts)
             request = next(self._requests)
-            column.begin_ask(request, Ask(column, Owed(parts)), size, self._now_us)
+            column.begin_ask(request, OpenQuestion(column, Owed(parts)), size, self._now_us)
             self._out.append(AskRanges(request, column.number, parts))
 
-    def _next_parts(self, column: Column) -> RunSet:
+    def _next_parts(self, column: SourceColumn) -> RunSet:
         """Fragment bytes for one ask: the oldest stripes first."""
         parts: dict[int, RunSet] = {}
         size, count, j, offset = 0, 0, column.number, self.wish.layout.fragment_offset

@@ -63,7 +63,7 @@ REPLACED = (DocumentKind.INDEX, DocumentKind.LABELS)
 
 
 @dataclass(slots=True, eq=False)
-class Assembly:
+class ArrivingDocument:
     """A document whose parts arrive."""
 
     session: Session
@@ -95,9 +95,9 @@ class Documents:
         self._columns = columns
         self._tables = tables
         self._reads = reads
-        self._assemblies: dict[tuple[Session, DocumentKey], Assembly] = {}
+        self._assemblies: dict[tuple[Session, DocumentKey], ArrivingDocument] = {}
         #: Documents from their first part until they are stored, or what came of them is removed.
-        self._coming: list[Assembly] = []
+        self._coming: list[ArrivingDocument] = []
         #: Generations of which a drop is on its way to the disk; one at a time.
         self._dropping: set[CheckpointId] = set()
         #: Drops that wait for a seal, a document or an earlier drop, which is on its way there.
@@ -149,12 +149,12 @@ class Documents:
             self._core.fail(session, request, "no_space", text, retry_after_us=NO_SPACE_RETRY_US)
             return False
         key = (session, (message.kind, message.checkpoint))
-        assembly = Assembly(session, request, header, message.kind, file, Xxh3())
+        assembly = ArrivingDocument(session, request, header, message.kind, file, Xxh3())
         self._assemblies[key] = assembly
         self._coming.append(assembly)
         return True
 
-    def _take_part(self, assembly: Assembly, bulk: Buffer) -> None:
+    def _take_part(self, assembly: ArrivingDocument, bulk: Buffer) -> None:
         header = assembly.header
         assert len(bulk) <= FRAME_BULK_BYTES_MAX
         assembly.digest.update(bulk)
@@ -169,7 +169,7 @@ class Documents:
         self._store_when_written(assembly)
 
     def _write_part(
-        self, assembly: Assembly, offset: int, data: Buffer, *, keeps_bulk: bool
+        self, assembly: ArrivingDocument, offset: int, data: Buffer, *, keeps_bulk: bool
     ) -> None:
         assembly.write_count += 1
 
@@ -184,7 +184,7 @@ class Documents:
         op = self._core.expect(written)
         self._core.out.append(WriteAt(op, assembly.file, offset, data, keeps_bulk=keeps_bulk))
 
-    def _store_when_written(self, assembly: Assembly) -> None:
+    def _store_when_written(self, assembly: ArrivingDocument) -> None:
         if assembly.write_count:
             return
         if assembly.ended:
@@ -205,7 +205,7 @@ class Documents:
             return
         self._core.chain(self._steps(assembly), lambda failure: self._stored(assembly, failure))
 
-    def _steps(self, assembly: Assembly) -> list[Step]:
+    def _steps(self, assembly: ArrivingDocument) -> list[Step]:
         header, file = assembly.header, assembly.file
         page = encode_document_header(header)
         name = document_name(header.kind, header.checkpoint)
@@ -217,7 +217,7 @@ class Documents:
             partial(SyncDirectory, directory=DOCUMENTS),
         ]
 
-    def _stored(self, assembly: Assembly, failure: DiskFailed | None) -> None:
+    def _stored(self, assembly: ArrivingDocument, failure: DiskFailed | None) -> None:
         core, header = self._core, assembly.header
         if failure is not None:
             self._refuse(assembly, failure)
@@ -232,7 +232,7 @@ class Documents:
         if assembly.kind is DocumentKind.TOMBSTONE:
             core.note_dropped(header.checkpoint)
 
-    def _refuse(self, assembly: Assembly, failure: DiskFailed) -> None:
+    def _refuse(self, assembly: ArrivingDocument, failure: DiskFailed) -> None:
         failed = disk_failure("store the document", failure)
         self._core.send(assembly.session, assembly.request, failed)
         self._core.report(
@@ -247,7 +247,7 @@ class Documents:
             assembly.ended = True
             self._store_when_written(assembly)
 
-    def _remove_aside(self, assembly: Assembly) -> None:
+    def _remove_aside(self, assembly: ArrivingDocument) -> None:
         def removed(_event: Completion) -> None:
             self._space.forget(assembly.file)
             self._coming.remove(assembly)
@@ -383,7 +383,7 @@ class Documents:
 
         self._core.chain(steps, ended)
 
-    def _coming_of(self, checkpoint: CheckpointId) -> list[Assembly]:
+    def _coming_of(self, checkpoint: CheckpointId) -> list[ArrivingDocument]:
         """Of what a drop removes."""
         of_it = [each for each in self._coming if each.header.checkpoint == checkpoint]
         return [each for each in of_it if each.kind is not DocumentKind.TOMBSTONE]

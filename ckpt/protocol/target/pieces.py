@@ -118,7 +118,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class DiskPiece:
     """Whole blocks of one group, which one disk read brings, and the wanted runs inside them."""
 
     group: int
@@ -157,15 +157,15 @@ def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
             start += BLOCK_BYTES
 
 
-def cut_pieces(layout: Layout, runs: Sequence[Run], piece_bytes: int) -> list[Piece]:
+def cut_pieces(layout: Layout, runs: Sequence[Run], piece_bytes: int) -> list[DiskPiece]:
     """The fewest reads in ascending order that cover the runs; neighbours share one."""
-    pieces: list[Piece] = []
+    pieces: list[DiskPiece] = []
     wanted: list[Run] = []
     group, start, end = Group(-1, 0), 0, 0
 
     def close() -> None:
         if wanted:
-            pieces.append(Piece(group.number, start, end, tuple(wanted)))
+            pieces.append(DiskPiece(group.number, start, end, tuple(wanted)))
             wanted.clear()
 
     for part in sorted(_parts_within_groups(layout, runs, piece_bytes)):

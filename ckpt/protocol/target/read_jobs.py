@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from ckpt.format.messages.reading import ByteRange
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import SealedColumn
-from ckpt.protocol.target.pieces import BlockTable, Piece
+from ckpt.protocol.target.pieces import BlockTable, DiskPiece
 
 
 @dataclass(slots=True, eq=False)
-class ReadJob:
+class ReadQuestion:
     """One question. `pieces` is what is still to be asked of the disk."""
 
     session: Session
     request: int
     column: SealedColumn
-    pieces: deque[Piece]
+    pieces: deque[DiskPiece]
     verify: bool = False
     """Count the damage instead of sending bytes."""
     table: BlockTable | None = None
@@ -55,7 +55,7 @@ class ManifestJob:
     cancelled: bool = False
 
 
-Job = ReadJob | StreamJob | ManifestJob
+Job = ReadQuestion | StreamJob | ManifestJob
 
 
 @dataclass(slots=True)

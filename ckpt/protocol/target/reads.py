@@ -41,14 +41,14 @@ from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.pieces import (
     BlockTable,
-    Piece,
+    DiskPiece,
     TableCache,
     blocks_between,
     cut_pieces,
     runs_inside,
     runs_without,
 )
-from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadJob, StreamJob
+from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadQuestion, StreamJob
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
 
 DAMAGED_RANGES_MAX = 512
@@ -88,7 +88,7 @@ class Reads:
             self._core.send(session, request, RangesDone())
             return
         pieces = cut_pieces(column.header.layout, runs, self._core.limits.read_piece_bytes)
-        self.queue(ReadJob(session, request, column, deque(pieces)))
+        self.queue(ReadQuestion(session, request, column, deque(pieces)))
 
     def verify_column(self, session: Session, request: int, message: VerifyColumn) -> None:
         column = self._core.columns.get(message.column)
@@ -99,7 +99,7 @@ class Reads:
         size = column.header.column_bytes
         whole: list[Run] = [(0, size)] if size else []
         pieces = cut_pieces(column.header.layout, whole, self._core.limits.read_piece_bytes)
-        self.queue(ReadJob(session, request, column, deque(pieces), verify=True))
+        self.queue(ReadQuestion(session, request, column, deque(pieces), verify=True))
 
     def read_manifest(self, session: Session, request: int, message: ReadManifest) -> None:
         column = self._find(session, request, message.column)
@@ -125,7 +125,7 @@ class Reads:
         """Take the question in, or refuse when its session asks too many at once."""
         reader = self._readers.setdefault(job.session, Reader())
         limits = self._core.limits
-        pieces = sum(len(each.pieces) for each in reader.jobs if isinstance(each, ReadJob))
+        pieces = sum(len(each.pieces) for each in reader.jobs if isinstance(each, ReadQuestion))
         if len(reader.jobs) >= limits.read_jobs_max or pieces >= limits.read_pieces_max:
             self._core.fail(job.session, job.request, "busy", "too many questions at once")
             return
@@ -231,7 +231,7 @@ class Reads:
         return None
 
     def _load(
-        self, reader: Reader, job: ReadJob | ManifestJob,
+        self, reader: Reader, job: ReadQuestion | ManifestJob,
         then: Callable[[BlockTable | None, bytes], None],
     ) -> int | None:  # fmt: skip
         """Read the column's trailer; it counts like a piece while it is in a buffer."""
@@ -267,7 +267,7 @@ class Reads:
         # In its place: no other one is loaded before this one has left.
         reader.jobs[at] = StreamJob(job.session, job.request, self.parts(0, len(manifest)), part)
 
-    def _tabled(self, job: ReadJob, table: BlockTable | None, _manifest: bytes) -> None:
+    def _tabled(self, job: ReadQuestion, table: BlockTable | None, _manifest: bytes) -> None:
         job.table, job.loading = table, False
         reader = self._readers.get(job.session)
         if job.cancelled or reader is None:
@@ -285,7 +285,7 @@ class Reads:
 
     # ----------------------------------------------------------------------- pieces
 
-    def _read(self, reader: Reader, job: ReadJob, piece: Piece) -> int:
+    def _read(self, reader: Reader, job: ReadQuestion, piece: DiskPiece) -> int:
         """Give the piece from a read that is kept, wait for one under way, or ask the disk."""
         core = self._core
         # Who verifies asks the disk itself.
@@ -304,7 +304,7 @@ class Reads:
         read.takers.append((job, piece))
         return size
 
-    def _ask_disk(self, job: ReadJob, piece: Piece) -> DiskRead:
+    def _ask_disk(self, job: ReadQuestion, piece: DiskPiece) -> DiskRead:
         assert job.table is not None, "it was asked for first"
         read = self._shared.begin(job.column, piece)
         read.op = self._core.expect(partial(self._read_done, read, job.table))
@@ -314,7 +314,7 @@ class Reads:
 
     def _read_done(self, read: DiskRead, table: BlockTable, event: Completion) -> None:
         core = self._core
-        takers: list[tuple[Reader, ReadJob, Piece]] = []
+        takers: list[tuple[Reader, ReadQuestion, DiskPiece]] = []
         for job, piece in read.takers:
             job.reading_count -= 1
             reader = self._readers.get(job.session) or self._gone.get(job.session)
@@ -336,12 +336,12 @@ class Reads:
         for reader, job, _ in takers:
             self._finish_if_read(reader, job)
 
-    def _finish_if_read(self, reader: Reader, job: ReadJob) -> None:
+    def _finish_if_read(self, reader: Reader, job: ReadQuestion) -> None:
         if not job.pieces and not job.reading_count and job in reader.jobs:
             self._answer(reader, job)
 
     def _read_failed(
-        self, read: DiskRead, takers: Sequence[tuple[ReadJob, Piece]], event: DiskFailed
+        self, read: DiskRead, takers: Sequence[tuple[ReadQuestion, DiskPiece]], event: DiskFailed
     ) -> None:
         """A failed read of several blocks is tried again block by block, each a group of its own,
         to find the bad ones.
@@ -355,7 +355,7 @@ class Reads:
                     self._damage(job, start, end, event.errno_name)
                 continue
             again = [
-                Piece(~block.number, block.start, block.end, wanted)
+                DiskPiece(~block.number, block.start, block.end, wanted)
                 for block in blocks_between(layout, piece.start, piece.end)
                 if (wanted := runs_inside(piece.wanted, block.start, block.end))
             ]
@@ -371,7 +371,12 @@ class Reads:
             self._let_go((read.op,))
 
     def _give(
-        self, reader: Reader, job: ReadJob, piece: Piece, read: DiskRead, found: VerifiedBlocks
+        self,
+        reader: Reader,
+        job: ReadQuestion,
+        piece: DiskPiece,
+        read: DiskRead,
+        found: VerifiedBlocks,
     ) -> None:
         """Send what is good of each run that the piece wants."""
         good = piece.wanted
@@ -393,7 +398,7 @@ class Reads:
             reader.sent_operations.append(read.op)
             self._holders[read.op] += 1
 
-    def _damage(self, job: ReadJob, start: int, end: int, reason: str) -> None:
+    def _damage(self, job: ReadQuestion, start: int, end: int, reason: str) -> None:
         if not job.verify:
             answer = RangeDamaged(start=start, end=end, reason=reason)
             self._core.send(job.session, job.request, answer)
@@ -406,14 +411,14 @@ class Reads:
 
     # ----------------------------------------------------------------------- answers
 
-    def _answer(self, reader: Reader, job: ReadJob) -> None:
+    def _answer(self, reader: Reader, job: ReadQuestion) -> None:
         reader.jobs.remove(job)
         if job.verify:
             self._answer_verified(job)
         else:
             self._core.send(job.session, job.request, RangesDone())
 
-    def _answer_verified(self, job: ReadJob) -> None:
+    def _answer_verified(self, job: ReadQuestion) -> None:
         self._core.counters.columns_verified += 1
         header = job.column.header
         answer = ColumnVerified(

@@ -20,8 +20,8 @@ from ckpt.format.checksum import crc32, crc32_combine
 from ckpt.format.combs import Run, gathered
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import SealedColumn
-from ckpt.protocol.target.pieces import Block, BlockTable, Piece, blocks_between
-from ckpt.protocol.target.read_jobs import ReadJob
+from ckpt.protocol.target.pieces import Block, BlockTable, DiskPiece, blocks_between
+from ckpt.protocol.target.read_jobs import ReadQuestion
 
 KEEP_US: Final = US_PER_S
 """Unused for so long, a read is forgotten: the disk is asked again, and its damage seen."""
@@ -75,7 +75,7 @@ class DiskRead:
     place: Place
     op: int = -1
     """Of the disk."""
-    takers: list[tuple[ReadJob, Piece]] = field(default_factory=list)
+    takers: list[tuple[ReadQuestion, DiskPiece]] = field(default_factory=list)
     """Who waits for it."""
     found: VerifiedBlocks | None = None
     """None: under way."""
@@ -107,13 +107,13 @@ class SharedReads:
         #: Those that are kept, by their operation; the least lately used first.
         self._kept: OrderedDict[int, DiskRead] = OrderedDict()
 
-    def begin(self, column: SealedColumn, piece: Piece) -> DiskRead:
+    def begin(self, column: SealedColumn, piece: DiskPiece) -> DiskRead:
         """The disk will be asked for the piece."""
         read = DiskRead(column, piece.start, piece.end, _place(column, piece))
         self._reads[read.place].append(read)
         return read
 
-    def find(self, column: SealedColumn, piece: Piece) -> DiskRead | None:
+    def find(self, column: SealedColumn, piece: DiskPiece) -> DiskRead | None:
         """One that brings, or has brought, the whole piece."""
         for read in self._reads.get(_place(column, piece), ()):
             # A column that was stored again has the same name.
@@ -121,7 +121,7 @@ class SharedReads:
                 return read
         return None
 
-    def used(self, read: DiskRead, piece: Piece, now_us: int) -> list[int]:
+    def used(self, read: DiskRead, piece: DiskPiece, now_us: int) -> list[int]:
         """A part of one that is kept was given: operations that are kept no longer."""
         read.given_bytes += piece.wanted_bytes
         if read.given_bytes >= read.size:
@@ -164,5 +164,5 @@ class SharedReads:
         return op
 
 
-def _place(column: SealedColumn, piece: Piece) -> Place:
+def _place(column: SealedColumn, piece: DiskPiece) -> Place:
     return column.name, piece.group

@@ -47,7 +47,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
-from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, Source
+from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
 from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
 from ckptd.target.identity import incarnation_of
@@ -90,14 +90,16 @@ class Rebuilt:
     """Targets that did not answer, each with its error."""
 
 
-def rebuild(cluster: str, sources: Sequence[Source], backup: CatalogImage | None = None) -> Rebuilt:
+def rebuild(
+    cluster: str, sources: Sequence[TargetSource], backup: CatalogImage | None = None
+) -> Rebuilt:
     """Ask every source; decide about every generation. Writes nothing.
 
     A backup adds what no source knows (ckptd.catalog.backup).
 
     Raises Unavailable when no source answers.
     """
-    held: list[tuple[Source, Holdings]] = []
+    held: list[tuple[TargetSource, Holdings]] = []
     unreachable = []
     for source in sources:
         try:
@@ -216,7 +218,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _row(
-    cluster: str, checkpoint: CheckpointId, held: list[tuple[Source, Holdings]]
+    cluster: str, checkpoint: CheckpointId, held: list[tuple[TargetSource, Holdings]]
 ) -> tuple[CatalogRow, int]:
     """(the generation's row, the highest term in its documents). Raises why it is refused."""
     tombstones = list(_documents(DocumentKind.TOMBSTONE, checkpoint, held))
@@ -243,7 +245,7 @@ def _committed_row(record_bytes: bytes, record: CommitRecord, placement: bytes) 
 def _settle_homes(
     cluster: str,
     image: CatalogImage,
-    held: list[tuple[Source, Holdings]],
+    held: list[tuple[TargetSource, Holdings]],
     committed: list[CheckpointId],
 ) -> list[Refusal]:
     """A deleted home stays as long as what refers to it; what lacks a home cannot be read."""
@@ -266,7 +268,7 @@ def _settle_homes(
 def _spare_homes(
     cluster: str,
     image: CatalogImage,
-    held: list[tuple[Source, Holdings]],
+    held: list[tuple[TargetSource, Holdings]],
     refused: list[Refusal],
 ) -> None:
     """What is refused may come back with targets that are away now, and is left untouched until
@@ -287,7 +289,10 @@ def _spare_homes(
 
 
 def _row_of_home(
-    cluster: str, row: CatalogRow | None, id: CheckpointId, held: list[tuple[Source, Holdings]]
+    cluster: str,
+    row: CatalogRow | None,
+    id: CheckpointId,
+    held: list[tuple[TargetSource, Holdings]],
 ) -> CatalogRow:
     """Raises why there is none."""
     if row is not None and row.record:
@@ -321,7 +326,7 @@ def _gone(checkpoint: CheckpointId, documents: list[bytes]) -> tuple[CatalogRow,
 
 
 def _record(
-    cluster: str, checkpoint: CheckpointId, held: list[tuple[Source, Holdings]]
+    cluster: str, checkpoint: CheckpointId, held: list[tuple[TargetSource, Holdings]]
 ) -> tuple[bytes, CommitRecord]:
     found: dict[bytes, CommitRecord] = {}
     here = False
@@ -344,7 +349,7 @@ def _record(
     return next(iter(found.items()))
 
 
-def _placement(record: CommitRecord, held: list[tuple[Source, Holdings]]) -> bytes:
+def _placement(record: CommitRecord, held: list[tuple[TargetSource, Holdings]]) -> bytes:
     for document, _ in _documents(DocumentKind.INDEX, record.info.checkpoint, held):
         if document is None or xxh3_128(document) != record.index_digest:
             continue
@@ -355,7 +360,7 @@ def _placement(record: CommitRecord, held: list[tuple[Source, Holdings]]) -> byt
 
 
 def _documents(
-    kind: DocumentKind, checkpoint: CheckpointId, held: list[tuple[Source, Holdings]]
+    kind: DocumentKind, checkpoint: CheckpointId, held: list[tuple[TargetSource, Holdings]]
 ) -> Iterator[tuple[bytes | None, bool]]:
     """(document or None when unreadable, True) of each target that has one."""
     for source, holdings in held:
@@ -369,7 +374,7 @@ def _documents(
 def _label(
     cluster: str,
     image: CatalogImage,
-    held: list[tuple[Source, Holdings]],
+    held: list[tuple[TargetSource, Holdings]],
     backup: CatalogImage | None,
 ) -> None:
     """What was said last of each checkpoint; a name that two of a run have is the later one's. All

@@ -35,7 +35,7 @@ class Holdings:
     """The highest that it is known to have acknowledged."""
 
 
-class Source(Protocol):
+class TargetSource(Protocol):
     """One target, running or at rest. Methods raise Unavailable when it is out of reach."""
 
     @property

@@ -362,12 +362,10 @@ class CoordinatorShell:
 
     def _persist(self, action: Persist) -> None:
         self._tickets[action.ticket] = [
-            entry.checkpoint
-            for entry in action.entries
-            if isinstance(entry, entries.AttemptCommitted)
+            entry.checkpoint for entry in action.entries if isinstance(entry, entries.RowCommitted)
         ]
         self._statistics.aborted_count += sum(
-            isinstance(entry, entries.AttemptAborted) for entry in action.entries
+            isinstance(entry, entries.RowAborted) for entry in action.entries
         )
         try:
             self._catalog.submit(action)

@@ -19,7 +19,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
@@ -120,7 +120,7 @@ def _commits(statistics: CommitStatistics) -> Iterator[Family]:
 
 
 def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
-    newest: dict[str, Checkpoint] = {}
+    newest: dict[str, KeptCheckpoint] = {}
     states: Counter[RowState] = Counter()
     for checkpoint in checkpoints.all():
         states[checkpoint.state] += 1

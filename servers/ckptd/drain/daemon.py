@@ -25,7 +25,7 @@ from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
-from ckpt.objects.pace import Pace
+from ckpt.objects.pace import WritePace
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.retry import Patience
 from ckpt.objects.sinks.stores import open_sink
@@ -33,7 +33,7 @@ from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
 from ckptd import config as options
 from ckptd.drain.queue import QueueClient
-from ckptd.drain.watch import BurstWatch, Watch
+from ckptd.drain.watch import BurstWatch, CoordinatorWatch
 from ckptd.drain.worker import Reach, StoreWorker
 from ckptd.log import configure, reporter
 
@@ -149,8 +149,8 @@ def _worker(
     reach: Reach,
     stopped: threading.Event,
 ) -> StoreWorker:
-    watch = Watch(rpc)
-    pace = Pace(config.bandwidth_bytes or None)
+    watch = CoordinatorWatch(rpc)
+    pace = WritePace(config.bandwidth_bytes or None)
     if config.aside:
         pace.is_burst = BurstWatch(watch)
     return StoreWorker(

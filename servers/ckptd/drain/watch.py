@@ -23,7 +23,7 @@ ASIDE_S_MAX: Final = 60.0
 View = TypeVar("View")
 
 
-class Watch:
+class CoordinatorWatch:
     """I ask one coordinator; several threads may use me."""
 
     def __init__(self, rpc: RpcClient) -> None:
@@ -56,7 +56,9 @@ class Watch:
 class BurstWatch:
     """I say whether to stand aside now; asked often, from several threads."""
 
-    def __init__(self, watch: Watch, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, watch: CoordinatorWatch, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._watch = watch
         self._clock = clock
         self._lock = threading.Lock()

@@ -29,7 +29,7 @@ from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus
 from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
-from ckptd.drain.watch import Watch
+from ckptd.drain.watch import CoordinatorWatch
 from ckptd.log import Reporter
 
 TELL_COUNT_MAX: Final = 16
@@ -55,7 +55,7 @@ class StoreWorker:
         self,
         policy: StorePolicy,
         sink: Sink,
-        watch: Watch,
+        watch: CoordinatorWatch,
         queue: QueueClient,
         reach: Reach,
         options: WriteOptions,

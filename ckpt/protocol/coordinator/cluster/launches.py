@@ -35,7 +35,7 @@ LAUNCHES_KEPT = 256
 
 
 @dataclass(slots=True)
-class Member:
+class LaunchedRank:
     """One rank's process in a launch."""
 
     process: str
@@ -117,7 +117,7 @@ class Launch:
     number: LaunchNumber
     key: str | None
     world_size: int
-    members: dict[Rank, Member] = field(default_factory=dict)
+    members: dict[Rank, LaunchedRank] = field(default_factory=dict)
     readers: set[Session] = field(default_factory=set)
     """Of processes that only load, whoever holds their ranks."""
     closed: bool = False
@@ -223,7 +223,7 @@ class Launches:
         self._term = term
         self._counter = 0
         self.runs: dict[RunName, Run] = {}
-        self._by_session: dict[Session, list[Member]] = {}
+        self._by_session: dict[Session, list[LaunchedRank]] = {}
         self._reading: dict[Session, list[Launch]] = {}
 
     def join(
@@ -271,7 +271,7 @@ class Launches:
         """A launch that was joined before this coordinator started."""
         launch = Launch(number, row.key, row.world_size)
         for rank, process in sorted(row.processes.items()):
-            launch.members[rank] = Member(process)
+            launch.members[rank] = LaunchedRank(process)
         self.runs.setdefault(run, Run()).launches[number] = launch
         return launch
 
@@ -453,7 +453,7 @@ class Launches:
         entered = member is None
         if member is None:
             again = message.rank in launch.members
-            member = launch.members[message.rank] = Member(message.process, came_again=again)
+            member = launch.members[message.rank] = LaunchedRank(message.process, came_again=again)
         if entered or message.came_ago_us is not None:
             member.came(now_us - max(0, message.came_ago_us or 0))
         if message.saved_step is not None:

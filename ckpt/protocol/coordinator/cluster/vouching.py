@@ -91,7 +91,7 @@ class Allowance:
         )
 
 
-class Standing(Enum):
+class CatalogStanding(Enum):
     """See the drawing above."""
 
     GATHERING = "gathering"
@@ -164,13 +164,13 @@ class Vouching:
 
         self.reason = image.outdated
         """What proves the catalog old; empty while nothing does."""
-        self.standing = Standing.OLD if image.outdated else Standing.GATHERING
+        self.standing = CatalogStanding.OLD if image.outdated else CatalogStanding.GATHERING
 
     # ----------------------------------------------------------------------- questions
 
     @property
     def serves(self) -> bool:
-        return self.standing is Standing.VOUCHED
+        return self.standing is CatalogStanding.VOUCHED
 
     @property
     def position(self) -> CatalogPosition | None:
@@ -180,9 +180,9 @@ class Vouching:
     def problem(self) -> CkptError | None:
         """Why nobody is served, with what to do."""
         match self.standing:
-            case Standing.VOUCHED:
+            case CatalogStanding.VOUCHED:
                 return None
-            case Standing.OLD:
+            case CatalogStanding.OLD:
                 text = f"the catalog is older than its targets: {self.reason}"
                 return Corrupt(text, hint=f"run: {self.remedy()}")
         here, needed = len(self._vouching()), self._needed(patient=True)
@@ -262,7 +262,7 @@ class Vouching:
         """Whether the answer is that the catalog is old. Not for what a stager asks about a save
         under way: that save may be committed, as the next catalog will know.
         """
-        if self.standing is not Standing.OLD or self.learns_addresses():
+        if self.standing is not CatalogStanding.OLD or self.learns_addresses():
             return False
         match event.message:
             case JoinLaunch(launch=known):
@@ -409,9 +409,9 @@ class Vouching:
             self._born_us = self._desk.now_us
         self._ask_again()
         self._count()
-        if self.standing is Standing.OLD and self._held and not self.learns_addresses():
+        if self.standing is CatalogStanding.OLD and self._held and not self.learns_addresses():
             self._refuse_all()
-        if self.standing is not Standing.GATHERING:
+        if self.standing is not CatalogStanding.GATHERING:
             return
         due = [
             held
@@ -425,19 +425,19 @@ class Vouching:
             self._keep([held for held in self._held if held not in due])
 
     def _count(self) -> None:
-        if self.standing is not Standing.GATHERING:
+        if self.standing is not CatalogStanding.GATHERING:
             return
         if not self._is_enough(set(self._vouching()), patient=self._is_patient()):
             return
-        self.standing, self._has_served = Standing.VOUCHED, True
+        self.standing, self._has_served = CatalogStanding.VOUCHED, True
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
         self._desk.vouched(self._members.term)
         self._desk.tell(CatalogVouched())
 
     def _is_old(self, reason: str) -> None:
-        if self.standing is Standing.OLD:
+        if self.standing is CatalogStanding.OLD:
             return
-        self.standing, self.reason = Standing.OLD, reason
+        self.standing, self.reason = CatalogStanding.OLD, reason
         problem = self.problem()
         assert problem is not None
         self._desk.report("error", problem.message, remedy=self.remedy())

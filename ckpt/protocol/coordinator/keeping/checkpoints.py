@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.keeping.placements import Placement, decode_place
 
 
 @dataclass(slots=True)
-class Checkpoint:
+class KeptCheckpoint:
     """One committed generation."""
 
     info: CommitInfo
@@ -137,23 +137,23 @@ class Checkpoints:
         self._members = members
         self._level = report_level
         #: Each run's checkpoints, kept in (step, generation) order.
-        self._by_run: dict[RunName, dict[CheckpointId, Checkpoint]] = {}
+        self._by_run: dict[RunName, dict[CheckpointId, KeptCheckpoint]] = {}
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
         self._deleted: dict[CheckpointId, bytes] = {}
         #: The columns' redundancy of each, with the version of the map under which it was counted.
         #: Of a checkpoint that is here a target gains or loses columns only with a new version.
         self._counted: dict[CheckpointId, tuple[int, Redundancy]] = {}
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: KeptCheckpoint) -> None:
         self._counted.pop(checkpoint.id, None)
         of_run = self._by_run.setdefault(checkpoint.id.run, {})
         of_run[checkpoint.id] = checkpoint
         self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
 
-    def recover(self, row: CatalogRow, labels: bytes = b"") -> Checkpoint:
+    def recover(self, row: CatalogRow, labels: bytes = b"") -> KeptCheckpoint:
         """A row of the catalog at start, and what is said of it."""
         record = decode_record(row.record)
-        checkpoint = Checkpoint(
+        checkpoint = KeptCheckpoint(
             record.info,
             row.record,
             record.index_targets,
@@ -166,7 +166,7 @@ class Checkpoints:
         self.add(checkpoint)
         return checkpoint
 
-    def forget(self, checkpoint: Checkpoint) -> None:
+    def forget(self, checkpoint: KeptCheckpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
         self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
         self._counted.pop(checkpoint.id, None)
@@ -184,27 +184,27 @@ class Checkpoints:
     def runs(self) -> list[RunName]:
         return sorted(run for run, held in self._by_run.items() if held)
 
-    def get(self, id: CheckpointId) -> Checkpoint | None:
+    def get(self, id: CheckpointId) -> KeptCheckpoint | None:
         return self._by_run.get(id.run, {}).get(id)
 
-    def of_run(self, run: RunName, *states: RowState) -> list[Checkpoint]:
+    def of_run(self, run: RunName, *states: RowState) -> list[KeptCheckpoint]:
         """Checkpoints of a run in these states, oldest first."""
         return [c for c in self._by_run.get(run, {}).values() if c.state in states]
 
-    def of_line(self, run: RunName, *states: RowState) -> list[Checkpoint]:
+    def of_line(self, run: RunName, *states: RowState) -> list[KeptCheckpoint]:
         """The same without what a rollback has set aside: the last one is the newest."""
         return [c for c in self.of_run(run, *states) if not c.is_aside]
 
-    def of_step(self, run: RunName, step: Step, *states: RowState) -> list[Checkpoint]:
+    def of_step(self, run: RunName, step: Step, *states: RowState) -> list[KeptCheckpoint]:
         return [c for c in self.of_run(run, *states) if c.id.step == step]
 
-    def all(self) -> Iterator[Checkpoint]:
+    def all(self) -> Iterator[KeptCheckpoint]:
         for held in self._by_run.values():
             yield from held.values()
 
     # ----------------------------------------------------------------------- what counts now
 
-    def columns_now(self, checkpoint: Checkpoint, rank: Rank) -> list[ColumnNumber]:
+    def columns_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
         """The columns of one payload that can be read at this moment."""
         payload = PayloadId(checkpoint.id, rank)
         return [
@@ -214,12 +214,12 @@ class Checkpoints:
             and self._members.holds(target, ColumnId(payload, ColumnNumber(j)))
         ]
 
-    def homes_of(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+    def homes_of(self, checkpoint: KeptCheckpoint) -> list[KeptCheckpoint]:
         """Its homes that are here, deleted ones too, which stay for it."""
         found = (self.get(home) for home in checkpoint.homes)
         return [home for home in found if home is not None]
 
-    def readable(self, checkpoint: Checkpoint) -> bool:
+    def readable(self, checkpoint: KeptCheckpoint) -> bool:
         """Whether every payload, its homes' too, has k columns, and each index a holder, on live
         targets.
         """
@@ -228,14 +228,14 @@ class Checkpoints:
             return False
         return all(map(self._has_all_bytes, (checkpoint, *homes)))
 
-    def _has_all_bytes(self, checkpoint: Checkpoint) -> bool:
+    def _has_all_bytes(self, checkpoint: KeptCheckpoint) -> bool:
         """Whether what it holds itself can be read."""
         k = checkpoint.code.k
         return all(
             len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
         ) and any(self._is_live(target) for target in checkpoint.index_targets)
 
-    def redundancy(self, checkpoint: Checkpoint) -> Redundancy:
+    def redundancy(self, checkpoint: KeptCheckpoint) -> Redundancy:
         """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
         known = (checkpoint, *self.homes_of(checkpoint))
         found = [self._with_index(one, self._columns_of_map(one)) for one in known]
@@ -247,11 +247,11 @@ class Checkpoints:
             sum(one.columns_missing for one in found),
         )
 
-    def own_redundancy(self, checkpoint: Checkpoint) -> Redundancy:
+    def own_redundancy(self, checkpoint: KeptCheckpoint) -> Redundancy:
         """Of what it holds itself, now: columns, and copies of its index, one of which stays."""
         return self._with_index(checkpoint, self._columns(checkpoint))
 
-    def _with_index(self, checkpoint: Checkpoint, columns: Redundancy) -> Redundancy:
+    def _with_index(self, checkpoint: KeptCheckpoint, columns: Redundancy) -> Redundancy:
         """While the catalog stands, the record is not asked for."""
         copies = self.index_copies(checkpoint)
         spread = {domain_key(one.id, one.domain, self._level) for one in copies}
@@ -261,7 +261,7 @@ class Checkpoints:
             columns.columns_missing,
         )
 
-    def _columns_of_map(self, checkpoint: Checkpoint) -> Redundancy:
+    def _columns_of_map(self, checkpoint: KeptCheckpoint) -> Redundancy:
         """As `_columns`, counted once for each version of the map: whoever watches asks often, and
         of every checkpoint.
         """
@@ -271,7 +271,7 @@ class Checkpoints:
             self._counted[checkpoint.id] = counted
         return counted[1]
 
-    def _columns(self, checkpoint: Checkpoint) -> Redundancy:
+    def _columns(self, checkpoint: KeptCheckpoint) -> Redundancy:
         chances = []
         missing = 0
         for rank, columns in checkpoint.placement.items():
@@ -288,7 +288,7 @@ class Checkpoints:
         domains_left = min((chance.domains for _, chance in chances), default=0)
         return Redundancy(targets, domains_left, missing)
 
-    def documents_missing(self, checkpoint: Checkpoint, counts: DocumentCounts) -> int:
+    def documents_missing(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> int:
         """Copies of index, record and labels, its homes' as well, that are not there now. `counts`
         is `document_counts`: whoever looks at all checkpoints asks each target once.
         """
@@ -311,13 +311,13 @@ class Checkpoints:
             if document.kind in (DocumentKind.RECORD, DocumentKind.LABELS)
         )
 
-    def record_copies(self, checkpoint: Checkpoint) -> list[Target]:
+    def record_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have its commit record; nothing says where else one was put."""
         size = len(checkpoint.record_bytes)
         record = DocumentSummary(DocumentKind.RECORD, checkpoint.id, size)
         return [target for target in self._members.live() if record in target.documents]
 
-    def label_copies(self, checkpoint: Checkpoint) -> list[Target]:
+    def label_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have what is said of it."""
         return [
             target
@@ -326,14 +326,14 @@ class Checkpoints:
             if (document.kind, document.checkpoint) == (DocumentKind.LABELS, checkpoint.id)
         ]
 
-    def index_copies(self, checkpoint: Checkpoint) -> list[Target]:
+    def index_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have its index."""
         index = DocumentSummary(DocumentKind.INDEX, checkpoint.id, checkpoint.index_bytes)
         named = [self._members.targets.get(id) for id in checkpoint.index_targets]
         live = [one for one in named if one is not None and one.state is TargetState.LIVE]
         return [target for target in live if index in target.documents]
 
-    def info_now(self, checkpoint: Checkpoint) -> CommitInfo:
+    def info_now(self, checkpoint: KeptCheckpoint) -> CommitInfo:
         """What may be said of it at this moment: what was lost since the decision is
         not promised (P1).
         """
@@ -358,16 +358,16 @@ class Checkpoints:
             return None
         return replace(decode_record(record).info, targets_survivable=0, domains_survivable=0)
 
-    def unreachable(self, checkpoint: Checkpoint) -> list[TargetId]:
+    def unreachable(self, checkpoint: KeptCheckpoint) -> list[TargetId]:
         """Its targets and its homes' that are not live now, for the error message."""
         return sorted(t for t in self._all_targets(checkpoint) if not self._is_live(t))
 
-    def addresses(self, checkpoint: Checkpoint) -> tuple[TargetAddress, ...]:
+    def addresses(self, checkpoint: KeptCheckpoint) -> tuple[TargetAddress, ...]:
         """Where its live targets, and its homes', are read."""
         members, named = self._members.targets, sorted(self._all_targets(checkpoint))
         return tuple(members[id].where for id in named if self._is_live(id))
 
-    def _all_targets(self, checkpoint: Checkpoint) -> set[TargetId]:
+    def _all_targets(self, checkpoint: KeptCheckpoint) -> set[TargetId]:
         return checkpoint.targets.union(*(home.targets for home in self.homes_of(checkpoint)))
 
     def _is_live(self, id: TargetId) -> bool:

@@ -51,7 +51,7 @@ from ckpt.protocol.coordinator.facts import (
     RunDrained,
     TargetVouched,
 )
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.events import Buffer, Session
@@ -101,7 +101,7 @@ class Deleter:
         #: when that session ends: on a later one the target lists what it holds.
         self._refused: list[tuple[int, Session, Then]] = []
 
-    def recover(self, checkpoint: Checkpoint) -> None:
+    def recover(self, checkpoint: KeptCheckpoint) -> None:
         """Tombstoned before this coordinator started: whether on targets too, nobody knows."""
         self._unspread[checkpoint.id] = []
         self._stalled.add(checkpoint.id)
@@ -173,12 +173,12 @@ class Deleter:
         if doomed:
             self._tombstone(doomed, "expired")
 
-    def evict(self, checkpoint: Checkpoint) -> None:
+    def evict(self, checkpoint: KeptCheckpoint) -> None:
         """It is in an object store, verified, and its space is wanted."""
         assert not checkpoint.pins
         self._tombstone([checkpoint], "evicted: it was drained")
 
-    def _tombstone(self, doomed: list[Checkpoint], reason: str, *waiting: Then) -> None:
+    def _tombstone(self, doomed: list[KeptCheckpoint], reason: str, *waiting: Then) -> None:
         for checkpoint in doomed:
             checkpoint.state, checkpoint.reason = RowState.TOMBSTONED, reason
             self._unspread[checkpoint.id] = list(waiting)
@@ -190,7 +190,7 @@ class Deleter:
         entries = tuple(catalog.CheckpointTombstoned(c.id, reason) for c in doomed)
         self._desk.persist(entries, durable)
 
-    def _spread_tombstone(self, checkpoint: Checkpoint) -> None:
+    def _spread_tombstone(self, checkpoint: KeptCheckpoint) -> None:
         document = encode_tombstone(
             Tombstone(self._cluster, checkpoint.id, self._members.term, checkpoint.reason)
         )
@@ -223,7 +223,7 @@ class Deleter:
         if checkpoint is not None:
             self._may_go(checkpoint)
 
-    def _may_go(self, checkpoint: Checkpoint) -> None:
+    def _may_go(self, checkpoint: KeptCheckpoint) -> None:
         """When it is tombstoned, its columns go, unless somebody needs them still."""
         if checkpoint.pins or checkpoint.id in self._unspread or checkpoint.id in self.gone:
             return

@@ -47,7 +47,7 @@ from ckpt.protocol.coordinator.catalog import (
 )
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import RunDrained
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
@@ -91,7 +91,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Store:
+class ServedStore:
     """One object store and who is at work for it."""
 
     row: StoreRow
@@ -140,15 +140,15 @@ class DrainQueue:
         self._first_version = term << 32
         self._desk = desk
         self._checkpoints = checkpoints
-        self.stores: dict[str, Store] = {
-            url: Store(row, self._first_version + 1) for url, row in sorted(known.items())
+        self.stores: dict[str, ServedStore] = {
+            url: ServedStore(row, self._first_version + 1) for url, row in sorted(known.items())
         }
         self.unreached: dict[str, Unreached] = {}
         """By URL, the one that was reported last at the end."""
 
     # ----------------------------------------------------------------------- questions
 
-    def waiting(self, store: Store) -> list[Committed]:
+    def waiting(self, store: ServedStore) -> list[Committed]:
         """What a store needs and has not, oldest commit first."""
         found: list[Committed] = []
         for run in self._checkpoints.runs():
@@ -253,7 +253,9 @@ class DrainQueue:
         store = self.stores.get(message.url)
         known = store is not None and store.policy == policy
         if store is None:
-            store = self.stores[message.url] = Store(StoreRow(policy), self._first_version + 1)
+            store = self.stores[message.url] = ServedStore(
+                StoreRow(policy), self._first_version + 1
+            )
             self.stores = dict(sorted(self.stores.items()))
         self.unreached.pop(message.url, None)
         store.row.policy, store.conditional = policy, message.conditional
@@ -284,11 +286,11 @@ class DrainQueue:
             del self.unreached[next(iter(self.unreached))]
         self._desk.send(session, request, DrainNoted(LEASE_US))
 
-    def _answer(self, store: Store, session: Session, request: int) -> None:
+    def _answer(self, store: ServedStore, session: Session, request: int) -> None:
         self._desk.send(session, request, DrainNoted(LEASE_US, store.version))
 
     def _note_change(
-        self, store: Store, session: Session, request: int, entry: catalog.CatalogEntry
+        self, store: ServedStore, session: Session, request: int, entry: catalog.CatalogEntry
     ) -> None:
         """It holds something else: who looked before looks again."""
         store.version += 1
@@ -309,7 +311,7 @@ class DrainQueue:
 
         self._desk.persist((entry,), durable)
 
-    def _count(self, store: Store, id: CheckpointId) -> None:
+    def _count(self, store: ServedStore, id: CheckpointId) -> None:
         if not store.holds(id):
             store.drained_count += 1
         store.row.stored.setdefault(id.run, set()).add((id.step, id.generation))
@@ -318,7 +320,7 @@ class DrainQueue:
 
     # ----------------------------------------------------------------------- leases
 
-    def _lease(self, store: Store, name: str) -> CheckpointId | None:
+    def _lease(self, store: ServedStore, name: str) -> CheckpointId | None:
         worker = store.workers[name]
         if worker.checkpoint in store.jobs:
             return worker.checkpoint
@@ -340,13 +342,15 @@ class DrainQueue:
             return id
         return None
 
-    def _job(self, store: Store, id: CheckpointId) -> DrainJob:
+    def _job(self, store: ServedStore, id: CheckpointId) -> DrainJob:
         job = store.jobs.get(id)
         if job is None:
             raise Fenced(f"{id} is not leased", hint="ask for a lease again")
         return job
 
-    def _renew(self, store: Store, session: Session, request: int, message: RenewDrain) -> None:
+    def _renew(
+        self, store: ServedStore, session: Session, request: int, message: RenewDrain
+    ) -> None:
         worker = store.workers[message.worker]
         worker.bytes_per_s = message.bytes_per_s
         if message.checkpoint is not None:
@@ -356,7 +360,7 @@ class DrainQueue:
             job.workers[message.worker] = message.written_bytes
         self._answer(store, session, request)
 
-    def _end(self, store: Store, session: Session, request: int, message: EndDrain) -> None:
+    def _end(self, store: ServedStore, session: Session, request: int, message: EndDrain) -> None:
         job = store.jobs.get(message.checkpoint)
         self._release(store, message.worker)
         if not message.error:
@@ -370,7 +374,9 @@ class DrainQueue:
             )
         self._answer(store, session, request)
 
-    def _drained_now(self, store: Store, session: Session, request: int, id: CheckpointId) -> None:
+    def _drained_now(
+        self, store: ServedStore, session: Session, request: int, id: CheckpointId
+    ) -> None:
         key = id.step, id.generation
         if key in surplus(store.policy, [*store.row.stored.get(id.run, ()), key]):
             # Its own retention takes it away again, or another worker has by now.
@@ -378,17 +384,17 @@ class DrainQueue:
             return
         self._note_change(store, session, request, CheckpointDrained(store.policy.url, id))
 
-    def _heard(self, store: Store, name: str, session: Session) -> None:
+    def _heard(self, store: ServedStore, name: str, session: Session) -> None:
         due_us = self._desk.now_us + LEASE_US
         worker = store.workers.setdefault(name, Worker(session, due_us))
         worker.session, worker.due_us = session, due_us
 
-    def _left(self, store: Store, name: str) -> None:
+    def _left(self, store: ServedStore, name: str) -> None:
         self._release(store, name)
         del store.workers[name]
         self._desk.report("warning", "drain worker is gone", store=store.policy.url, worker=name)
 
-    def _release(self, store: Store, name: str) -> None:
+    def _release(self, store: ServedStore, name: str) -> None:
         """Its lease ends; a job that nobody has any more is forgotten."""
         worker = store.workers[name]
         job = None if worker.checkpoint is None else store.jobs.get(worker.checkpoint)
@@ -404,6 +410,6 @@ class DrainQueue:
         return [_committed(one) for one in {one.id.step: one for one in held}.values()]
 
 
-def _committed(one: Checkpoint) -> Committed:
+def _committed(one: KeptCheckpoint) -> Committed:
     id, info = one.id, one.info
     return Committed(id.run, id.step, id.generation, info.payload_bytes, info.committed_at_s)

@@ -24,7 +24,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.policy import Watermarks
@@ -143,12 +143,12 @@ class Evictor:
             self._desk.report("info", "evicted", checkpoint=str(checkpoint.id))
             self._deleter.evict(checkpoint)
 
-    def _committed(self) -> Iterator[Checkpoint]:
+    def _committed(self) -> Iterator[KeptCheckpoint]:
         return (one for one in self._checkpoints.all() if one.state is RowState.COMMITTED)
 
-    def _evictable(self) -> Iterator[Checkpoint]:
+    def _evictable(self) -> Iterator[KeptCheckpoint]:
         """Oldest commit first."""
-        found: list[Checkpoint] = []
+        found: list[KeptCheckpoint] = []
         for run in self._checkpoints.runs():
             committed = self._checkpoints.of_line(run, RowState.COMMITTED)
             needed = self._queue.needed(run)
@@ -160,7 +160,7 @@ class Evictor:
                     found.append(one)
         yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
 
-    def _payload_on(self, checkpoint: Checkpoint, device: Domain) -> int:
+    def _payload_on(self, checkpoint: KeptCheckpoint, device: Domain) -> int:
         """About so many bytes of its payloads lie there, parity counted."""
         targets = self._members.targets
         ranks = len(checkpoint.placement)

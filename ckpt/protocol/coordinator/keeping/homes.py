@@ -26,8 +26,8 @@ from ckpt.protocol.coordinator.facts import (
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import (
     GONE,
-    Checkpoint,
     Checkpoints,
+    KeptCheckpoint,
     Redundancy,
 )
 
@@ -134,7 +134,7 @@ class Homes:
         ]
 
 
-def _stays(checkpoint: Checkpoint) -> bool:
+def _stays(checkpoint: KeptCheckpoint) -> bool:
     """Whether it has its bytes, and nothing takes them away at this moment."""
     deleted_but_held = checkpoint.state is RowState.TOMBSTONED and bool(checkpoint.users)
     return checkpoint.state is RowState.COMMITTED or deleted_but_held

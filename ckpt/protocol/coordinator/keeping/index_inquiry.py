@@ -26,7 +26,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint
+from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.events import Buffer
 
 
@@ -49,7 +49,7 @@ class IndexInquiry:
         self,
         desk: Desk,
         members: Membership,
-        checkpoint: Checkpoint,
+        checkpoint: KeptCheckpoint,
         done: Callable[[bool, str], None],
     ) -> None:
         record = decode_record(checkpoint.record_bytes)

@@ -35,7 +35,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.desk import Desk, Reply
 from ckpt.protocol.coordinator.facts import CheckpointDoubted
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.index_inquiry import IndexInquiry
 from ckpt.protocol.events import Session
 
@@ -113,7 +113,7 @@ class Judge:
             return DamageJudged(True, f"{payload} is no longer there")
         return None
 
-    def _report_index(self, asker: Asker, checkpoint: Checkpoint) -> None:
+    def _report_index(self, asker: Asker, checkpoint: KeptCheckpoint) -> None:
         if checkpoint.id in self._indexes:
             self._indexes[checkpoint.id].append(asker)
             return
@@ -135,7 +135,9 @@ class Judge:
             for rank in holder.placement:
                 self._suspect_payload(checkpoint, holder, rank)
 
-    def _suspect_payload(self, checkpoint: Checkpoint, holder: Checkpoint, rank: Rank) -> None:
+    def _suspect_payload(
+        self, checkpoint: KeptCheckpoint, holder: KeptCheckpoint, rank: Rank
+    ) -> None:
         payload = PayloadId(holder.id, rank)
         enough = len(self._checkpoints.columns_now(holder, rank)) >= holder.code.k
         boots = self._boots(holder.placement[rank])
@@ -154,7 +156,7 @@ class Judge:
         here = [t.boot for t in named if t is not None and t.state is TargetState.LIVE]
         return tuple(here) if len(here) == len(named) else None
 
-    def _examine(self, inquiry: _Inquiry, checkpoint: Checkpoint) -> None:
+    def _examine(self, inquiry: _Inquiry, checkpoint: KeptCheckpoint) -> None:
         inquiry.open_questions = 1
         for j, id in enumerate(checkpoint.placement[inquiry.payload.rank]):
             column = ColumnId(inquiry.payload, ColumnNumber(j))

@@ -35,7 +35,7 @@ from ckpt.protocol.coordinator.catalog import CheckpointLabeled, LabelsSent, Row
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import RetentionDue
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import copies_of_record, store_document
 from ckpt.protocol.events import Session
 
@@ -45,7 +45,7 @@ class _Change:
     """One that is under way."""
 
     run: RunName
-    wanted: list[tuple[Checkpoint, Labels]]
+    wanted: list[tuple[KeptCheckpoint, Labels]]
     """What shall be said of each."""
     answer: Callable[[CkptError | None], None]
 
@@ -76,7 +76,7 @@ class Labeling:
         #: Runs that may have unsettled checkpoints without a change that is under way.
         self._unsettled: set[RunName] = set()
 
-    def recover(self, checkpoint: Checkpoint) -> None:
+    def recover(self, checkpoint: KeptCheckpoint) -> None:
         """A coordinator before was changing its labels."""
         checkpoint.unsettled = True
         self._unsettled.add(checkpoint.id.run)
@@ -110,7 +110,7 @@ class Labeling:
     def call(
         self,
         run: RunName,
-        names: Sequence[tuple[Checkpoint, tuple[str, ...]]],
+        names: Sequence[tuple[KeptCheckpoint, tuple[str, ...]]],
         answer: Callable[[CkptError | None], None],
     ) -> None:
         """Let these be called so, in this order on their targets, all of them or none. Only when it
@@ -135,7 +135,7 @@ class Labeling:
         else:
             answer(None)
 
-    def _find(self, message: LabelStep) -> Checkpoint:
+    def _find(self, message: LabelStep) -> KeptCheckpoint:
         held = self._checkpoints.of_step(
             message.run, message.step, RowState.COMMITTED, RowState.DAMAGED
         )
@@ -150,8 +150,8 @@ class Labeling:
     # ----------------------------------------------------------------------- what is wanted
 
     def _wanted(
-        self, checkpoint: Checkpoint, message: LabelStep
-    ) -> list[tuple[Checkpoint, Labels]]:
+        self, checkpoint: KeptCheckpoint, message: LabelStep
+    ) -> list[tuple[KeptCheckpoint, Labels]]:
         """The labels that differ from what stands, the one that was asked for first."""
         added = set(message.add)
         before, was_pinned = set(checkpoint.names), checkpoint.is_pinned
@@ -164,7 +164,7 @@ class Labeling:
 
     def _others(
         self, run: RunName, asked: Collection[CheckpointId], added: set[str]
-    ) -> list[tuple[Checkpoint, Labels]]:
+    ) -> list[tuple[KeptCheckpoint, Labels]]:
         """Who loses one of these names; and what is unsettled, as the catalog has it."""
         return [
             (one, self._labels(one, tuple(sorted(set(one.names) - added)), one.is_pinned))
@@ -172,7 +172,7 @@ class Labeling:
             if one.id not in asked and (one.unsettled or added.intersection(one.names))
         ]
 
-    def _labels(self, checkpoint: Checkpoint, names: tuple[str, ...], pinned: bool) -> Labels:
+    def _labels(self, checkpoint: KeptCheckpoint, names: tuple[str, ...], pinned: bool) -> Labels:
         self._counter += 1
         version = Generation(self._members.term, self._counter)
         return Labels(self._cluster, checkpoint.id, version, names, pinned)
@@ -244,5 +244,5 @@ class Labeling:
             self._waiting[change.run] = waiting
 
 
-def _told(checkpoint: Checkpoint) -> StepLabeled:
+def _told(checkpoint: KeptCheckpoint) -> StepLabeled:
     return StepLabeled(checkpoint.id, checkpoint.names, checkpoint.is_pinned)

@@ -29,7 +29,7 @@ from ckpt.plan.retention import Expirable, Verdict, judged
 from ckpt.protocol.coordinator.catalog import RetentionSaid, RowState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import RetentionDue
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.events import Session
 
@@ -119,7 +119,7 @@ class Retaining:
         for run in runs:
             self._desk.tell(RetentionDue(run))
 
-    def expired(self, run: RunName) -> list[Checkpoint]:
+    def expired(self, run: RunName) -> list[KeptCheckpoint]:
         """What is to be deleted now."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
         # Each reader that ends asks: where nothing can go, no step is judged.
@@ -152,7 +152,7 @@ class Retaining:
         return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
 
 
-def _held_text(one: Checkpoint, is_needed: bool) -> str:
+def _held_text(one: KeptCheckpoint, is_needed: bool) -> str:
     """Who holds it, whatever the rules say; empty when nobody does."""
     if not (one.is_kept or one.pins or is_needed):
         return ""
@@ -166,7 +166,7 @@ def _held_text(one: Checkpoint, is_needed: bool) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _of_damaged(one: Checkpoint, again: Checkpoint | None) -> Verdict:
+def _of_damaged(one: KeptCheckpoint, again: KeptCheckpoint | None) -> Verdict:
     """It goes only when its step was saved, or fetched, again."""
     step, generation = one.id.step, one.id.generation
     held = _held_text(one, is_needed=False)

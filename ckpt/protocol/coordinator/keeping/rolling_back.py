@@ -30,7 +30,7 @@ from ckpt.format.documents.labels import NAMES_MAX, aside_name, check_names, is_
 from ckpt.format.messages.asking import RollBack, RolledBack, SetAside
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.events import Session
 
@@ -75,7 +75,7 @@ class RollingBack:
         self._labeling.call(run, [*renamed, (chosen, chosen.names)], answer)
 
     def _names_for(
-        self, run: RunName, fresh: list[Checkpoint]
+        self, run: RunName, fresh: list[KeptCheckpoint]
     ) -> dict[CheckpointId, tuple[str, ...]]:
         """What each is called from now on. Raises Refused for one that has too many names."""
         here = self._checkpoints.of_run(run, *HERE)
@@ -88,7 +88,7 @@ class RollingBack:
             given[one.id] = _with(one, name)
         return given
 
-    def _readable(self, run: RunName, step: Step) -> Checkpoint:
+    def _readable(self, run: RunName, step: Step) -> KeptCheckpoint:
         """The step's newest generation, or why nobody could go on from it."""
         held = self._checkpoints.of_step(run, step, *HERE)
         line = [one for one in held if not one.is_aside]
@@ -121,12 +121,12 @@ class RollingBack:
         return f"its steps: {', '.join(map(str, steps[-STEPS_NAMED_MAX:]))}"
 
 
-def _told(one: Checkpoint, names: tuple[str, ...]) -> SetAside:
+def _told(one: KeptCheckpoint, names: tuple[str, ...]) -> SetAside:
     name = next(name for name in names if is_aside((name,)))
     return SetAside(one.id.step, str(one.id.generation), name)
 
 
-def _with(one: Checkpoint, name: str) -> tuple[str, ...]:
+def _with(one: KeptCheckpoint, name: str) -> tuple[str, ...]:
     if len(one.names) >= NAMES_MAX:
         raise Refused(
             f"{one.id} has {NAMES_MAX} names, one more is not allowed, and sets it aside",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.coordinator.keeping.draining import DrainQueue, Store, Unreached
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue, ServedStore, Unreached
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
 
 UNSERVED_US = 60_000_000
@@ -20,7 +20,7 @@ def _unreached(url: str, one: Unreached) -> StoreStatus:
     return StoreStatus(url, "unreached", workers=(one.worker,), error=one.error)
 
 
-def _status(queue: DrainQueue, store: Store, now_us: int) -> StoreStatus:
+def _status(queue: DrainQueue, store: ServedStore, now_us: int) -> StoreStatus:
     waiting = queue.waiting(store)
     jobs = [job for job in store.jobs.values() if job.workers]
     written = sum(sum(job.workers.values()) for job in jobs)
@@ -53,7 +53,7 @@ def _status(queue: DrainQueue, store: Store, now_us: int) -> StoreStatus:
     )
 
 
-def _state(store: Store, has_backlog: bool, is_draining: bool) -> str:
+def _state(store: ServedStore, has_backlog: bool, is_draining: bool) -> str:
     if is_draining:
         return "draining"
     if store.error:

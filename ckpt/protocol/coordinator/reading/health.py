@@ -21,8 +21,8 @@ from ckpt.protocol.coordinator.cluster.devices import (
     devices_text,
 )
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.cluster.vouching import Standing, Vouching
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding, Vouching
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
@@ -65,7 +65,7 @@ class Health:
         yield from map(_claim_check, self._members.claims())
         yield from map(_device_check, self._members.failing())
         # An old catalog's targets are not counted, and a new one beside them mends nothing.
-        if self._vouching.standing is not Standing.OLD:
+        if self._vouching.standing is not CatalogStanding.OLD:
             yield from self._too_few(down, address)
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
         yield from map(_full_check, full)
@@ -80,11 +80,11 @@ class Health:
         problem = self._vouching.problem()
         if problem is None:
             return
-        if self._vouching.learns_addresses() and self._vouching.standing is Standing.OLD:
+        if self._vouching.learns_addresses() and self._vouching.standing is CatalogStanding.OLD:
             remedy = "wait some seconds until its targets have come, and look again"
             yield check("CATALOG_UNPROVED", problem.message, remedy, "ckpt status")
             return
-        if self._vouching.standing is Standing.OLD:
+        if self._vouching.standing is CatalogStanding.OLD:
             remedy = "make it again from what the targets hold"
             yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
             return
@@ -158,7 +158,7 @@ class Health:
         remedy = f"{OWN_HOLD}; the oldest that is not the newest of its run"
         return remedy, f"ckpt rm {_step(oldest)}"
 
-    def _oldest_on(self, targets: Set[TargetId]) -> Checkpoint | None:
+    def _oldest_on(self, targets: Set[TargetId]) -> KeptCheckpoint | None:
         """The oldest commit there whose removal frees space, and that no restart would want."""
         found = [
             one
@@ -182,8 +182,8 @@ class Health:
             yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {name}")
 
     def _redundancy(self, address: str) -> Iterator[Check]:
-        unreadable: list[Checkpoint] = []
-        degraded: list[Checkpoint] = []
+        unreadable: list[KeptCheckpoint] = []
+        degraded: list[KeptCheckpoint] = []
         columns = documents = 0
         counts = self._checkpoints.document_counts()
         for checkpoint in self._checkpoints.all():
@@ -213,7 +213,7 @@ class Health:
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
 
     def _with_away(
-        self, name: str, text: str, harmed: Sequence[Checkpoint], address: str, remedy: str,
+        self, name: str, text: str, harmed: Sequence[KeptCheckpoint], address: str, remedy: str,
         command: str,
     ) -> Check:  # fmt: skip
         """The advice is to start what is down; where all are up, `remedy` and `command`."""
@@ -227,7 +227,7 @@ class Health:
             return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
 
-    def _lacks_records(self, checkpoint: Checkpoint) -> bool:
+    def _lacks_records(self, checkpoint: KeptCheckpoint) -> bool:
         """Nothing says where they were put: any target that is down may have one."""
         return len(self._checkpoints.record_copies(checkpoint)) < checkpoint.document_copies
 
@@ -292,9 +292,9 @@ def _unsaid_checks(runs: Sequence[RunName]) -> Iterator[Check]:
         yield check("RETENTION_UNSAID", text, remedy, f"ckpt keep {quoted(runs[0])} --none")
 
 
-def _step(checkpoint: Checkpoint) -> str:
+def _step(checkpoint: KeptCheckpoint) -> str:
     return quoted(f"{checkpoint.id.run}@{checkpoint.id.step}")
 
 
-def _some(checkpoints: Sequence[Checkpoint]) -> str:
+def _some(checkpoints: Sequence[KeptCheckpoint]) -> str:
     return ", ".join(str(each.id) for each in checkpoints[-NAMED_MAX:])

@@ -26,7 +26,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
@@ -64,7 +64,7 @@ class Resolver:
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._waiting: list[_Waiting] = []
         #: Which session reads what: each pin stays until the reader is done or its session ends.
-        self._pins: dict[int, tuple[Session, Checkpoint]] = {}
+        self._pins: dict[int, tuple[Session, KeptCheckpoint]] = {}
         self._next_pin = 1
         self.rounds = LaunchRounds(desk, checkpoints, self._new_pin, self._release_if_unpinned)
 
@@ -151,7 +151,7 @@ class Resolver:
         self._note(waiting.message, found, skipped)
         return True
 
-    def _choose(self, waiting: _Waiting) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    def _choose(self, waiting: _Waiting) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
         message = waiting.message
         if message.only is not None:
@@ -174,7 +174,7 @@ class Resolver:
 
     def _the_same(
         self, waiting: _Waiting, only: Generation
-    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """For who goes on reading it."""
         message = waiting.message
         good, skipped = self._candidates(message)
@@ -190,7 +190,7 @@ class Resolver:
 
     def _of_round(
         self, waiting: _Waiting, given: Round
-    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """What other ranks of the launch have, or why this one cannot have it."""
         message = waiting.message
         if given.chosen is not None and self._is_to_be_had(given.chosen, message):
@@ -201,10 +201,10 @@ class Resolver:
             raise self._nothing(message, skipped)  # A store may have it; confirmed as well.
         raise given.mix(good[0].id if good else None)
 
-    def _candidates(self, message: Resolve) -> tuple[list[Checkpoint], tuple[str, ...]]:
+    def _candidates(self, message: Resolve) -> tuple[list[KeptCheckpoint], tuple[str, ...]]:
         """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
         known = self._known(message)
-        good: list[Checkpoint] = []
+        good: list[KeptCheckpoint] = []
         skipped: list[str] = []
         for checkpoint in reversed(known):
             if self._is_to_be_had(checkpoint, message):
@@ -213,7 +213,7 @@ class Resolver:
                 skipped.append(f"{checkpoint.id}: {checkpoint.reason}")
         return good, tuple(skipped)
 
-    def _known(self, message: Resolve) -> list[Checkpoint]:
+    def _known(self, message: Resolve) -> list[KeptCheckpoint]:
         """All that is not deleted, oldest first. What a rollback has set aside is never the newest;
         by its number its step is it only when it was not saved again since.
         """
@@ -225,7 +225,7 @@ class Resolver:
             return known
         return [one for one in known if not one.is_aside] or known
 
-    def _is_to_be_had(self, checkpoint: Checkpoint, message: Resolve) -> bool:
+    def _is_to_be_had(self, checkpoint: KeptCheckpoint, message: Resolve) -> bool:
         """From here as far as is known, or from a store that its reader can read."""
         if checkpoint.state is RowState.DAMAGED:
             return message.stored and bool(self._drains.holding(checkpoint.id))
@@ -257,8 +257,8 @@ class Resolver:
         return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
 
     def _reachable(
-        self, waiting: _Waiting, good: list[Checkpoint], skipped: tuple[str, ...]
-    ) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        self, waiting: _Waiting, good: list[KeptCheckpoint], skipped: tuple[str, ...]
+    ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         if good[0].state is RowState.DAMAGED or self._checkpoints.readable(good[0]):
             return good[0], skipped
         self._desk.tell(CheckpointDoubted(good[0].id))
@@ -395,7 +395,7 @@ class Resolver:
         good, _ = self._candidates(message)
         return bool(good) and good[0].id.generation > given.id.generation
 
-    def _met(self, message: Resolve, chosen: Checkpoint) -> Round | None:
+    def _met(self, message: Resolve, chosen: KeptCheckpoint) -> Round | None:
         """Another generation of the step, which other ranks of the launch have in another way: by
         its number, while this one asks for the newest, or the other way round."""
         launch, step = self._launch_of(message), chosen.id.step
@@ -406,7 +406,7 @@ class Resolver:
         is_another = other is not None and other.id != chosen.id and other.stands
         return other if is_another else None
 
-    def _note(self, message: Resolve, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
+    def _note(self, message: Resolve, chosen: KeptCheckpoint, skipped: tuple[str, ...]) -> None:
         launch = self._launch_of(message)
         if launch is not None and message.rank is not None and message.only is None:
             by_number = message.step is not None
@@ -420,7 +420,7 @@ class Resolver:
         self._next_pin += 1
         return self._next_pin - 1
 
-    def _answer(self, waiting: _Waiting, chosen: Checkpoint, skipped: tuple[str, ...]) -> None:
+    def _answer(self, waiting: _Waiting, chosen: KeptCheckpoint, skipped: tuple[str, ...]) -> None:
         pin = self._new_pin()
         self._pins[pin] = (waiting.session, chosen)
         chosen.pins.add(pin)
@@ -445,14 +445,14 @@ class Resolver:
                 skipped="; ".join(skipped),
             )
 
-    def _stores_to_read(self, chosen: Checkpoint, message: Resolve) -> tuple[str, ...]:
+    def _stores_to_read(self, chosen: KeptCheckpoint, message: Resolve) -> tuple[str, ...]:
         """Object stores to read it from instead of the tier; none when the tier has it."""
         if chosen.state is RowState.DAMAGED:
             return self._drains.holding(chosen.id)
         is_here = self._checkpoints.readable(chosen) and not message.away
         return self._drains.holding(chosen.id) if message.stored and not is_here else ()
 
-    def _away(self, checkpoint: Checkpoint) -> str:
+    def _away(self, checkpoint: KeptCheckpoint) -> str:
         away = ", ".join(self._checkpoints.unreachable(checkpoint))
         return f"targets {away} do not answer" if away else "the reader does not reach its targets"
 
@@ -461,7 +461,7 @@ class Resolver:
         checkpoint.pins.discard(pin)
         self._release_if_unpinned(checkpoint)
 
-    def _release_if_unpinned(self, checkpoint: Checkpoint) -> None:
+    def _release_if_unpinned(self, checkpoint: KeptCheckpoint) -> None:
         if not checkpoint.pins:
             self._desk.tell(CheckpointReleased(checkpoint.id))
 

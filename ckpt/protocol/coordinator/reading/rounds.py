@@ -41,7 +41,7 @@ from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.events import Session
 
 ROUND_HELD_US = 300_000_000
@@ -69,7 +69,7 @@ class Round:
     launch: Launch
     turn: int
     id: CheckpointId
-    chosen: Checkpoint | None
+    chosen: KeptCheckpoint | None
     """None for what was settled before a restart and is deleted."""
     by_number: bool = False
     """It was asked for by its step's number, which has one round at a time."""
@@ -166,7 +166,7 @@ class LaunchRounds:
         desk: Desk,
         checkpoints: Checkpoints,
         new_pin: Callable[[], int],
-        unpinned: Callable[[Checkpoint], None],
+        unpinned: Callable[[KeptCheckpoint], None],
     ) -> None:
         self._desk = desk
         self._checkpoints = checkpoints
@@ -247,7 +247,7 @@ class LaunchRounds:
         launch: Launch,
         turn: int,
         rank: Rank,
-        chosen: Checkpoint,
+        chosen: KeptCheckpoint,
         skipped: tuple[str, ...],
         *,
         by_number: bool,

@@ -140,7 +140,7 @@ class _Group:
         return self.segments.setdefault(span.rank, _Segments()).parts(span.start, span.end)
 
 
-class SharedReads:
+class ReaderGroups:
     """I keep the groups of ranks that read together."""
 
     def __init__(self, desk: Desk) -> None:

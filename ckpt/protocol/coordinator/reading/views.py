@@ -19,7 +19,7 @@ from ckpt.plan.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoint, Checkpoints
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
@@ -235,7 +235,9 @@ class Views:
             ),
         )  # fmt: skip
 
-    def _step_view(self, checkpoint: Checkpoint, newest: bool, documents_missing: int) -> StepView:
+    def _step_view(
+        self, checkpoint: KeptCheckpoint, newest: bool, documents_missing: int
+    ) -> StepView:
         now = self._checkpoints.redundancy(checkpoint)
         info = checkpoint.info
         return StepView(
@@ -275,7 +277,7 @@ class Views:
             metrics=info.metrics,
         )
 
-    def _columns(self, checkpoint: Checkpoint) -> tuple[ColumnsView, ...]:
+    def _columns(self, checkpoint: KeptCheckpoint) -> tuple[ColumnsView, ...]:
         views = []
         for rank, columns in sorted(checkpoint.placement.items()):
             now = set(self._checkpoints.columns_now(checkpoint, rank))
@@ -283,7 +285,7 @@ class Views:
             views.append(ColumnsView(rank, columns, live))
         return tuple(views)
 
-    def _documents(self, checkpoint: Checkpoint) -> tuple[DocumentView, ...]:
+    def _documents(self, checkpoint: KeptCheckpoint) -> tuple[DocumentView, ...]:
         named, wanted = checkpoint.index_targets, checkpoint.document_copies
         having = {target.id for target in self._checkpoints.index_copies(checkpoint)}
         index = DocumentView("index", named, tuple(id in having for id in named), wanted)

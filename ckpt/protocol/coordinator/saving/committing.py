@@ -55,7 +55,7 @@ from ckpt.protocol.coordinator.saving.merging import (
     referring,
     warnings,
 )
-from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.reservations import Reserver
 
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""
@@ -233,7 +233,7 @@ class Committer:
         self._reopening.add(payload.id)
         code = payload.layout.code
         lost = [ColumnNumber(j) for j in range(code.n) if j not in counted]
-        allotment = payload.allotment or Reservations.empty_allotment(payload.layout)
+        allotment = payload.allotment or Reserver.empty_allotment(payload.layout)
         payload.allotment = allotment
         self._reservations.reopen(allotment, {j: payload.proofs[j].target for j in counted})
         found: list[tuple[ColumnNumber, Place]] = []
@@ -471,4 +471,4 @@ class Committer:
             attempt.state = AttemptState.COMMITTED
             self._desk.tell(AttemptRecorded(attempt.checkpoint))
 
-        self._desk.persist((catalog.AttemptCommitted(attempt.checkpoint),), durable)
+        self._desk.persist((catalog.RowCommitted(attempt.checkpoint),), durable)

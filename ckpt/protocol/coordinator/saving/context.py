@@ -10,7 +10,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
-from ckpt.protocol.coordinator.saving.reservations import Reservations
+from ckpt.protocol.coordinator.saving.reservations import Reserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +22,5 @@ class SavingContext:
     members: Membership
     launches: Launches
     book: AttemptBook
-    reservations: Reservations
+    reservations: Reserver
     homes: Homes

@@ -190,7 +190,7 @@ class Ending:
             self._tell_everybody(attempt)
             self._desk.tell(AttemptDropped(attempt.checkpoint))
 
-        entry = catalog.AttemptAborted(attempt.checkpoint, error.code, error.message)
+        entry = catalog.RowAborted(attempt.checkpoint, error.code, error.message)
         self._desk.persist((entry,), durable)
 
     def announce(self, fact: CheckpointCommitted) -> None:

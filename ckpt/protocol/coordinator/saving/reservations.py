@@ -56,7 +56,7 @@ Done = Callable[[Allotment | CkptError], None]
 StandingKey = tuple[RunName, Rank]
 
 
-class Reservations:
+class Reserver:
     """I ask targets for space and keep what stands. My owner says when an allotment is used up."""
 
     def __init__(
