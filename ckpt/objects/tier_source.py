@@ -29,6 +29,7 @@ from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
+from ckpt.protocol.handshake import Caller
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.index_source import IndexUnreadable
 from ckpt.transfer.payload_finder import PayloadFinder
@@ -89,7 +90,7 @@ class TierSource:
         Raises NotFound, Unavailable, Lost, Unauthorized.
         """
         with ExitStack() as held:
-            rpc = RpcClient(address, secret=secret, role=Role.READER, name=name)
+            rpc = RpcClient(address, Caller(secret, Role.READER, name))
             held.callback(rpc.close)
             question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S))
             resolved, bulk = rpc.call(question, timeout_s=timeout_s + ANSWER_SLACK_S)

@@ -36,7 +36,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -98,6 +98,22 @@ class Established:
     """Bulks may be lent to it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who connects, by which secret, and whom it wants: every connection begins with one."""
+
+    secret: bytes = field(repr=False)
+    """The cluster's, SECRET_BYTES_MIN or more."""
+    role: Role
+    name: str
+    """For the server's logs; a target's id."""
+    server_role: Role = Role.COORDINATOR
+    cluster: str = ""
+    """Empty: any that has this secret."""
+    server_name: str = ""
+    """A target's id; empty: whoever answers in that role."""
+
+
 class HandshakeState(Enum):
     """Where a handshake stands."""
 
@@ -115,32 +131,17 @@ class ClientHandshake:
     After I returned a ClientProof, `keys` stand: send the proof, then change to them.
     """
 
-    def __init__(
-        self,
-        *,
-        secret: bytes,
-        role: Role,
-        name: str,
-        server_role: Role,
-        nonce: bytes,
-        cluster: str = "",
-        server_name: str = "",
-    ) -> None:
-        _check_arguments(secret, nonce)
+    def __init__(self, caller: Caller, nonce: bytes) -> None:
+        _check_arguments(caller.secret, nonce)
         self.keys: SessionKeys | None = None
         self.state = HandshakeState.HELLO
-        self._secret = secret
-        self._role = role
-        self._server_role = server_role
+        self._caller = caller
         self._nonce = nonce
-        self._name = name
-        self._cluster = cluster
-        self._server_name = server_name
         self._version = PROTOCOL_VERSION
 
     def hello(self) -> ClientHello:
         """The first frame."""
-        return ClientHello(version=PROTOCOL_VERSION, role=self._role, nonce=self._nonce)
+        return ClientHello(version=PROTOCOL_VERSION, role=self._caller.role, nonce=self._nonce)
 
     def receive(self, message: Message) -> ClientProof | Established:
         """The next step, or an error after which nothing but closing is left."""
@@ -165,31 +166,34 @@ class ClientHandshake:
     def _prove(self, hello: ServerHello) -> ClientProof:
         self._version = _common_version(hello.version)
         _check_nonce(hello.nonce)
+        caller = self._caller
         offer = _offer(
-            PROTOCOL_VERSION, hello.version, self._role, self._server_role, self._nonce, hello.nonce
-        )
-        if not hmac.compare_digest(hello.mac, _mac(self._secret, b"ckpt server", offer)):
+            PROTOCOL_VERSION, hello.version, caller.role, caller.server_role, self._nonce,
+            hello.nonce,
+        )  # fmt: skip
+        if not hmac.compare_digest(hello.mac, _mac(caller.secret, b"ckpt server", offer)):
             raise Unauthorized(
-                f"the {self._server_role.value} there does not know this cluster's secret",
+                f"the {caller.server_role.value} there does not know this cluster's secret",
                 hint="compare the secret files, and that "
-                f"a {self._server_role.value} listens at this address",
+                f"a {caller.server_role.value} listens at this address",
             )
-        claim = _claim(offer, self._name, self._cluster, self._server_name)
-        self.keys = _session_keys(self._secret, claim)
+        claim = _claim(offer, caller.name, caller.cluster, caller.server_name)
+        self.keys = _session_keys(caller.secret, claim)
         return ClientProof(
-            mac=_mac(self._secret, b"ckpt client", claim),
-            name=self._name,
-            cluster=self._cluster,
-            server=self._server_name,
+            mac=_mac(caller.secret, b"ckpt client", claim),
+            name=caller.name,
+            cluster=caller.cluster,
+            server=caller.server_name,
         )
 
     def _accept(self, proof: ServerProof) -> Established:
-        if proof.role is not self._server_role:
-            raise PeerError(f"a {proof.role.value} proved itself as {self._server_role.value}")
-        if self._cluster and proof.cluster != self._cluster:
-            raise Refused(f"the server is of cluster {proof.cluster!r}, not {self._cluster!r}")
-        if self._server_name and proof.name != self._server_name:
-            raise Refused(f"the server is {proof.name!r}, not {self._server_name!r}")
+        caller = self._caller
+        if proof.role is not caller.server_role:
+            raise PeerError(f"a {proof.role.value} proved itself as {caller.server_role.value}")
+        if caller.cluster and proof.cluster != caller.cluster:
+            raise Refused(f"the server is of cluster {proof.cluster!r}, not {caller.cluster!r}")
+        if caller.server_name and proof.name != caller.server_name:
+            raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
             proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
             proof.borrows,

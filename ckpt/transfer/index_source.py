@@ -18,6 +18,7 @@ from ckpt.format.index import IndexReader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.protocol.handshake import Caller
 from ckpt.transfer.target_links import nearest_address
 
 WHOLE_BYTES_MAX: Final = 1 * MiB
@@ -48,12 +49,14 @@ class IndexSource:
         self._clients = {
             target: RpcClient(
                 nearest_address(addresses[target]),
-                secret=secret,
-                role=Role.READER,
-                name=name,
-                server_role=Role.TARGET,
-                cluster=record.cluster,
-                server_name=target,
+                Caller(
+                    secret,
+                    Role.READER,
+                    name,
+                    server_role=Role.TARGET,
+                    cluster=record.cluster,
+                    server_name=target,
+                ),
             )
             for target in record.index_targets
             if target in addresses

@@ -51,6 +51,7 @@ from ckpt.format.messages.reading import (
 )
 from ckpt.format.runs import SpareBuffers
 from ckpt.protocol.events import Report, Ticked
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.reader.events import (
     AskAnswered,
     AskManifest,
@@ -288,12 +289,14 @@ class PayloadReceiver:
     def _dial(self, where: TargetAddress) -> Link:
         return self._loop.connect(
             nearest_address(where),
-            secret=self._options.secret,
-            role=Role.READER,
-            name=self._options.name,
-            server_role=Role.TARGET,
-            cluster=self._options.cluster,
-            server_name=where.target,
+            Caller(
+                self._options.secret,
+                Role.READER,
+                self._options.name,
+                server_role=Role.TARGET,
+                cluster=self._options.cluster,
+                server_name=where.target,
+            ),
             sink=self._sink,
             unchecked=frozenset({RangeData}),
         )

@@ -11,6 +11,7 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.saving import Place
+from ckpt.protocol.handshake import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class TargetLinks:
         if link is None or link.state is LinkState.CLOSED:
             link = self._links[key] = self._loop.connect(
                 self._address(place),
-                secret=self._options.secret,
-                role=Role.STAGER,
-                name=self._options.name,
-                server_role=Role.TARGET,
-                cluster=self._options.cluster,
-                server_name=place.target,
+                Caller(
+                    self._options.secret,
+                    Role.STAGER,
+                    self._options.name,
+                    server_role=Role.TARGET,
+                    cluster=self._options.cluster,
+                    server_name=place.target,
+                ),
             )
         return link
 

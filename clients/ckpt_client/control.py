@@ -32,7 +32,7 @@ from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import AttemptAborted
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.handshake import Established
+from ckpt.protocol.handshake import Caller, Established
 from ckpt_client.environment import process_name
 from ckpt_client.locate import Locator, client_name
 
@@ -262,9 +262,7 @@ class Control:
                 self._rpc,
                 RpcClient(
                     address,
-                    secret=self.secret,
-                    role=self._role,
-                    name=client_name(),
+                    Caller(self.secret, self._role, client_name()),
                     on_push=self._pushed,
                     on_opened=self._join_again,
                 ),

@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import ClientProof, Role
-from ckpt.protocol.handshake import ClientHandshake, Established, Identity
+from ckpt.protocol.handshake import Caller, ClientHandshake, Established, Identity
 from ckpt.testing.network import RecordingHandler
 
 SECRET = b"the cluster's secret, long enough"
@@ -133,11 +133,7 @@ class RawPeer:
         self.writer = FrameWriter()
         self.reader = FrameReader()
         self.handshake = ClientHandshake(
-            secret=secret,
-            role=Role.STAGER,
-            name="raw",
-            server_role=Role.TARGET,
-            nonce=b"r" * 32,
+            Caller(secret, Role.STAGER, "raw", server_role=Role.TARGET), nonce=b"r" * 32
         )
 
     def __enter__(self) -> RawPeer:

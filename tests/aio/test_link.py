@@ -31,6 +31,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
 from ckpt.format.messages.writing import CreditGranted, Fragment
+from ckpt.protocol.handshake import Caller
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
 
 
@@ -65,12 +66,14 @@ def connect(
         address = running
     return loop.connect(
         address,
-        secret=secret,
-        role=Role.STAGER,
-        name="host:1",
-        server_role=server_role,
-        cluster=cluster,
-        server_name=server_name,
+        Caller(
+            secret,
+            Role.STAGER,
+            "host:1",
+            server_role=server_role,
+            cluster=cluster,
+            server_name=server_name,
+        ),
         sink=sink,
         connect_timeout_us=connect_timeout_us,
     )

@@ -19,7 +19,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import ReleasePin
 from ckpt.format.messages.writing import CreditGranted
-from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.handshake import Caller, Established, Identity
 from ckpt.testing.network import Heard
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
 
@@ -35,10 +35,7 @@ def client(
 ) -> RpcClient:
     return RpcClient(
         f"127.0.0.1:{port}",
-        secret=secret,
-        role=Role.READER,
-        name="host:1",
-        cluster="cluster-a",
+        Caller(secret, Role.READER, "host:1", cluster="cluster-a"),
         on_push=on_push,
         on_opened=on_opened,
     )

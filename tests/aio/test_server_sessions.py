@@ -15,6 +15,7 @@ from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.slots import SlotPool
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from ckpt.testing.network import FakeEndpoint, FakeNetwork, RecordingHandler
 from ckpt.testing.session_contract import CLIENT_NAME, SERVER_IDENTITY, SessionContract
 from tests.aio.netkit import SECRET, Waiter
@@ -44,11 +45,8 @@ class RealWorld:
         )
         self.client = Dialer(
             self.at_client,
+            Caller(SECRET, Role.TARGET, CLIENT_NAME, cluster="cluster-a"),
             address=f"unix:{unix}" if unix else f"127.0.0.1:{self.server.port}",
-            secret=SECRET,
-            role=Role.TARGET,
-            name=CLIENT_NAME,
-            cluster="cluster-a",
             backoff_s=(0.001, 0.01),
         )
         self.client.start()

@@ -16,6 +16,7 @@ from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from tests.aio.netkit import SECRET, RawPeer, ServerThread, serving
 from tests.aio.strangers import ASK_S, HELLO, SAYINGS, Crowd, Where, flood
 from tests.waiting import wait_until
@@ -41,7 +42,7 @@ def asks(running: ServerThread, role: Role = Role.READER, timeout_s: float = ASK
 def client_of(running: ServerThread, role: Role) -> RpcClient:
     unix = running.server.unix
     address = f"unix:{unix}" if unix else f"127.0.0.1:{running.server.port}"
-    return RpcClient(address, secret=SECRET, role=role, name="honest", server_role=Role.TARGET)
+    return RpcClient(address, Caller(SECRET, role, "honest", server_role=Role.TARGET))
 
 
 def where(running: ServerThread) -> Where:

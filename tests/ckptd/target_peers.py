@@ -29,7 +29,7 @@ from ckpt.format.messages.targets import (
 )
 from ckpt.format.messages.writing import BeginColumn, ColumnAccepted, ColumnSealed, CreditGranted
 from ckpt.protocol.events import Session
-from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.handshake import Caller, Established, Identity
 from tests.protocol.target_world import Column
 
 SECRET = bytes(range(32))
@@ -114,7 +114,7 @@ class Peer(Mailbox):
     def __init__(self, address: str, role: Role = Role.STAGER, secret: bytes = SECRET) -> None:
         super().__init__()
         self.dialer = Dialer(
-            self, address=address, secret=secret, role=role, name="test", server_role=Role.TARGET
+            self, Caller(secret, role, "test", server_role=Role.TARGET), address=address
         )
         self.dialer.start()
 

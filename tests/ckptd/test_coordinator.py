@@ -20,6 +20,7 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
+from ckpt.protocol.handshake import Caller
 from ckptd.http.client import HttpAsker
 from tests.reference.metrics import not_on_the_page
 
@@ -46,7 +47,7 @@ class Daemon:
         self.ready: dict[str, Any] = json.loads(line) if line else {}
 
     def client(self, secret: bytes = SECRET, role: Role = Role.ADMIN) -> RpcClient:
-        return RpcClient(self.ready["address"], secret=secret, role=role, name="test")
+        return RpcClient(self.ready["address"], Caller(secret, role, "test"))
 
     def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str]:
         """(exit status, stderr)"""

@@ -18,6 +18,7 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Unavailable
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from tests.aio.strangers import Crowd
 from tests.waiting import wait_until
 
@@ -53,7 +54,7 @@ class Daemon:
         return host, int(port)
 
     def client(self, role: Role) -> RpcClient:
-        return RpcClient(self.ready["address"], secret=SECRET, role=role, name="test")
+        return RpcClient(self.ready["address"], Caller(SECRET, role, "test"))
 
     def checks(self) -> dict[str, str]:
         """Name to message; asked as `ckpt status` asks."""

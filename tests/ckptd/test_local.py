@@ -20,6 +20,7 @@ from ckpt.aio.secret import make_secret, read_secret
 from ckpt.base.errors import Refused
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from ckpt_client.local.cluster import is_supervised
 from ckptd.http.client import HttpAsker
 from ckptd.local.cluster_file import ClusterOptions, load_or_create, read_cluster
@@ -58,7 +59,7 @@ class Local:
 
     def client(self) -> RpcClient:
         secret = read_secret(self.directory / "secret")
-        return RpcClient(str(self.ready()["address"]), secret=secret, role=Role.ADMIN, name="test")
+        return RpcClient(str(self.ready()["address"]), Caller(secret, Role.ADMIN, "test"))
 
     def live(self) -> list[str]:
         with self.client() as client:

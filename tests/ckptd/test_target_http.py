@@ -24,7 +24,7 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import VerifyColumn
 from ckpt.format.messages.targets import RenewLease
 from ckpt.format.messages.writing import ColumnSealed
-from ckpt.protocol.handshake import Identity
+from ckpt.protocol.handshake import Caller, Identity
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits, column_name
 from ckpt.protocol.target.disk_events import (
     DiskAction,
@@ -194,10 +194,7 @@ def test_it_is_not_ready_once_it_was_told_to_stop(tmp_path: Path) -> None:
         report = reporter("test")
         shell = relay.shell = TargetShell(machine, disk, report)
         shell.server = server
-        shell.dialer = Dialer(
-            CoordinatorHandler(shell, report, stop.set), address=coordinator.address,
-            secret=SECRET, role=Role.TARGET, name="t1", cluster=CLUSTER,
-        )  # fmt: skip
+        shell.dialer = Dialer(CoordinatorHandler(shell, report, stop.set), Caller(SECRET, Role.TARGET, "t1", cluster=CLUSTER), address=coordinator.address)  # fmt: skip
         reports = TargetReports(disk, stop)
         try:
             shell.start()

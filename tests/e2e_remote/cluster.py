@@ -19,6 +19,7 @@ from ckpt.base.ids import TargetId
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
+from ckpt.protocol.handshake import Caller
 from tests.waiting import ASKED_S, wait_until
 
 HOSTS = 4
@@ -141,7 +142,7 @@ class RemoteCluster:
 
     def client(self, secret: bytes | None = None) -> RpcClient:
         return RpcClient(
-            self.coordinator.address, secret=secret or self.secret, role=Role.ADMIN, name="test"
+            self.coordinator.address, Caller(secret or self.secret, Role.ADMIN, "test")
         )
 
     def live(self) -> set[TargetId]:

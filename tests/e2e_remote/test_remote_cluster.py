@@ -20,6 +20,7 @@ from ckpt.base.ids import RunName, Step
 from ckpt.format.messages.asking import Ask, DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import ListColumns
+from ckpt.protocol.handshake import Caller
 from tests.client.bits import bits_of
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.waiting import wait_until
@@ -132,7 +133,7 @@ def test_without_the_secret_nothing_is_told(
     questions = ((cluster.coordinator.address, Ask("runs")), (target, ListColumns()))
     for address, question in questions:
         with (
-            RpcClient(address, secret=b"x" * 32, role=Role.ADMIN, name="spy") as spy,
+            RpcClient(address, Caller(b"x" * 32, Role.ADMIN, "spy")) as spy,
             pytest.raises(ckpt.Unauthorized),
         ):
             spy.call(question)

@@ -20,6 +20,7 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
+from ckpt.protocol.handshake import Caller
 from ckpt_client.local.processes import end_marked, marked_environment
 from tests.e2e_remote.cluster import Daemon
 from tests.e2e_remote.slowing import Proxy, Victim
@@ -45,9 +46,7 @@ class Cluster:
 
     def live(self) -> set[str]:
         secret = bytes.fromhex((self.directory / "secret").read_text())
-        with RpcClient(
-            self.coordinator.address, secret=secret, role=Role.ADMIN, name="test"
-        ) as client:
+        with RpcClient(self.coordinator.address, Caller(secret, Role.ADMIN, "test")) as client:
             answer, bulk = client.call(Ask("status"), timeout_s=30.0)
         assert isinstance(answer, Answer)
         status = msgspec.json.decode(bytes(bulk), type=StatusView)

@@ -26,6 +26,7 @@ from ckpt.format.messages.hello import (
 )
 from ckpt.protocol.handshake import (
     NAME_BYTES_MAX,
+    Caller,
     ClientHandshake,
     Established,
     HandshakeState,
@@ -40,19 +41,22 @@ TARGET = Identity("cluster-a", Role.TARGET, "t3", BootId(77), Epoch(5))
 def client(
     *,
     secret: bytes = SECRET,
+    name: str = "host:42",
     nonce: bytes = b"c" * 32,
     server_role: Role = Role.TARGET,
     cluster: str = "",
     server_name: str = "",
 ) -> ClientHandshake:
     return ClientHandshake(
-        secret=secret,
-        role=Role.STAGER,
-        name="host:42",
-        server_role=server_role,
+        Caller(
+            secret,
+            Role.STAGER,
+            name,
+            server_role=server_role,
+            cluster=cluster,
+            server_name=server_name,
+        ),
         nonce=nonce,
-        cluster=cluster,
-        server_name=server_name,
     )
 
 
@@ -301,12 +305,12 @@ def test_a_name_without_end_is_not_accepted() -> None:
 
 @pytest.mark.parametrize(("size", "taken"), [(NAME_BYTES_MAX, True), (NAME_BYTES_MAX + 1, False)])
 def test_a_name_is_as_long_as_its_bound_and_no_longer(size: int, taken: bool) -> None:
-    a, b = client(), server()
-    a._name = "é" * (size // 2) + "x" * (size % 2)
+    name = "é" * (size // 2) + "x" * (size % 2)
+    a, b = client(name=name), server()
     if taken:
         shake(a, b)
         assert b.established is not None
-        assert b.established.name == a._name
+        assert b.established.name == name
         return
     proof = a.receive(b.receive(a.hello()))
     assert isinstance(proof, ClientProof)

@@ -22,6 +22,7 @@ from ckpt.base.errors import CkptError, PeerError
 from ckpt.format.messages.asking import Answer as AnswerMessage
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from ckptbench.hosts.words import (
     CLUSTER,
     PORT_DEFAULT,
@@ -60,12 +61,7 @@ class Hosts:
         self._clients = [
             RpcClient(
                 address,
-                secret=secret,
-                role=Role.ADMIN,
-                name="ckptbench",
-                server_role=Role.ADMIN,
-                cluster=CLUSTER,
-                # Its ranks end with the session: an agent that was lost takes the run along.
+                Caller(secret, Role.ADMIN, "ckptbench", server_role=Role.ADMIN, cluster=CLUSTER),
                 lasting=False,
             )
             for address in addresses

@@ -30,9 +30,8 @@ from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
+from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
 
 ATTEMPT_S: Final = 5.0
 """For connecting and the handshake together."""
@@ -49,14 +48,9 @@ class Dialer:
     def __init__(
         self,
         handler: SessionHandler,
+        caller: Caller,
         *,
         address: str,
-        secret: bytes,
-        role: Role,
-        name: str,
-        server_role: Role = Role.COORDINATOR,
-        cluster: str = "",
-        server_name: str = "",
         backoff_s: tuple[float, float] = (0.05, 2.0),
         unchecked: frozenset[type] = frozenset(),
         on_failure: OnFailure | None = None,
@@ -66,12 +60,7 @@ class Dialer:
         """Goes out with every frame; the owner sets it."""
         self._handler = handler
         self._address = parse_address(address)
-        self._secret = secret
-        self._role = role
-        self._name = name
-        self._server_role = server_role
-        self._cluster = cluster
-        self._server_name = server_name
+        self._caller = caller
         self._backoff_s = backoff_s
         self._unchecked = unchecked
         self._on_failure = on_failure
@@ -208,15 +197,7 @@ class Dialer:
         return sock
 
     def _handshake(self) -> ClientHandshake:
-        return ClientHandshake(
-            secret=self._secret,
-            role=self._role,
-            name=self._name,
-            server_role=self._server_role,
-            nonce=os.urandom(NONCE_BYTES),
-            cluster=self._cluster,
-            server_name=self._server_name,
-        )
+        return ClientHandshake(self._caller, os.urandom(NONCE_BYTES))
 
     def _fail(self, channel: Channel, error: CkptError) -> None:
         """The session is over; what remains is done by `_attempt`."""

@@ -37,9 +37,8 @@ from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.handshake import NONCE_BYTES, ClientHandshake, Established
+from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
 
 LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
 CONNECT_TIMEOUT_US: Final = 3 * US_PER_S
@@ -196,13 +195,8 @@ class LinkLoop:
     def connect(
         self,
         address: str,
+        caller: Caller,
         *,
-        secret: bytes,
-        role: Role,
-        name: str,
-        server_role: Role,
-        cluster: str = "",
-        server_name: str = "",
         sink: Sink | None = None,
         unchecked: frozenset[type] = frozenset(),
         connect_timeout_us: int = CONNECT_TIMEOUT_US,
@@ -213,15 +207,7 @@ class LinkLoop:
         resolver, which may block: give numbers where that matters.
         """
         where = parse_address(address)
-        handshake = ClientHandshake(
-            secret=secret,
-            role=role,
-            name=name,
-            server_role=server_role,
-            nonce=os.urandom(NONCE_BYTES),
-            cluster=cluster,
-            server_name=server_name,
-        )
+        handshake = ClientHandshake(caller, os.urandom(NONCE_BYTES))
         link = Link(self, address, now_us() + connect_timeout_us, sink)
         try:
             endpoint = endpoint_by_resolver(where)

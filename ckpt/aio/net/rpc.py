@@ -31,9 +31,9 @@ from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, erro
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Failed
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.handshake import SECRET_BYTES_MIN, Established
+from ckpt.protocol.handshake import SECRET_BYTES_MIN, Caller, Established
 
 BACKOFF_S: Final = (0.02, 1.0)
 """First and longest rest between two attempts."""
@@ -79,31 +79,21 @@ class RpcClient:
     def __init__(
         self,
         address: str,
+        caller: Caller,
         *,
-        secret: bytes,
-        role: Role,
-        name: str,
-        server_role: Role = Role.COORDINATOR,
-        cluster: str = "",
-        server_name: str = "",
         on_push: OnPush | None = None,
         on_opened: OnOpened | None = None,
         lasting: bool = True,
     ) -> None:
         """lasting: a server that is gone may come back, and calls wait for that."""
         parse_address(address)
-        if len(secret) < SECRET_BYTES_MIN:
-            raise Refused(f"a cluster secret of {len(secret)} bytes is too short")
+        if len(caller.secret) < SECRET_BYTES_MIN:
+            raise Refused(f"a cluster secret of {len(caller.secret)} bytes is too short")
         self.address = address
         self.peer: Established | None = None
         """Who answers, while the session stands."""
         self.last_error: CkptError | None = None
-        self._secret = secret
-        self._role = role
-        self._name = name
-        self._server_role = server_role
-        self._cluster = cluster
-        self._server_name = server_name
+        self._caller = caller
         self._on_push = on_push
         self._on_opened = on_opened
         self._lasting = lasting
@@ -243,15 +233,7 @@ class RpcClient:
 
     def _dial(self) -> None:
         if self._link is None and now_us() >= self._dial_at_us:
-            self._link = self._loop.connect(
-                self.address,
-                secret=self._secret,
-                role=self._role,
-                name=self._name,
-                server_role=self._server_role,
-                cluster=self._cluster,
-                server_name=self._server_name,
-            )
+            self._link = self._loop.connect(self.address, self._caller)
 
     def _send(self) -> None:
         """Everything that waits, as far as the session takes it."""

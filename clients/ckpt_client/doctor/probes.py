@@ -19,6 +19,7 @@ from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import CkptError
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from ckpt_client.doctor.findings import TargetReach
 from ckpt_client.locate import client_name
 
@@ -51,12 +52,14 @@ def reach_targets(addresses: Mapping[str, str], secret: bytes, cluster: str) -> 
             try:
                 link = loop.connect(
                     address,
-                    secret=secret,
-                    role=Role.READER,
-                    name=client_name(),
-                    server_role=Role.TARGET,
-                    cluster=cluster,
-                    server_name=id,
+                    Caller(
+                        secret,
+                        Role.READER,
+                        client_name(),
+                        server_role=Role.TARGET,
+                        cluster=cluster,
+                        server_name=id,
+                    ),
                     connect_timeout_us=int(HANDSHAKE_S * US_PER_S),
                 )
             except CkptError as error:

@@ -31,6 +31,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import encode_table
 from ckpt.protocol.events import Received, Send, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
@@ -319,13 +320,7 @@ class FileSender:
             address = self._locator.address()
         except CkptError:
             return [e.DialFailed(now_us())]
-        self._link = self._loop.connect(
-            address,
-            secret=self._secret,
-            role=Role.STAGER,
-            name=client_name(),
-            server_role=Role.COORDINATOR,
-        )
+        self._link = self._loop.connect(address, Caller(self._secret, Role.STAGER, client_name()))
         return []
 
     def _read_coordinator(self) -> None:

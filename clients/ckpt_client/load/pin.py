@@ -29,6 +29,7 @@ from ckpt.format.messages.loading import (
     Resolve,
     Resolved,
 )
+from ckpt.protocol.handshake import Caller
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
@@ -211,10 +212,12 @@ class Pinned:
             counter = weakref.WeakMethod(self._opened)
             self._rpc = RpcClient(
                 address,
-                secret=self.context.secret,
-                role=Role.READER,
-                name=self.context.name,
-                cluster=self.context.cluster,
+                Caller(
+                    self.context.secret,
+                    Role.READER,
+                    self.context.name,
+                    cluster=self.context.cluster,
+                ),
                 on_opened=lambda _peer: _call(counter),
             )
         return self._rpc

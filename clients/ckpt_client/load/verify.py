@@ -30,6 +30,7 @@ from ckpt.format.messages.loading import Resolve, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.keeping.judging import most_bad
+from ckpt.protocol.handshake import Caller
 from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.load.pin import Pinned
@@ -203,9 +204,11 @@ def _judge(m: int, columns: Sequence[ColumnHealth]) -> str:
 def _dial(context: ReaderContext, where: TargetAddress) -> RpcClient:
     return RpcClient(
         nearest_address(where),
-        secret=context.secret,
-        role=Role.READER,
-        name=context.name,
-        server_role=Role.TARGET,
-        server_name=where.target,
+        Caller(
+            context.secret,
+            Role.READER,
+            context.name,
+            server_role=Role.TARGET,
+            server_name=where.target,
+        ),
     )

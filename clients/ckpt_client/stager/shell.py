@@ -33,6 +33,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.plan.references import Move
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.stager.events import (
     AddSpares,
     BoxesFingerprinted,
@@ -388,13 +389,7 @@ class StagerShell:
             self._complain(error)
             gone = bool(self._locator.directory) and not Path(self._locator.directory).is_dir()
             return DialFailed(now_us(), gone)
-        self._link = self._loop.connect(
-            address,
-            secret=secret,
-            role=Role.STAGER,
-            name=client_name(),
-            server_role=Role.COORDINATOR,
-        )
+        self._link = self._loop.connect(address, Caller(secret, Role.STAGER, client_name()))
         return None
 
     def _read_coordinator(self) -> None:

@@ -18,6 +18,7 @@ from ckpt.format.documents.file import DocumentHeader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.messages.targets import ColumnsListed, ListColumns
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.target.directory import identify
 from ckpt.protocol.target.term import TERM_FILE, decode_term
 
@@ -55,7 +56,7 @@ class RunningTarget:
     def __init__(self, address: str, secret: bytes) -> None:
         self.name = address
         self._client = RpcClient(
-            address, secret=secret, role=Role.ADMIN, name="rebuild", server_role=Role.TARGET
+            address, Caller(secret, Role.ADMIN, "rebuild", server_role=Role.TARGET)
         )
 
     def close(self) -> None:

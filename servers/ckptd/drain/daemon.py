@@ -31,8 +31,8 @@ from ckpt.objects.sinks.retry import Patience
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.writer import WriteLimits
 from ckpt.plan.drains import StorePolicy, parse_policies
+from ckpt.protocol.handshake import Caller
 from ckptd import config as options
-from ckptd.drain.queue import QueueClient
 from ckptd.drain.watch import BurstWatch, CoordinatorWatch
 from ckptd.drain.worker import Reach, StoreWorker
 from ckptd.log import configure, reporter
@@ -112,13 +112,13 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
         signal.signal(number, stop)
     name = f"drain {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
     reach = Reach(config.coordinator, secret, name)
-    rpc = RpcClient(config.coordinator, secret=secret, role=Role.DRAIN, name=name)
-    workers = [_worker(config, policy, rpc, reach, stopped) for policy in config.policies]
+    rpc = RpcClient(config.coordinator, Caller(secret, Role.DRAIN, name))
+    workers = [_worker(config, policy, rpc, reach) for policy in config.policies]
     defects: list[BaseException] = []
 
     def serve(worker: StoreWorker) -> None:
         try:
-            worker.run(config.poll_s)
+            worker.run(config.poll_s, stopped)
         except BaseException as error:  # Without this thread nobody serves its store.
             lines = "".join(traceback.format_exception(error))
             report("error", "defect: a store's worker failed", {"traceback": lines})
@@ -142,26 +142,16 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
         )
 
 
-def _worker(
-    config: DrainConfig,
-    policy: StorePolicy,
-    rpc: RpcClient,
-    reach: Reach,
-    stopped: threading.Event,
-) -> StoreWorker:
-    watch = CoordinatorWatch(rpc)
+def _worker(config: DrainConfig, policy: StorePolicy, rpc: RpcClient, reach: Reach) -> StoreWorker:
     pace = WritePace(config.bandwidth_bytes or None)
     if config.aside:
-        pace.is_burst = BurstWatch(watch)
+        pace.is_burst = BurstWatch(CoordinatorWatch(rpc))
     return StoreWorker(
         policy,
         open_sink(policy.url, None, Patience(config.patience_s), policy.checksum),
-        watch,
-        QueueClient(rpc, policy, reach.name),
+        rpc,
         reach,
         WriteOptions(portable=config.portable_dtypes, compression=config.compression),
         WriteLimits(config.threads, config.memory_bytes, pace),
-        reporter("ckptd.drain.daemon"),
-        stopped,
         quiet_s=config.abandon_s,
     )

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from ckpt.aio.clock import draw
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.rests import Rests
@@ -30,7 +31,7 @@ from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus
 from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
 from ckptd.drain.watch import CoordinatorWatch
-from ckptd.log import Reporter
+from ckptd.log import reporter
 
 TELL_COUNT_MAX: Final = 16
 NO_THREAD: Final = "can't start new thread"
@@ -49,34 +50,31 @@ class Reach:
 
 
 class StoreWorker:
-    """I serve one store in my owner's thread: `run` until `stopped` is set."""
+    """I serve one store, in the thread that calls `run`."""
 
     def __init__(
         self,
         policy: StorePolicy,
         sink: Sink,
-        watch: CoordinatorWatch,
-        queue: QueueClient,
+        rpc: RpcClient,
         reach: Reach,
         options: WriteOptions,
         limits: WriteLimits,
-        report: Reporter,
-        stopped: threading.Event,
         *,
         quiet_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`rpc` asks the coordinator that `reach` names. What the tier deleted half drained stays
+        for `quiet_s`: others may still be writing it.
+        """
         self._policy = policy
         self._sink = sink
-        self._watch = watch
-        self._queue = queue
+        self._watch = CoordinatorWatch(rpc)
+        self._queue = QueueClient(rpc, policy, reach.name)
         self._reach = reach
         self._options = options
         self._limits = limits
-        self._report = report
-        self._stopped = stopped
-        self._clock = clock
-        self._leftovers = Leftovers(sink, quiet_s, clock)
+        self._report = reporter("ckptd.drain.daemon")
+        self._leftovers = Leftovers(sink, quiet_s)
         self._is_open = False
         self._in_trouble = False
         #: Runs of whose content in the store the queue has heard, since this process opened it.
@@ -89,25 +87,25 @@ class StoreWorker:
     def url(self) -> str:
         return self._policy.url
 
-    def run(self, poll_s: float) -> None:
-        """Until stopped; what is under way then is left to the next process."""
+    def run(self, poll_s: float, stopped: threading.Event) -> None:
+        """Until `stopped` is set; what is under way then is left to the next process."""
         heartbeat = Heartbeat(self._queue)
-        self._limits.pace.is_stopped = lambda: self._stopped.is_set() or heartbeat.lost.is_set()
+        self._limits.pace.is_stopped = lambda: stopped.is_set() or heartbeat.lost.is_set()
         rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)
         try:
-            while not self._stopped.is_set():
+            while not stopped.is_set():
                 try:
                     with scarcity_is_unavailable():
                         is_busy = self._drain_next(heartbeat)
                     if not is_busy:
-                        self._stopped.wait(poll_s)
+                        stopped.wait(poll_s)
                     rests.begin_again()
                 except CkptError as error:
                     if isinstance(error, NotFound):
                         self._is_open = False  # The coordinator forgot it, or the bucket is gone.
                     self._report("warning", "cannot drain", {"url": self.url, "reason": str(error)})
                     self._tell_trouble(str(error))
-                    self._stopped.wait(rests.next_s())
+                    stopped.wait(rests.next_s())
         finally:
             heartbeat.close()
 
@@ -182,13 +180,13 @@ class StoreWorker:
 
     def _write(self, id: CheckpointId, heartbeat: Heartbeat) -> str:
         """The manifest's digest, when all is in the store."""
-        begun_s = self._clock()
+        begun_s = time.monotonic()
 
         def wrote(byte_count: int) -> None:
             with self._lock:
                 self._written_bytes += byte_count
                 heartbeat.written_bytes += byte_count
-                seconds = self._draining_s + self._clock() - begun_s
+                seconds = self._draining_s + time.monotonic() - begun_s
                 heartbeat.bytes_per_s = self._written_bytes / max(seconds, 1e-3)
 
         parts = SharedParts(self._queue, id, self._limits.pace.is_stopped)
@@ -201,7 +199,7 @@ class StoreWorker:
             marker = write_checkpoint(self._sink, source, self._options, self._limits, wrote, parts)
         finally:
             source.close()
-            self._draining_s += self._clock() - begun_s
+            self._draining_s += time.monotonic() - begun_s
             fields = {"checkpoint": str(id), "bytes": str(heartbeat.written_bytes)}
             self._report("info", "has written its parts", fields)
         return marker.xxh3_128

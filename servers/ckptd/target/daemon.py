@@ -33,7 +33,7 @@ from ckpt.base.units import MiB
 from ckpt.erasure.selftest import self_test
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.writing import Fragment
-from ckpt.protocol.handshake import Identity
+from ckpt.protocol.handshake import Caller, Identity
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.machine import TargetMachine
 from ckptd import config as options
@@ -184,10 +184,7 @@ async def _serve(
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
     coordinator = CoordinatorHandler(shell, report, stop.set)
-    shell.dialer = dialer = Dialer(
-        coordinator, address=config.coordinator, secret=secret, role=Role.TARGET,
-        name=known.target, cluster=known.cluster, on_failure=coordinator.failed,
-    )  # fmt: skip
+    shell.dialer = dialer = Dialer(coordinator, Caller(secret, Role.TARGET, known.target, cluster=known.cluster), address=config.coordinator, on_failure=coordinator.failed)  # fmt: skip
     try:
         shell.start()
         if http:

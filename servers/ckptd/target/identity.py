@@ -23,7 +23,7 @@ from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Session
-from ckpt.protocol.handshake import Established
+from ckpt.protocol.handshake import Caller, Established
 from ckptd.log import Reporter
 
 FILE_NAME = "target.toml"
@@ -148,7 +148,7 @@ class _Learner:
 
 async def _learn_cluster(coordinator: str, secret: bytes, stop: asyncio.Event) -> str | None:
     learner = _Learner()
-    dialer = Dialer(learner, address=coordinator, secret=secret, role=Role.TARGET, name="")
+    dialer = Dialer(learner, Caller(secret, Role.TARGET, ""), address=coordinator)
     dialer.start()
     stopped = asyncio.ensure_future(stop.wait())
     try:

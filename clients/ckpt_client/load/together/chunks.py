@@ -32,6 +32,7 @@ from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import ByteRange, ByteRuns, RangeData, ReadRanges
 from ckpt.objects.reader import StoredCheckpoint
 from ckpt.objects.stored_chunk import StoredChunk
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.runs.spans import covers
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.target_links import nearest_address
@@ -216,12 +217,14 @@ class SharedChunks:
         if where not in self._peers:
             self._peers[where] = RpcClient(
                 nearest_address(where),
-                secret=self._meeting.secret,
-                role=Role.READER,
-                name=self._meeting.name,
-                server_role=Role.TARGET,
-                cluster=self._meeting.cluster,
-                server_name=where.target,
+                Caller(
+                    self._meeting.secret,
+                    Role.READER,
+                    self._meeting.name,
+                    server_role=Role.TARGET,
+                    cluster=self._meeting.cluster,
+                    server_name=where.target,
+                ),
                 lasting=False,
             )
         return self._peers[where]

@@ -16,6 +16,7 @@ from ckpt.base.errors import PeerError
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.sharing import ReadsShared
+from ckpt.protocol.handshake import Caller
 from ckpt_client.load.reader_context import ReaderContext
 
 ANSWER_SLACK_S: Final = 10.0
@@ -49,11 +50,7 @@ def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
     """In a session of its own, which ends with the block."""
     address = context.address()
     with RpcClient(
-        address,
-        secret=context.secret,
-        role=Role.READER,
-        name=context.name,
-        cluster=context.cluster,
+        address, Caller(context.secret, Role.READER, context.name, cluster=context.cluster)
     ) as rpc:
         yield Meeting(
             share=lambda message, bulk: ask_shared(rpc, message, bulk, timeout_s),
