@@ -10,6 +10,8 @@
 #   make test-sim      histories of one subject; crowds; planted bugs; 2,000 seeds of the main campaign
 #                      (make test runs 100), others at each commit: SIM_FIRST=N names the first,
 #                      SIM_SEEDS=10000 tries more
+#   make coverage TESTS=tests/plan   which lines and branches tests reach, by room; of the core in
+#                 about three times its time
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
@@ -34,6 +36,7 @@ FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safeten
 FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
+COVERAGE_READY := $(VENV)/.coverage
 DOCS_READY := $(VENV)/.docs
 WHEEL_READY := $(VENV)/.wheel
 # Microsoft's own emulator of Azure Blob, run by the node of a wheel: no script of a package runs.
@@ -62,7 +65,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-sim mutants check docs bench soak clean
+.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -103,6 +106,17 @@ test-sim: $(READY)
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
+# What runs in processes of its own is found by their data files: all are new.
+coverage: $(COVERAGE_READY)
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
+		--timeout=900 -o faulthandler_timeout=890 \
+		$(if $(filter tests,$(TESTS)),$(APART:%=--ignore=%)) $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet
+	$(BIN)/python -m tests.rooms build/coverage/report.json
+
 # In copies of the tree; what is known lies in .mutants. Without a survivor it ends with 0.
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.campaign $(MUTANTS)
@@ -127,6 +141,10 @@ soak: $(FRAMEWORKS_READY) $(STORES_READY)
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	@touch $(DOCS_READY)
+
+$(COVERAGE_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group coverage
+	@touch $(COVERAGE_READY)
 
 $(WHEEL_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group wheel
