@@ -13,6 +13,7 @@ be the same for all.
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import runpy
@@ -159,6 +160,7 @@ class Server:
             return None
         order = Order(**json.loads(message))
         import_for(Path(order.line[0]))
+        gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork takes one thread along, not {threads}"
         pid = os.fork()
