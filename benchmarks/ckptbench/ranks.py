@@ -27,6 +27,8 @@ ready.
 ANSWER_TIMEOUT_S: Final = 180.0
 END_TIMEOUT_S: Final = 30.0
 READ_BYTES: Final = 65536
+PROGRAM: Final = ("-m", "ckptbench.rank")
+"""What `python -P` runs for each; the rank's plan follows."""
 NOW: Final = "NS"
 """Stands in a line for the common beginning."""
 
@@ -85,8 +87,14 @@ class Ranks:
     """I start them on this host, speak with all at once, and end them."""
 
     def __init__(
-        self, plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
+        self,
+        plans: Sequence[RankPlan],
+        environment: Mapping[str, str],
+        log_directory: Path,
+        *,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
+        self._program = program
         self._environment = dict(environment)
         self._log = log_directory / "ranks.log"
         self._processes: list[Child] = []
@@ -166,7 +174,7 @@ class Ranks:
     def _start(self, plan: RankPlan) -> Child:
         with Path(self._log).open("ab") as log:
             return start_child(
-                ["-m", "ckptbench.rank", msgspec.json.encode(plan).decode()],
+                [*self._program, msgspec.json.encode(plan).decode()],
                 environment=self._environment,
                 stderr=log,
                 hears=True,

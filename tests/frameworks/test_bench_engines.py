@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptbench.commands.run import local_ranks
 from ckptbench.engines import RESHARDS, make_engine
 from ckptbench.engines.base import EnginePlan, Resharding
 from ckptbench.engines.torch_arrays import full_disk_as_oserror
@@ -14,9 +13,9 @@ from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words
 from ckptbench.job.jobs import build_jobs
 from ckptbench.rank import Rank, RankPlan
-from ckptbench.run.session import check_all, run_jobs
-from ckptbench.run.shelf import Context
 from ckptbench.workload import StatePlan
+from tests.frameworks.bench_ranks import run_warm
+from tests.frameworks.warm import Warm
 
 WORDS = Words({}, {})
 
@@ -24,7 +23,7 @@ MODES = ("ckpt_mode", "dcp_mode", "orbax_mode")
 SETTINGS = {"bs": "65536", "direct": "0", "end_fsync": "1", **dict.fromkeys(MODES, "default")}
 
 
-def run(*flags: str) -> list[str]:
+def run(warm: Warm, *flags: str) -> list[str]:
     """Save and load with these flags; the kinds of checkpoints that came back equal."""
     words = ["--numjobs=2", "--size=64k", "--tensor_size=4k-24k", "--dtype=bfloat16", *flags]
     load = "reshard" if "--readers=1" in flags else "load"
@@ -38,8 +37,7 @@ def run(*flags: str) -> list[str]:
     ]
     line = parse_flags([*words, *sections], WORDS)
     jobs = build_jobs([line.sections], line.everywhere)
-    check_all(jobs, isolated=False)
-    found = run_jobs(jobs, Context(False, local_ranks, 1, lambda name, one: None))
+    found = run_warm(warm, jobs)
     assert found.errors == []
     return [one.kind for job in found.jobs for one in job.checkpoints if job.verified]
 
@@ -47,41 +45,43 @@ def run(*flags: str) -> list[str]:
 @pytest.mark.parametrize(
     "engine", ["torch_save", "dcp", "safetensors", "zarr", "orbax", "tensorstore"]
 )
-def test_what_an_engine_saved_is_what_it_loads(tmp_path: Path, engine: str) -> None:
-    assert run(f"--ioengine={engine}", f"--directory={tmp_path}") == ["load"]
+def test_what_an_engine_saved_is_what_it_loads(warm: Warm, tmp_path: Path, engine: str) -> None:
+    assert run(warm, f"--ioengine={engine}", f"--directory={tmp_path}") == ["load"]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", ["tuned", "async", "process"])
-def test_dcp_saves_in_each_of_its_ways(tmp_path: Path, mode: str) -> None:
+def test_dcp_saves_in_each_of_its_ways(warm: Warm, tmp_path: Path, mode: str) -> None:
     flags = ["--ioengine=dcp", f"--dcp_mode={mode}", f"--directory={tmp_path}"]
-    assert run(*flags) == ["load"]
+    assert run(warm, *flags) == ["load"]
 
 
-def test_orbax_saves_without_a_codec(tmp_path: Path) -> None:
-    assert run("--ioengine=orbax", "--orbax_mode=plain", f"--directory={tmp_path}") == ["load"]
+def test_orbax_saves_without_a_codec(warm: Warm, tmp_path: Path) -> None:
+    assert run(warm, "--ioengine=orbax", "--orbax_mode=plain", f"--directory={tmp_path}") == [
+        "load"
+    ]
 
 
-def test_the_tier_saves_and_loads_what_torch_holds(tmp_path: Path) -> None:
+def test_the_tier_saves_and_loads_what_torch_holds(warm: Warm, tmp_path: Path) -> None:
     flags = ["--ckpt_mode=torch", "--code=2+1", "--targets=3", f"--directory={tmp_path}"]
-    assert run(*flags) == ["load"]
-    assert run(*flags, "--readers=1") == ["reshard"]
+    assert run(warm, *flags) == ["load"]
+    assert run(warm, *flags, "--readers=1") == ["reshard"]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["dcp", "safetensors", "zarr"])
-def test_one_reader_takes_what_two_ranks_saved(tmp_path: Path, engine: str) -> None:
+def test_one_reader_takes_what_two_ranks_saved(warm: Warm, tmp_path: Path, engine: str) -> None:
     flags = [f"--ioengine={engine}", f"--directory={tmp_path}", "--readers=1"]
-    assert run(*flags) == ["reshard"]
+    assert run(warm, *flags) == ["reshard"]
 
 
 @pytest.mark.parametrize("engine", ["fsspec", "s3"])
-def test_object_engines_work_on_a_directory_too(tmp_path: Path, engine: str) -> None:
+def test_object_engines_work_on_a_directory_too(warm: Warm, tmp_path: Path, engine: str) -> None:
     place = tmp_path / "store"
     place.mkdir()
     flags = [f"--ioengine={engine}", f"--url=file://{place}", f"--directory={tmp_path}"]
-    assert run(*flags) == ["load"]
-    assert run(*flags, "--readers=1") == ["reshard"]
+    assert run(warm, *flags) == ["load"]
+    assert run(warm, *flags, "--readers=1") == ["reshard"]
     assert [path for path in place.rglob("*") if path.is_file()] == []
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptbench.commands.run import local_ranks
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words, parse_file
 from ckptbench.job.jobs import build_jobs
 from ckptbench.report.text import run_text
-from ckptbench.run.session import check_all, run_jobs
-from ckptbench.run.shelf import Context
+from tests.frameworks.bench_ranks import run_warm
+from tests.frameworks.warm import Warm
 
 JOBS = Path(__file__).resolve().parents[2] / "benchmarks" / "jobs"
 SMALL = (
@@ -47,13 +46,12 @@ SMALL = (
     ],
 )
 def test_all_give_back_what_they_were_given_and_stand_side_by_side(
-    tmp_path: Path, name: str, tables: dict[str, list[str]]
+    warm: Warm, tmp_path: Path, name: str, tables: dict[str, list[str]]
 ) -> None:
     words = Words({"CKPTBENCH_DIR": str(tmp_path)}, {})
     sections = parse_file(name, lambda path: (JOBS / path).read_text(), words)
     jobs = build_jobs([sections], parse_flags(SMALL, words).everywhere)
-    check_all(jobs, isolated=False)
-    found = run_jobs(jobs, Context(False, local_ranks, 1, lambda name, one: None))
+    found = run_warm(warm, jobs)
     assert found.errors == []
     assert all(job.verified for job in found.jobs)
     paced = [job for job in found.jobs if "pace" in job.given]

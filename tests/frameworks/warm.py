@@ -192,7 +192,8 @@ class Server:
 
 def import_for(script: Path) -> None:
     """What the script imports first of all; what cannot be imported is the child's to report."""
-    for node in ast.parse(script.read_text()).body:
+    body = ast.parse(script.read_text()).body
+    for node in [*body, *_only_as_main(body)]:
         with suppress(Exception):
             match node:
                 case ast.Import(names=names):
@@ -203,6 +204,13 @@ def import_for(script: Path) -> None:
     if "torch" in sys.modules:
         for name in LAZY:
             import_module(name)
+
+
+def _only_as_main(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """What stands below `if __name__ == "__main__":`."""
+    for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
+            yield from node.body
 
 
 if __name__ == "__main__":
