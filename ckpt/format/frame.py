@@ -64,7 +64,6 @@ _MAC_BYTES: Final = 16
 _NO_MAC: Final = bytes(_MAC_BYTES)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODERS: Final = {number: msgspec.msgpack.Decoder(cls) for number, cls in MESSAGE_TYPES.items()}
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}
 _HANDSHAKE: Final = frozenset(
     number for number, cls in MESSAGE_TYPES.items() if number < 5 or cls is Failed
@@ -179,7 +178,7 @@ class FrameReader:
         )
         if magic != MAGIC or version != VERSION:
             raise PeerError(f"not a frame of version {VERSION}: it begins with {wire[:5]!r}")
-        if number not in _DECODERS:
+        if number not in MESSAGE_TYPES:
             raise PeerError(f"unknown frame type {number}")
         if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise PeerError(f"frame of {meta_bytes} + {bulk_bytes} bytes is too large")
@@ -230,6 +229,19 @@ class FrameReader:
         wanted: int = getattr(message, "crc", 0) if self._bulk_crc is None else self._bulk_crc
         if crc32(bulk) != wanted:
             raise PeerError(f"bulk of {size} bytes fails its checksum")
+
+
+class _Decoders(dict[int, msgspec.msgpack.Decoder[Message]]):
+    """By message type, each made when its first message comes: a process needs a few of them, and
+    all would be a twentieth of its start.
+    """
+
+    def __missing__(self, number: int) -> msgspec.msgpack.Decoder[Message]:
+        made = self[number] = msgspec.msgpack.Decoder(MESSAGE_TYPES[number])
+        return made
+
+
+_DECODERS: Final = _Decoders()
 
 
 class _Mac:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes

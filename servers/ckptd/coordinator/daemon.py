@@ -19,10 +19,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
+
+from msgspec.structs import replace
 
 from ckpt.aio.catalog import Catalog
 from ckpt.aio.clock import now_us

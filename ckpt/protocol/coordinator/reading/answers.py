@@ -1,18 +1,18 @@
 """The records that people and tools are answered with: `views.py` and `drain_views.py` fill them.
 
 Their fields are the interface; they are added to, never renamed. Nothing of the coordinator is
-imported here: whoever only asks need not load its machines.
+imported here: whoever only asks need not load its machines. (Structs, since every command and every
+trainer makes these classes at its start: as dataclasses they took a sixth of a command's.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from ckpt.format.messages.keeping import Retention
 
 
-@dataclass(frozen=True, slots=True)
-class TargetView:
+class TargetView(Struct, frozen=True):
     """One target as `ckpt status` shows it."""
 
     id: str
@@ -32,12 +32,11 @@ class TargetView:
     """It refuses what it is asked: no new columns go there, while others will do."""
     device_error: str = ""
     """What it refused last, since the target began."""
-    device_errors: dict[str, int] = field(default_factory=dict)
+    device_errors: dict[str, int] = {}
     """How much it refused since then, by kind: write, read, sync, create, space. Empty: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A named health check: what is wrong and what to do."""
 
     name: str
@@ -53,8 +52,7 @@ class Check:
     """Which targets have to be started for it to go."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptView:
+class AttemptView(Struct, frozen=True):
     """A save that has not ended."""
 
     run: str
@@ -69,8 +67,7 @@ class AttemptView:
     """The first of those that are not certified, at most RANKS_NAMED_MAX."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(Struct, frozen=True):
     """One generation as `ckpt ls` shows it. Redundancy is what it is now, not at the write."""
 
     run: str
@@ -109,14 +106,13 @@ class StepView:
     """Nothing deletes it before it is unpinned."""
     gpu_s: float = 0.0
     """What the training paid: `stall_s` once for each rank, as all wait for the slowest."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = {}
     """What its save was given."""
     aside: bool = False
     """A rollback has set it aside: nobody gets it as the newest."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameView:
+class NameView(Struct, frozen=True):
     """A name of a run, and what it names."""
 
     name: str
@@ -126,8 +122,7 @@ class NameView:
     """A rollback has set aside what it names, under this name or another."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictView:
+class VerdictView(Struct, frozen=True):
     """What becomes of one generation, and why."""
 
     step: int
@@ -138,8 +133,7 @@ class VerdictView:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionView:
+class RetentionView(Struct, frozen=True):
     """What stays of a run."""
 
     run: str
@@ -153,8 +147,7 @@ class RetentionView:
     """Ascending."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsView:
+class ColumnsView(Struct, frozen=True):
     """Where the columns of one rank's payload are; `live` says which of them can be read now."""
 
     rank: int
@@ -162,8 +155,7 @@ class ColumnsView:
     live: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentView:
+class DocumentView(Struct, frozen=True):
     """Where the copies of an index or of a commit record are; `live` says which can be read now."""
 
     kind: str
@@ -175,8 +167,7 @@ class DocumentView:
     """How many there should be."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShowView:
+class ShowView(Struct, frozen=True):
     """Everything of one step."""
 
     generations: tuple[StepView, ...]
@@ -186,8 +177,7 @@ class ShowView:
     """Of the newest generation."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
+class RunView(Struct, frozen=True):
     """One run in a line."""
 
     run: str
@@ -197,8 +187,7 @@ class RunView:
     committed_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FilesView:
+class FilesView(Struct, frozen=True):
     """A committed checkpoint of files, the newest generation of its step."""
 
     run: str
@@ -208,8 +197,7 @@ class FilesView:
     committed_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(Struct, frozen=True):
     """A file that is on its targets and waits for the commit of its step."""
 
     name: str
@@ -218,16 +206,14 @@ class MemberView:
     """Hexadecimal."""
 
 
-@dataclass(frozen=True, slots=True)
-class MembersView:
+class MembersView(Struct, frozen=True):
     """The open list of a step; an empty generation when there is none."""
 
     generation: str
     members: tuple[MemberView, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorView:
+class CoordinatorView(Struct, frozen=True):
     """Who answers; its shell says so at start."""
 
     address: str = ""
@@ -236,8 +222,7 @@ class CoordinatorView:
     """HOST:PORT of its page and metrics, as it is bound; empty without one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
+class StoreStatus(Struct, frozen=True):
     """One object store and its backlog."""
 
     url: str
@@ -278,8 +263,7 @@ class StoreStatus:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusView:
+class StatusView(Struct, frozen=True):
     """The one-screen answer."""
 
     cluster: str

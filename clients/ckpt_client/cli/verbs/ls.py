@@ -12,8 +12,9 @@ the targets that are up; 4: one is lost.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import check_run_name

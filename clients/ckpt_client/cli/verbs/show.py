@@ -9,7 +9,8 @@ as a tree, and which ranks saved them; with a pattern ('model/*.weight') only wh
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
