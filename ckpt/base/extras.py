@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Final
 
 from ckpt.base.errors import Refused
@@ -51,10 +52,24 @@ def needing(who: str) -> Iterator[None]:
         extra = EXTRA_OF.get(error.name or "")
         if extra is None or isinstance(error, NotInstalled):
             raise
-        message = f"{who} needs the package {error.name}, which is not installed"
-        missing = NotInstalled(message, hint=install_command(extra))
-        missing.name = error.name
-        raise missing from None
+        raise _missing(who, str(error.name), extra) from None
+
+
+def check_installed(who: str, extra: str) -> None:
+    """Ahead of long work that needs an extra in the end: raises NotInstalled as `needing` does, and
+    imports nothing.
+    """
+    for package, brings_it in EXTRA_OF.items():
+        if brings_it == extra and find_spec(package) is None:
+            raise _missing(who, package, extra)
+
+
+def _missing(who: str, package: str, extra: str) -> NotInstalled:
+    found = NotInstalled(
+        f"{who} needs the package {package}, which is not installed", hint=install_command(extra)
+    )
+    found.name = package
+    return found
 
 
 def install_command(extra: str) -> str:

@@ -63,6 +63,7 @@ def test_a_command_is_told_which_extra_it_needs(
     assert ended.code == 2
     assert wanted(COMMANDS[words]) in ended.err
     assert "Traceback" not in ended.err
+    assert ended.out == "", "it is told before anything is done"
 
 
 def test_json_says_it_as_well(base: Environment, tmp_path: Path) -> None:

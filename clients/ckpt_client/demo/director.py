@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from ckpt.base.extras import check_installed
 from ckpt_client.demo.course import Course, CourseOutcome
 from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
@@ -38,8 +39,10 @@ def run(options: DemoOptions) -> int:
     """Show it all; returns the exit code, 0 only when every check held.
 
     Raises CkptError when a piece does not come up or a rank fails, KeyboardInterrupt after Ctrl-C
-    or SIGTERM; everything that was started has ended by then, and the directory is gone.
+    or SIGTERM; everything that was started has ended by then, and the directory is gone. Without
+    the cluster's packages it raises NotInstalled before it trains.
     """
+    check_installed("ckpt demo", "server")
     begun = time.monotonic()
     screen = open_screen(as_json=options.json)
     try:
