@@ -31,9 +31,10 @@ READY := $(VENV)/.installed
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
 	silero-vad matplotlib torch_checkpointing==0.1.1 orbax-checkpoint==0.12.8 \
-	tensorstore==0.1.86
-# What it requires besides torch is for GPUs, and its local checkpoints do without.
-FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"'
+	tensorstore==0.1.86 tyro spmd_types==0.2.3 torchdata
+# What NVIDIA's requires besides torch is for GPUs, and its local checkpoints do without; what
+# torchtitan requires for data sets and metrics is of no use to its checkpoints.
+FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"' torchtitan==0.3.0
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
 COVERAGE_READY := $(VENV)/.coverage

@@ -31,6 +31,7 @@ ROOMS: Final = {
     "ckpt_torch.transformers": ("huggingface",),
     "ckpt_torch.nvrx": ("nvrx",),
     "ckpt_torch.torch_checkpointing": ("torch-checkpointing",),
+    "ckpt_torch.torchtitan": ("torchtitan",),
     "ckpt_jax": ("jax",),
     "ckptbench": ("bench",),
 }
@@ -114,6 +115,7 @@ def test_every_package_of_an_extra_has_an_error_that_names_the_extra() -> None:
 
 
 def test_all_has_every_extra_but_those_for_the_benchmark_and_for_single_vendors() -> None:
-    apart = declared("bench") | declared("nvrx") | declared("torch-checkpointing")
+    vendors = ("nvrx", "torch-checkpointing", "torchtitan")
+    apart = declared("bench").union(*map(declared, vendors))
     assert declared("all") == set().union(*map(declared, EXTRAS)) - (apart - declared("all"))
     assert declared("server") | declared("zarr") | declared("s3") <= declared("all")

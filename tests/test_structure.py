@@ -118,8 +118,9 @@ def test_a_folder_holds_few_enough_modules_to_be_read_as_a_list() -> None:
 
 
 COLLABORATORS_MAX = 7
-AS_ANOTHER_LIBRARY_HAS_IT = {"ReadFile", "CheckpointManager"}
-"""Constructors that a library of others calls (fsspec), or whose words are its own (Orbax)."""
+AS_ANOTHER_LIBRARY_HAS_IT = {"ReadFile", "CheckpointManager", "CkptManager"}
+"""Constructors that a library of others calls (fsspec, torchtitan), or whose words are its own
+(Orbax)."""
 
 
 def test_a_constructor_takes_few_collaborators() -> None:

@@ -29,6 +29,7 @@ EXTRA_OF: Final = {
     "tensorstore": "bench",
     "torch": "torch",
     "torch_checkpointing": "torch-checkpointing",
+    "torchtitan": "torchtitan",
     "transformers": "huggingface",
     "zarr": "zarr",
 }

@@ -19,6 +19,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
+from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.trees import listed
 from ckpt_client.save.state import AnyArray
@@ -61,13 +62,32 @@ def load(
     with where.store.resolve(
         where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
     ) as checkpoint:
-        found = checkpoint.read(
-            lambda contents: _Reading(contents, who).run(state, strict, allow_pickle)
-        )
+        _read(checkpoint, state, who, strict, allow_pickle)
         step = checkpoint.step
-    refill(state, found.value)
     _give_back(state_dict, state)
     return step
+
+
+def fill(
+    checkpoint: Checkpoint,
+    state_dict: dict[str, object],
+    who: Who,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """`load` of a checkpoint that is resolved, and stays open. Raises what `load` raises."""
+    state = asked(state_dict)
+    _read(checkpoint, state, who, strict=False, allow_pickle=allow_pickle)
+    _give_back(state_dict, state)
+
+
+def _read(
+    checkpoint: Checkpoint, state: dict[str, object], who: Who, strict: bool, allow_pickle: bool
+) -> None:
+    found = checkpoint.read(
+        lambda contents: _Reading(contents, who).run(state, strict, allow_pickle)
+    )
+    refill(state, found.value)
 
 
 def _give_back(state_dict: dict[str, object], state: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ NEEDED: Final = {
     "ckpt_torch.lightning": ("torch", "lightning"),
     "ckpt_torch.nvrx": ("torch", "nvidia_resiliency_ext"),
     "ckpt_torch.torch_checkpointing": ("torch", "torch_checkpointing"),
+    "ckpt_torch.torchtitan": ("torchtitan",),
     "ckpt_torch.transformers": ("torch", "safetensors", "transformers"),
 }
 """Module -> the packages that it imports."""
