@@ -57,7 +57,7 @@ class CkptStager:
         begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)
         with refusing_together(None, who):
-            step = self._writer.step()
+            step = self._writer.step_to_save()
             turn = step.turn(who.rank, who.world_size, begun_s)
         with refusing_together(turn, who):
             nested = _nested(state_dict, self._writer.allow_pickle)

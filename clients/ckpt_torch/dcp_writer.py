@@ -62,6 +62,7 @@ class CkptWriter(StorageWriter):
     check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
     metrics: what is known of the step, as `ckpt_torch.save` takes it; `writer.metrics = {...}`
         before the next one. What is no finite number is refused as its rank stages.
+    overwrite: False refuses, on all ranks, a step that is committed already; True saves it again.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class CkptWriter(StorageWriter):
         allow_pickle: bool = False,
         check_finite: bool = False,
         metrics: Mapping[str, SupportsFloat] | None = None,
+        overwrite: bool = True,
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
@@ -80,6 +82,7 @@ class CkptWriter(StorageWriter):
         self.allow_pickle = allow_pickle
         self.check_finite = check_finite
         self.metrics = metrics
+        self.overwrite = overwrite
         self._save_id = uuid.uuid4().hex
         self._rank = 0
         self._collective = True
@@ -112,7 +115,11 @@ class CkptWriter(StorageWriter):
         self._collective = bool(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is; also an unusable one, which stands for a cached plan."""
+        """As it is; also an unusable one, which stands for a cached plan. Raises Refused for a step
+        that is not to be overwritten.
+        """
+        if not self.overwrite and self._adopted is None:
+            self.step_to_save()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -172,6 +179,18 @@ class CkptWriter(StorageWriter):
     def step(self) -> Step:
         """What this writer's path names."""
         return find_step(self.checkpoint_id, self._store)
+
+    def step_to_save(self) -> Step:
+        """The same. Raises Refused where it is committed already, and `overwrite` is False."""
+        step = self.step()
+        if not self.overwrite and any(
+            commit.step == step.number for commit in step.store.steps(step.run)
+        ):
+            raise Refused(
+                f"{step.run}@{step.number} is committed already, and overwrite=False",
+                hint="save another step, or overwrite=True, which replaces it",
+            )
+        return step
 
     def adopt(self, save: Save) -> None:
         """The next `write_data` finds this staged already, and copies nothing.

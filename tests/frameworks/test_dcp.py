@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -90,6 +92,45 @@ def test_dcp_saves_and_loads_with_another_sharding(cluster: str, ranks: Ranks, h
     expected = ranks.run(2, save_job, cluster, "fsdp", 4, how)[0]
     for found in ranks.run(3, load_job, cluster, "fsdp", 4, how, "fsdp"):
         assert found == expected
+
+
+def saved_again_job(url: str, how: str) -> None:
+    """`overwrite=False` refuses a step that is there, on all ranks, and leaves it as it is."""
+    path, first = f"{url}/dcp-again-{how}/3", {"w": torch.ones(40)}
+    kind = FsspecWriter if how == "url" else CkptWriter
+    writer = kind(path, overwrite=False)
+    match how:
+        case "url":
+            collectives, stager, told = True, None, "overwrite=False|already exists"
+        case "stager":
+            collectives, stager, told = True, CkptStager(writer), "again-stager@3 is committed"
+        case _:
+            collectives, stager, told = how == "sync", None, f"again-{how}@3 is committed"
+
+    def save(state: dict[str, Any]) -> None:
+        if stager is None:
+            dcp.save(state, storage_writer=writer, use_collectives=collectives)
+        else:
+            dcp.async_save(
+                state, storage_writer=writer, async_stager=stager
+            ).upload_completion.result()
+
+    save(first)
+    with pytest.raises((CheckpointException, ckpt.CkptError), match=told):
+        save({"w": torch.zeros(40)})
+    found = {"w": torch.zeros(40)}
+    dcp.load(found, storage_reader=FsspecReader(path) if how == "url" else CkptReader(path))
+    assert found["w"].equal(first["w"])
+    dist.barrier()
+    if how != "url":  # The same ranks go on, and one who may replaces it.
+        dcp.save({"w": torch.zeros(40)}, storage_writer=CkptWriter(path))
+        dcp.load(found, storage_reader=CkptReader(path))
+        assert not found["w"].any()
+
+
+@pytest.mark.parametrize("how", ["sync", "alone", "stager", "url"])
+def test_overwrite_false_refuses_a_step_that_is_there(cluster: str, ranks: Ranks, how: str) -> None:
+    ranks.run(2, saved_again_job, cluster, how)
 
 
 def test_two_dimensional_sharding_goes_through_dcp(cluster: str, ranks: Ranks) -> None:
