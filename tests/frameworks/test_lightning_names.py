@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
-from ckpt_torch.lightning import CkptIO, as_file, load
+from ckpt_torch.lightning import CkptIO, CkptModelCheckpoint, as_file, load
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .*_dataloader' does not have many workers"),
@@ -50,7 +50,7 @@ def fit(io: object, callbacks: list[Callback], epochs: int = 4, **options: objec
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        plugins=[io],
+        plugins=[] if io is None else [io],
         callbacks=callbacks,
         logger=False,
         num_sanity_val_steps=0,
@@ -122,6 +122,38 @@ def test_two_callbacks_a_last_one_and_a_file_by_hand_each_have_their_own(
     io.teardown()
     assert names(run) == {str(tmp_path / "best/val=0.3.ckpt"): 4}
     assert steps(run) == [4]
+
+
+def two_of_one_name(folder: Path) -> list[Callback]:
+    return [
+        CkptModelCheckpoint(folder, "best", monitor="val", save_top_k=2, save_last=True),
+        CkptModelCheckpoint(folder, "best", every_n_epochs=2, save_top_k=-1),
+    ]
+
+
+def test_paths_that_are_taken_get_a_suffix_as_among_files(run: str, tmp_path: Path) -> None:
+    """Of one callback, of another, and of the training before."""
+    for io in (None, CkptIO(run)):
+        folder = tmp_path / ("files" if io is None else "store")
+        for _ in range(2):
+            fit(io, two_of_one_name(folder))
+    files = {
+        path.name: torch.load(path, weights_only=True)["global_step"]
+        for path in (tmp_path / "files").iterdir()
+    }
+    assert {"best-v3.ckpt", "last-v1.ckpt"} <= files.keys()
+    assert {os.path.basename(path): step for path, step in names(run).items()} == files
+
+
+def test_two_callbacks_that_would_share_a_path_are_refused(run: str, tmp_path: Path) -> None:
+    """Lightning's own look among local files alone, and one would delete what the other keeps."""
+    pair = [
+        ModelCheckpoint(tmp_path, monitor="val", save_top_k=1),
+        ModelCheckpoint(tmp_path, save_top_k=-1),
+    ]
+    with pytest.raises(ckpt.Refused, match=r"epoch=0-step=2.ckpt is of two callbacks") as told:
+        fit(CkptIO(run), pair)
+    assert "CkptModelCheckpoint" in str(told.value.hint)
 
 
 def test_a_path_that_was_saved_again_has_what_was_saved_last(run: str) -> None:

@@ -1,6 +1,6 @@
 """Lightning over a store: `CkptIO`, a CheckpointIO; `CkptModelParallelStrategy` for FSDP2 and TP;
-`CkptPreemption` for signals; `CkptMetrics` for what is measured; `load` and `as_file` without a
-Trainer.
+`CkptModelCheckpoint` for paths that are taken; `CkptPreemption` for signals; `CkptMetrics` for what
+is measured; `load` and `as_file` without a Trainer.
 
     io = CkptIO("ckpt://10.0.0.1:7070/gpt")
     Trainer(plugins=[io], ...)                                           single device, DDP
@@ -15,6 +15,7 @@ from ckpt.base.extras import needing
 with needing("ckpt_torch.lightning"):
     from ckpt_torch.lightning.io import CkptIO
     from ckpt_torch.lightning.metrics import CkptMetrics
+    from ckpt_torch.lightning.model_checkpoint import CkptModelCheckpoint
     from ckpt_torch.lightning.plain import as_file, load
     from ckpt_torch.lightning.preemption import CkptPreemption
     from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
@@ -22,6 +23,7 @@ with needing("ckpt_torch.lightning"):
 __all__ = [
     "CkptIO",
     "CkptMetrics",
+    "CkptModelCheckpoint",
     "CkptModelParallelStrategy",
     "CkptPreemption",
     "as_file",

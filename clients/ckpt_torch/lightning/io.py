@@ -37,6 +37,28 @@ def given_with(storage_options: object | None) -> Metrics | None:
     )
 
 
+def _check_is_of_one(name: str, callbacks: object) -> None:
+    """Raises Refused for a path that several ModelCheckpoints have saved to: the top-k of one would
+    delete what another keeps.
+    """
+    states = callbacks.values() if isinstance(callbacks, Mapping) else ()
+    owners = [state for state in states if isinstance(state, Mapping) and _has(state, name)]
+    if len(owners) > 1:
+        raise Refused(
+            f"{name} is of two callbacks, each of which would replace and delete the other's",
+            hint="CkptModelCheckpoint in their places gives the second one -v1, as among files; "
+            "or another filename= or dirpath= for each",
+        )
+
+
+def _has(state: Mapping[str, object], name: str) -> bool:
+    """Whether a ModelCheckpoint's state names the path as one of its own."""
+    kept = state.get("best_k_models")
+    own = [state.get("best_model_path"), state.get("last_model_path")]
+    own += list(kept) if isinstance(kept, Mapping) else []
+    return any(isinstance(path, str) and path and paths.absolute(path) == name for path in own)
+
+
 class CkptIO(CheckpointIO):
     """I keep a trainer's checkpoints as steps of one run, named by Lightning's paths.
 
@@ -106,6 +128,11 @@ class CkptIO(CheckpointIO):
         where = self._where()
         self._paths.remove(where.store, where.run, paths.name_of(path))
 
+    def is_taken(self, path: FilePath) -> bool:
+        """Whether a save of the run has that path, or will have it. Raises Unavailable."""
+        where = self._where()
+        return self._paths.is_taken(where.store, where.run, paths.name_of(path))
+
     def teardown(self) -> None:
         """Wait until everything is committed, named and removed. Raises the first error."""
         self.wait()
@@ -122,7 +149,7 @@ class CkptIO(CheckpointIO):
         metrics: Metrics | None = None,
     ) -> None:
         """Copy what this rank holds; with `no_dist` it is alone. Raises Refused for a path that can
-        be no name, before anything is copied.
+        be no name, or that two callbacks have for theirs, before anything is copied.
 
         metrics: in the place of what CkptMetrics has put into the checkpoint.
         """
@@ -131,6 +158,7 @@ class CkptIO(CheckpointIO):
         step, name = checkpoint.get("global_step"), paths.name_of(path)
         if not isinstance(step, int):
             raise Refused("the checkpoint has no global_step", hint="save through a Trainer")
+        _check_is_of_one(name, checkpoint.get("callbacks"))
         self._paths.wait_named(step)
         future = async_save(
             held,

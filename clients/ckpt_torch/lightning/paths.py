@@ -32,10 +32,13 @@ NAMES_SHOWN_MAX: Final = 8
 
 def name_of(path: FilePath) -> str:
     """The name that a path is: absolute, a URL as it stands. Raises Refused for what is none."""
+    return check_name(absolute(path))
+
+
+def absolute(path: FilePath) -> str:
+    """The same of any path."""
     text = os.fspath(path)
-    if "://" in text:
-        return check_name(text.rstrip("/"))
-    return check_name(os.path.abspath(text))
+    return text.rstrip("/") if "://" in text else os.path.abspath(text)
 
 
 def find(store: Store, run: str, path: FilePath) -> int | str | None:
@@ -79,6 +82,8 @@ class Paths:
         self._pending: list[Future[None]] = []
         #: The steps of saves that may have no name yet, and when they have.
         self._naming: dict[int, Future[None]] = {}
+        #: What a path is once the last that was begun with it is done: taken, or free.
+        self._coming: dict[str, tuple[Future[None], bool]] = {}
 
     def __reduce__(self) -> tuple[type[Paths], tuple[()]]:
         """Who is sent to another process has done nothing there yet."""
@@ -92,6 +97,13 @@ class Paths:
         if naming is not None:
             wait([naming])
 
+    def is_taken(self, store: Store, run: str, path: str) -> bool:
+        """Whether a save has, or will have, this path in the run. Raises Unavailable."""
+        coming = self._coming.get(path)
+        if coming is not None and not coming[0].done():
+            return coming[1]
+        return path in store.names(run)
+
     def name(self, store: Store, path: str, step: int, commit: Future[Commit]) -> None:
         """Once it is committed. A save that fails names nothing: who waits for it hears of it."""
 
@@ -103,13 +115,13 @@ class Paths:
                 store.tag(saved.run, saved.step, path, generation=saved.generation, replace=True)
 
         self._naming = {one: done for one, done in self._naming.items() if not done.done()}
-        self._naming[step] = self._submit(name)
+        self._naming[step] = self._submit(name, path, taken=True)
 
     def remove(self, store: Store, run: str, path: str) -> None:
         """Take the path away, and what it named if nothing else names it."""
-        self._submit(lambda: store.untag(run, path, delete=True))
+        self._submit(lambda: store.untag(run, path, delete=True), path, taken=False)
 
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
+    def _submit(self, work: Callable[[], None], path: str, *, taken: bool) -> Future[None]:
         if self._turns is None:
             self._turns = SimpleQueue()
             # A thread that is waited for would hold the process for as long as a cluster is away.
@@ -117,9 +129,12 @@ class Paths:
             # After the store's own, so that this one runs before it: the last one is the first.
             atexit.register(self._finish)
         self._pending = [one for one in self._pending if not (one.done() and not one.exception())]
-        self._pending.append(Future())
-        self._turns.put((self._pending[-1], work))
-        return self._pending[-1]
+        done: Future[None] = Future()
+        self._pending.append(done)
+        self._coming = {one: turn for one, turn in self._coming.items() if not turn[0].done()}
+        self._coming[path] = done, taken
+        self._turns.put((done, work))
+        return done
 
     def _finish(self) -> None:
         """The interpreter ends, and nobody has waited: as long as the store waits for its saves."""

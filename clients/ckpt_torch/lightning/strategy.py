@@ -24,6 +24,11 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
         super().__init__(save_distributed_checkpoint=True, **options)
         self._io = io
 
+    @property
+    def io(self) -> CkptIO:
+        """What every rank saves through; Lightning's `checkpoint_io` is not asked."""
+        return self._io
+
     def save_checkpoint(
         self,
         checkpoint: dict[str, object],

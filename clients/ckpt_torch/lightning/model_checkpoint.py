@@ -1,0 +1,36 @@
+"""A ModelCheckpoint that looks in the store whether a path is taken."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.strategies import Strategy
+
+from ckpt_torch.lightning.io import CkptIO
+from ckpt_torch.lightning.paths import FilePath
+from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
+
+
+class CkptModelCheckpoint(ModelCheckpoint):
+    """Lightning's own, under CkptIO: a path that another callback, an earlier save or an earlier
+    training of the run has taken gets `-v1`, `-v2`, as among files. Lightning's looks among local
+    files alone, finds none, and saves over it.
+    """
+
+    def file_exists(self, filepath: FilePath, trainer: Trainer) -> bool:
+        """Whether the path is taken; the same on all ranks."""
+        io = _io_of(trainer.strategy)
+        if io is None:
+            return super().file_exists(filepath, trainer)
+        taken = io.is_taken(filepath) if trainer.is_global_zero else False
+        return trainer.strategy.reduce_boolean_decision(taken, all=False)
+
+
+def _io_of(strategy: Strategy) -> CkptIO | None:
+    if isinstance(strategy, CkptModelParallelStrategy):
+        return strategy.io
+    io = strategy.checkpoint_io
+    if isinstance(io, AsyncCheckpointIO):
+        io = io.checkpoint_io
+    return io if isinstance(io, CkptIO) else None
