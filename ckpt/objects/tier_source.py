@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
-from ckpt.base.ids import CheckpointId, Rank, RunName, Step
+from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index_pages import IndexTensor
@@ -84,15 +84,17 @@ class TierSource:
         secret: bytes,
         name: str,
         timeout_s: float = INDEX_TIMEOUT_S,
+        only: Generation | None = None,
     ) -> Self:
-        """Resolve and pin it; without a step the newest.
+        """Resolve and pin it; without a step the newest. With `only` it is that generation of the
+        step or none.
 
         Raises NotFound, Unavailable, Lost, Unauthorized.
         """
         with ExitStack() as held:
             rpc = RpcClient(address, Caller(secret, Role.READER, name))
             held.callback(rpc.close)
-            question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S))
+            question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
             resolved, bulk = rpc.call(question, timeout_s=timeout_s + ANSWER_SLACK_S)
             if not isinstance(resolved, Resolved):
                 raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")

@@ -75,14 +75,16 @@ def untag(control: Control, run: RunName, names: tuple[str, ...], *, delete: boo
                 _delete_nameless(control, run, known[name])
 
 
-def pin(control: Control, run: RunName, step: Step) -> None:
-    """Nothing deletes its newest generation from now on."""
-    _change(control, LabelStep(run, step, pinned=True))
+def pin(control: Control, run: RunName, step: Step, generation: Generation | None = None) -> None:
+    """Nothing deletes that generation, by default its newest, from now on."""
+    _change(control, LabelStep(run, step, generation, pinned=True))
 
 
-def unpin(control: Control, run: RunName, step: Step) -> None:
-    """All its generations. Raises NotFound when there is none."""
-    _change(control, LabelStep(run, step, pinned=False))
+def unpin(control: Control, run: RunName, step: Step, generation: Generation | None = None) -> None:
+    """That generation, by default all. Raises NotFound when there is none."""
+    _change(control, LabelStep(run, step, generation, pinned=False))
+    if generation is not None:
+        return
     for view in _steps.decode(control.ask("steps", run)):
         if view.step == step and view.pinned:
             generation = Generation.parse(view.generation)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from signal import SIGKILL
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +90,48 @@ def test_rules_take_nothing_that_is_aside_and_count_none_of_it(store: Store) -> 
     assert (value_of(store, "aside-300"), value_of(store, "aside-400")) == (300, 400)
     reasons = {one.step: one.reason for one in store.kept(RUN).steps}
     assert reasons[400] == "called 'aside-400'"
+
+
+def test_commands_take_the_name_of_a_save_whose_step_was_saved_again(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    store.rollback(RUN, 200)
+    earlier, later = f"{RUN}@aside-300", f"{RUN}@300"
+    save(store, 300, 301)
+
+    def ask(*line: str) -> Any:
+        return run(*line, "--json", "--store", url).document()
+
+    seen = {name: ask("show", name)["generations"] for name in (earlier, later)}
+    assert [one["generation"] for one in seen[earlier]] == [
+        one["generation"] for one in reversed(seen[later])
+    ]
+    aside, newest = seen[earlier][-1], seen[later][-1]
+    assert (aside["names"], newest["newest"]) == (["aside-300"], True)
+    shown = run("show", earlier, "--store", url).out
+    assert f"generation    {aside['generation']}" in shown
+    assert f"later generation {newest['generation']}: committed" in shown
+    for name, value, generation in ((earlier, 300, aside), (later, 301, newest)):
+        assert ask("cat", f"{name}/a")["values"] == [value] * 5
+        assert ask("show", name, "--tensors")["checkpoint"].endswith(generation["generation"])
+        verified = json.loads(run("verify", name, "--json", "--store", url).out.splitlines()[-1])
+        assert (verified["generation"], verified["state"]) == (generation["generation"], "healthy")
+        file = tmp_path / f"{value}.npz"
+        ask("export", name, str(file), "--format", "npz")
+        assert np.load(file)["a"].tolist() == [value] * 5
+    assert [one["name"] for one in ask("diff", earlier, later)["tensors"]] == ["a"]
+    ask("pin", earlier)
+    ask("tag", earlier, "spike")
+    held = {one["generation"]: one for one in ask("show", later)["generations"]}
+    assert held[aside["generation"]]["pinned"]
+    assert not held[newest["generation"]]["pinned"]
+    assert value_of(store, "spike") == 300
+    ask("unpin", earlier)
+    assert not any(one["pinned"] for one in ask("show", later)["generations"])
+    refused = run("rollback", earlier, "--store", url)
+    assert refused.code == 2
+    assert "'aside-300' names an earlier save of step 300" in refused.err
+    assert run("show", f"{RUN}@none", "--store", url).code == 10
 
 
 def test_commands_set_aside_show_and_bring_back(store: Store, url: str) -> None:

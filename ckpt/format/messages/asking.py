@@ -15,6 +15,8 @@ class Ask(Struct, frozen=True, gc=False):
     `members`."""
     run: RunName | None = None
     step: Step | None = None
+    generation: Generation | None = None
+    """`show` alone; None: the newest of the step."""
 
 
 class Answer(Struct, frozen=True, gc=False):

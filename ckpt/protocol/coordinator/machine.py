@@ -327,7 +327,7 @@ class CoordinatorMachine:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
     def _answer(self, session: Session, request: int, message: Ask) -> None:
-        answer = self.views.answer(message.what, message.run, message.step)
+        answer = self.views.answer(message.what, message.run, message.step, message.generation)
         self._desk.send(session, request, Answer(), answer)
 
     def _keep(self, session: Session, request: int, message: KeepSteps) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
-from ckpt.base.ids import RunName, Step, TargetId, check_run_name, check_step
+from ckpt.base.ids import Generation, RunName, Step, TargetId, check_run_name, check_step
 from ckpt.format.documents.labels import check_name
 from ckpt.format.messages.asking import (
     Answer,
@@ -135,26 +135,30 @@ class Conversation:
             raise NotFound(f"there is no checkpoint of run {run!r}", hint="see ckpt ls")
         return Step(next((view.step for view in steps if view.newest), steps[-1].step))
 
-    def which(self, run: RunName, step: Step | str | None) -> tuple[RunName, Step]:
-        """What `parse_which` has read stands for. Raises NotFound, and Refused for a name whose
-        step was saved again: its number is another checkpoint.
+    def which(
+        self, run: RunName, step: Step | str | None
+    ) -> tuple[RunName, Step, Generation | None]:
+        """What `parse_which` has read stands for: by a name the generation that has it, else the
+        step's newest (None). Raises NotFound.
         """
         if step is None:
-            return run, self.newest(run)
+            return run, self.newest(run), None
         if isinstance(step, int):
-            return run, step
-        number, generation = labels.named(self.control, run, step)
-        same = [view for view in self.steps(run) if view.step == number]
-        if same and same[-1].generation != str(generation):
-            raise Refused(
-                f"{step!r} names an earlier save of step {number} ({generation}), "
-                f"which was saved again ({same[-1].generation})",
-                hint=f'load("{run}", "{step}") has it; {run}@{number} is the later one',
-            )
-        return run, number
+            return run, step, None
+        return run, *labels.named(self.control, run, step)
 
-    def show(self, run: RunName, step: Step) -> ShowView:
-        return self._ask(ShowView, "show", run, step)
+    def show(self, run: RunName, step: Step, generation: Generation | None = None) -> ShowView:
+        """Raises NotFound; Refused by a coordinator of an earlier version, which tells of the
+        newest generation alone.
+        """
+        view = self._ask(ShowView, "show", run, step, generation)
+        shown = view.generations[-1].generation
+        if generation is not None and shown != str(generation):
+            raise Refused(
+                f"the coordinator tells of {run}@{step}#{shown} alone, not of {generation}",
+                hint="it is of an earlier version: restart it with this one",
+            )
+        return view
 
     def delete(self, run: RunName, step: Step) -> StepDeleted:
         """Bytes that are freed, and that stay for later steps. Raises NotFound."""
@@ -179,9 +183,14 @@ class Conversation:
         return answer
 
     def _ask(
-        self, kind: type[View], what: str, run: RunName | None = None, step: Step | None = None
+        self,
+        kind: type[View],
+        what: str,
+        run: RunName | None = None,
+        step: Step | None = None,
+        generation: Generation | None = None,
     ) -> View:
-        message = Ask(what, run, step)
+        message = Ask(what, run, step, generation)
         _, bulk = self.control.call(message, Answer, timeout_s=self.timeout_s)
         return msgspec.json.decode(bulk, type=kind)
 

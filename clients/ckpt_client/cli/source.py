@@ -32,11 +32,12 @@ def opened_source(
 
     wanted = parse_which(checkpoint)
     with conversation(arguments, output) as talk:
-        run_name, step = talk.which(*wanted)
+        run_name, step, only = talk.which(*wanted)
         secret, address = talk.control.secret, talk.address
         source = TierSource.open(
-            address, run_name, step, secret=secret, name=client_name(), timeout_s=talk.timeout_s
-        )
+            address, run_name, step,
+            secret=secret, name=client_name(), timeout_s=talk.timeout_s, only=only,
+        )  # fmt: skip
         try:
             yield source
         finally:

@@ -17,6 +17,7 @@ from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     ColumnNumber,
+    Generation,
     Home,
     PayloadId,
     RunName,
@@ -90,12 +91,18 @@ _ORDER: Final = ("healthy", "degraded", "unknown", "lost")
 
 
 def verify(
-    context: ReaderContext, run: RunName, step: Step, *, timeout_s: float = 10.0
+    context: ReaderContext,
+    run: RunName,
+    step: Step,
+    *,
+    timeout_s: float = 10.0,
+    only: Generation | None = None,
 ) -> VerifyReport:
-    """Verify the newest generation of a step and the payloads of its homes that it refers to, all
-    targets at once. Raises NotFound, Unavailable, Lost."""
+    """Verify a generation of a step, the newest or `only` that one, and the payloads of its homes
+    that it refers to, all targets at once. Raises NotFound, Unavailable, Lost."""
     begun_s = time.monotonic()
-    pinned = Pinned(context, Resolve(run, step, timeout_us=int(timeout_s * US_PER_S)), timeout_s)
+    question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
+    pinned = Pinned(context, question, timeout_s)
     try:
         checkpoint = pinned.record.info.checkpoint
         payloads = _payloads(checkpoint, pinned.finder, refers=bool(pinned.record.info.homes))

@@ -171,10 +171,11 @@ class ShowView(Struct, frozen=True):
     """Everything of one step."""
 
     generations: tuple[StepView, ...]
+    """Ascending; the one that was asked for is the last, also where it is not the newest."""
     columns: tuple[ColumnsView, ...]
-    """Of the newest generation."""
+    """Of the last generation."""
     documents: tuple[DocumentView, ...] = ()
-    """Of the newest generation."""
+    """Of the last generation."""
 
 
 class RunView(Struct, frozen=True):

@@ -10,7 +10,7 @@ from itertools import islice
 import msgspec
 
 from ckpt.base.errors import NotFound, Refused
-from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
@@ -84,7 +84,13 @@ class Views:
         """The object stores, and how far they are."""
         return store_statuses(self._drains, self._desk.now_us)
 
-    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+    def answer(
+        self,
+        what: str,
+        run: RunName | None,
+        step: Step | None,
+        generation: Generation | None = None,
+    ) -> bytes:
         """The JSON for a question.
 
         Raises Refused for an unknown one, NotFound for an unknown run or step. While nobody is
@@ -104,7 +110,7 @@ class Views:
             case "steps" if run is not None:
                 view = self.steps(run)
             case "show" if run is not None and step is not None:
-                view = self.show(run, step)
+                view = self.show(run, step, generation)
             case "names" if run is not None:
                 view = self.names(run)
             case "retention" if run is not None:
@@ -154,12 +160,17 @@ class Views:
             for c in held
         )
 
-    def show(self, run: RunName, step: Step) -> ShowView:
+    def show(self, run: RunName, step: Step, generation: Generation | None = None) -> ShowView:
+        """Raises NotFound."""
         held = self._checkpoints.of_step(run, step, RowState.COMMITTED, RowState.DAMAGED)
-        if not held:
-            raise NotFound(f"{run}@{step} has no committed checkpoint", hint="see ckpt ls")
-        views = tuple(view for view in self.steps(run) if view.step == step)
-        return ShowView(views, self._columns(held[-1]), self._documents(held[-1]))
+        wanted = [one for one in held if generation in (None, one.id.generation)]
+        if not wanted:
+            which = f"{run}@{step}" if generation is None else f"{run}@{step}#{generation}"
+            raise NotFound(f"{which} has no committed checkpoint", hint="see ckpt ls")
+        shown = str(wanted[-1].id.generation)
+        views = [view for view in self.steps(run) if view.step == step]
+        views.sort(key=lambda view: view.generation == shown)
+        return ShowView(tuple(views), self._columns(wanted[-1]), self._documents(wanted[-1]))
 
     def names(self, run: RunName) -> tuple[NameView, ...]:
         """All names of a run, in their order; none for a run that nobody knows."""

@@ -33,7 +33,7 @@ BINS_MAX: Final = 1000
 BAR_COLUMNS: Final = 40
 WHOLE_BYTES_MAX: Final = 64 * MiB
 """What is shown without --stats."""
-_PLACE: Final = re.compile(r"(?P<checkpoint>.+?@[0-9]+)/(?P<name>.+)", re.DOTALL)
+_PLACE: Final = re.compile(r"(?P<checkpoint>.+?@[^/@]+)/(?P<name>.+)", re.DOTALL)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

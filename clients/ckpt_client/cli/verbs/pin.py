@@ -1,8 +1,8 @@
 """Keep a checkpoint, or let it go again: what is pinned is neither expired, evicted nor deleted.
 
-The newest generation of the step is pinned; a later save of the same step leaves it
-where it is. `ckpt unpin` unpins them all. What has a name (`ckpt tag`) is kept
-likewise, but may be deleted by hand.
+The newest generation of the step is pinned, or the one that has the name; a later
+save of the same step leaves it where it is. `ckpt unpin RUN@STEP` unpins them all.
+What has a name (`ckpt tag`) is kept likewise, but may be deleted by hand.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     pinned: bool = arguments.verb == "pin"
     wanted = parse_which(arguments.checkpoint)
     with conversation(arguments, output) as talk:
-        run_name, step = talk.which(*wanted)
+        run_name, step, generation = talk.which(*wanted)
         change = labels.pin if pinned else labels.unpin
-        change(talk.control, run_name, step)
+        change(talk.control, run_name, step, generation)
     output.document({"run": run_name, "step": step, "pinned": pinned})
     end = "stays until it is unpinned" if pinned else "is pinned no more"
     output.line(f"{run_name}@{step} {end}")

@@ -17,7 +17,7 @@ import argparse
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt_client import labels
-from ckpt_client.cli.cluster import conversation, parse_which
+from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         hint = f"ckpt rollback {run_name}@STEP; its steps: ckpt ls {run_name}"
         raise Refused(f"{arguments.checkpoint!r} names no step", hint=hint)
     with conversation(arguments, output) as talk:
-        step = talk.which(run_name, which)[1]
+        step = _in_line(talk, run_name, which)
         saving = [view.step for view in talk.status().attempts if view.run == run_name]
         with output.waiting(f"setting aside what came after {run_name}@{step}"):
             aside = labels.roll_back(talk.control, run_name, step, dry_run=dry_run)
@@ -55,6 +55,20 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if aside and not dry_run:
         output.line(f"to bring one back: ckpt tag {run_name} {aside[-1].name} --remove")
     return ExitCode.OK
+
+
+def _in_line(talk: Conversation, run_name: RunName, which: Step | str) -> Step:
+    """Raises Refused for a name whose step was saved again: its number is another checkpoint."""
+    _, step, generation = talk.which(run_name, which)
+    same = [view.generation for view in talk.steps(run_name) if view.step == step]
+    if generation is not None and same and same[-1] != str(generation):
+        raise Refused(
+            f"{which!r} names an earlier save of step {step} ({generation}), which was saved again "
+            f"({same[-1]})",
+            hint=f"{run_name}@{step} is the later one; ckpt tag {run_name} aside-{step} --remove "
+            "brings an earlier one back that was set aside",
+        )
+    return step
 
 
 def _kept_text(count: int, *, dry_run: bool) -> str:

@@ -12,6 +12,7 @@ import argparse
 
 from msgspec.structs import replace
 
+from ckpt.base.ids import Generation
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
     ColumnsView,
@@ -43,13 +44,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         view = talk.show(*talk.which(*wanted))
     view = replace(view, generations=tuple(map(as_shown, view.generations)))
     output.document(view)
-    newest = view.generations[-1]
-    _print_generation(newest, output)
+    shown = view.generations[-1]
+    _print_generation(shown, output)
     for document in view.documents:
         output.line(_document_text(document))
-    for older in view.generations[:-1]:
+    for other in view.generations[:-1]:
+        is_older = Generation.parse(other.generation) < Generation.parse(shown.generation)
         output.line(
-            f"older generation {older.generation}: {older.state}, {format_bytes(older.bytes)}"
+            f"{'older' if is_older else 'later'} generation {other.generation}: {other.state}, "
+            f"{format_bytes(other.bytes)}"
         )
     output.line()
     _print_columns(view.columns, output)

@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         hint = f"ckpt tag {run_name}@STEP {' '.join(names)}"
         raise Refused(f"{arguments.checkpoint!r} names no step", hint=hint)
     with conversation(arguments, output) as talk:
-        step = None if which is None else talk.which(run_name, which)[1]
+        step, generation = (None, None) if which is None else talk.which(run_name, which)[1:]
         if arguments.remove:
             _check_are_of(step, names, labels.names_of(talk.control, run_name))
             labels.untag(talk.control, run_name, names)
         elif names and step is not None:
-            labels.tag(talk.control, run_name, step, names)
+            labels.tag(talk.control, run_name, step, names, generation)
         known = labels.names_of(talk.control, run_name).values()
     found = [view for view in known if names or step in (None, view.step)]
     output.document({"run": run_name, "names": found})

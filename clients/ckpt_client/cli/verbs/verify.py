@@ -40,15 +40,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
     wanted = parse_which(arguments.checkpoint)
     with conversation(arguments, output) as talk:
-        run_name, step = talk.which(*wanted)
+        run_name, step, only = talk.which(*wanted)
         control = talk.control
-        size = sum(view.bytes for view in talk.steps(run_name) if view.step == step)
+        size = sum(
+            view.bytes
+            for view in talk.steps(run_name)
+            if view.step == step and (only is None or view.generation == str(only))
+        )
         context = ReaderContext(
             control.locator.address, control.secret, control.cluster, client_name()
         )
         output.record("progress", {"run": run_name, "step": step, "payload_bytes": size})
         with output.waiting(f"verifying {run_name}@{step}"):
-            report = verify(context, run_name, step, timeout_s=arguments.timeout)
+            report = verify(context, run_name, step, timeout_s=arguments.timeout, only=only)
     code, tone = _ENDS[report.state]
     output.record("summary", _summary(report))
     _print(report, tone, output)
