@@ -194,7 +194,11 @@ def test_it_is_not_ready_once_it_was_told_to_stop(tmp_path: Path) -> None:
         report = reporter("test")
         shell = relay.shell = TargetShell(machine, disk, report)
         shell.server = server
-        shell.dialer = Dialer(CoordinatorHandler(shell, report, stop.set), Caller(SECRET, Role.TARGET, "t1", cluster=CLUSTER), address=coordinator.address)  # fmt: skip
+        shell.dialer = Dialer(
+            CoordinatorHandler(shell, report, stop.set),
+            Caller(SECRET, Role.TARGET, "t1", cluster=CLUSTER),
+            address=coordinator.address,
+        )
         reports = TargetReports(disk, stop)
         try:
             shell.start()

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_a_defect_of_a_worker_ends_the_process(
 ) -> None:
     """With nobody to serve its store it would look alive for ever."""
 
-    def run(_worker: StoreWorker, _poll_s: float) -> None:
+    def run(_worker: StoreWorker, _poll_s: float, _stopped: threading.Event) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(StoreWorker, "run", run)
