@@ -184,7 +184,10 @@ async def _serve(
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
     coordinator = CoordinatorHandler(shell, report, stop.set)
-    shell.dialer = dialer = Dialer(coordinator, Caller(secret, Role.TARGET, known.target, cluster=known.cluster), address=config.coordinator, on_failure=coordinator.failed)  # fmt: skip
+    caller = Caller(secret, Role.TARGET, known.target, cluster=known.cluster)
+    shell.dialer = dialer = Dialer(
+        coordinator, caller, address=config.coordinator, on_failure=coordinator.failed
+    )
     try:
         shell.start()
         if http:
