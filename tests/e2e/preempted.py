@@ -73,6 +73,11 @@ def ends(process: subprocess.Popen[str], code: int = 0) -> list[int]:
     """The steps that its ranks have ended at, with the state of that step."""
     out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == code, out
+    return steps_said(out)
+
+
+def steps_said(out: str) -> list[int]:
+    """The steps at which ranks with this output have ended, each with the state of its step."""
     found = re.findall(r"^ended at (\d+) (\d+)$", out, re.MULTILINE)
     assert all(step == state for step, state in found), out
     return [int(step) for step, _ in found]
