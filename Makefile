@@ -28,6 +28,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+NATIVE := $(wildcard ckpt/native/source/*)
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
 	silero-vad matplotlib torch_checkpointing==0.1.1 orbax-checkpoint==0.12.8 \
@@ -136,7 +137,7 @@ bench: $(READY)
 	$(BIN)/ckptbench burst
 	$(BIN)/ckptbench restore
 
-soak: $(FRAMEWORKS_READY) $(STORES_READY)
+soak: $(FRAMEWORKS_READY) $(STORES_READY) $(WHEEL_READY)
 	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
 
 $(DOCS_READY): $(READY)
@@ -174,7 +175,7 @@ $(STORES_READY): $(READY)
 	[ $$all = no ] || touch $(STORES_READY)
 
 # A venv without pip is a half-made one: it is made again.
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=..." >&2; exit 1; }
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"

@@ -10,18 +10,18 @@ import os
 from pathlib import Path
 
 WRONG_ISAL = """
-import ctypes
-from ckpt.erasure import native
+from ckpt.native import calls
 
-right = native.IsalTransform.__call__
-
-
-def wrong(self, length, inputs, outputs, /):
-    right(self, length, inputs, outputs)
-    ctypes.c_ubyte.from_address(outputs[0]).value ^= 1
+right = calls.transform
 
 
-native.IsalTransform.__call__ = wrong
+def wrong(tables, inputs, outputs, **options):
+    crcs = right(tables, inputs, outputs, **options)
+    outputs[0][0] ^= 1
+    return crcs
+
+
+calls.transform = wrong
 """
 """A machine whose erasure code flips one bit of whatever it computes."""
 

@@ -38,6 +38,10 @@ ROOMS: Final = {
 """Module, or room of modules -> the extras that its user has. All others have the base."""
 BY_URL: Final = {"adlfs", "gcsfs", "s3fs"}
 """What fsspec imports for us."""
+FOR_ITS_FILES: Final = {"pyeclib"}
+"""Its wheel carries ISA-L, which we load by its path."""
+BY_BUILD: Final = "ckpt/native/source/"
+"""Runs when a wheel is built, with what the build system brings; it is not installed."""
 BY_TESTS: Final = {"ckpt.testing"}
 """Contract suites, for those who have pytest."""
 
@@ -82,7 +86,9 @@ def room_of(module: str, rooms: set[str]) -> str:
 PACKAGED: Final = [
     source
     for source in sources()
-    if not source.is_test and not room_of(module_of(source), BY_TESTS)
+    if not source.is_test
+    and not source.path.startswith(BY_BUILD)
+    and not room_of(module_of(source), BY_TESTS)
 ]
 
 
@@ -98,9 +104,15 @@ def test_a_module_imports_what_the_base_or_its_room_s_extra_brings() -> None:
 
 
 def test_nothing_is_required_that_nobody_imports() -> None:
-    used = {distribution(name) for source in PACKAGED for name in imported(source)} | BY_URL
+    used = {distribution(name) for source in PACKAGED for name in imported(source)}
     required = set(map(distribution, BASE)).union(*map(declared, EXTRAS))
-    assert required - used == set()
+    assert required - used == BY_URL | FOR_ITS_FILES
+
+
+def test_what_builds_a_wheel_imports_what_the_build_system_brings() -> None:
+    brought = set(map(distribution, PYPROJECT["build-system"]["requires"]))
+    builders = [source for source in sources() if source.path.startswith(BY_BUILD)]
+    assert {name for source in builders for name in imported(source)} == brought
 
 
 @pytest.mark.parametrize(("package", "extra"), sorted(EXTRA_OF.items()))

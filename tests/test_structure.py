@@ -32,7 +32,9 @@ def test_every_module_is_used_by_another() -> None:
     by_tests = set().union(*(_modules_named(source) for source in sources() if source.is_test))
     by_code = set().union(*(_modules_named(source) for source in sources() if not source.is_test))
     by_code |= set().union(*(_modules_named(example) for example in examples()))
-    by_code |= set(re.findall(r'"([\w.]+):\w+"', (ROOT / "pyproject.toml").read_text()))
+    project = (ROOT / "pyproject.toml").read_text()
+    by_code |= set(re.findall(r'"([\w.]+):\w+"', project))
+    by_code |= {path.replace("/", ".") for path in re.findall(r'path = "([\w/]+)\.py"', project)}
     unused = [
         source.path
         for source in sources()

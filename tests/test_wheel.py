@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -21,8 +22,10 @@ SHELVES = {"ckpt": ROOT, "servers": ROOT / "servers", "clients": ROOT / "clients
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     """The wheel of this tree, built once with the backend that is installed here."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True, capture_output=True, timeout=100)
+    # Without a compiler here the build fetches one for itself.
+    ours = ["--no-isolation"] if any(map(shutil.which, ("cc", "gcc", "clang"))) else []
+    command = [sys.executable, "-m", "build", "--wheel", *ours, "--outdir", folder, ROOT]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
     (path,) = folder.glob("*.whl")
     return zipfile.Path(path)
 
@@ -51,6 +54,7 @@ def test_every_file_of_every_package_is_in_the_wheel(wheel: zipfile.Path) -> Non
 
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for folder in SHELVES for path in (ROOT / folder).rglob("*.py")}
+    folders.remove(ROOT / "ckpt" / "native" / "source")  # Built into the wheel, and not installed.
     assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
 
 

@@ -129,7 +129,7 @@ class Assembly:
         self._scratch: dict[tuple[int, int], Bytes] = {}
         #: Short ranges by stripe, in the order in which they came, until they are copied.
         self._frames: dict[int, list[_Frame]] = {}
-        #: (stripe, column) -> start of a received range in the cell -> (end, checksum).
+        #: (stripe, column) -> start of a range in the cell -> (end, checksum), received or decoded.
         self._crcs: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
     def is_direct(self, stripe: int, column: int) -> bool:
@@ -215,7 +215,8 @@ class Assembly:
         for part in parts:
             present = {j: self._home(stripe, j)[part.start : part.end] for j in part.sources}
             wanted = {j: self._home(stripe, j)[part.start : part.end] for j in part.wanted}
-            codec.reconstruct(present, wanted)
+            for column, crc in codec.reconstruct(present, wanted).items():
+                self._crcs.setdefault((stripe, column), {})[part.start] = part.end, crc
 
     # ----------------------------------------------------------------------- inside
 
@@ -242,15 +243,15 @@ class Assembly:
 
     def _received_right(self, stripe: int, column: int) -> bool:
         assert self.manifest is not None, "PayloadReader waits for it"
-        crc = self._received_crc(stripe, column)
+        crc = self._crc_of(stripe, column)
         return self._checks.fragment_is_right(crc, self.manifest, stripe, column)
 
     def _decoded_right(self, stripe: int, column: int) -> bool:
         assert self.manifest is not None, "PayloadReader waits for it"
-        crc = crc32(self._home(stripe, column))
+        crc = self._crc_of(stripe, column)
         return self._checks.decoded_is_right(crc, self.manifest, stripe, column)
 
-    def _received_crc(self, stripe: int, column: int) -> int:
+    def _crc_of(self, stripe: int, column: int) -> int:
         """From its ranges when they tile the cell, else from its bytes."""
         ranges = sorted(self._crcs.get((stripe, column), {}).items())
         at = 0

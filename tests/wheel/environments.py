@@ -17,6 +17,8 @@ from tests.tree import ROOT
 
 VERSIONS: Final = ("3.11", "3.12", "3.13", "3.14")
 """Of Python, those that pyproject.toml promises."""
+BUILD: Final = (sys.executable, "-m", "build", "--no-isolation")
+"""What builds is installed here, the compiler of ziglang included (`make test-wheel`)."""
 _INSTALL_TIMEOUT_S: Final = 300.0
 _ASK: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 
@@ -87,8 +89,10 @@ def _installed(folder: Path, python: Path, requirement: str) -> Environment:
 
 def built(folder: Path) -> tuple[Path, Path]:
     """The sdist of this tree, and the wheel that is built of that sdist."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=_INSTALL_TIMEOUT_S)
+    subprocess.run(
+        [*BUILD, "--outdir", folder, ROOT], check=True, capture_output=True,
+        timeout=_INSTALL_TIMEOUT_S,
+    )  # fmt: skip
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 

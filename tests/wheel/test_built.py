@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tree import ROOT
+from tests.wheel.environments import BUILD
 
 TIMEOUT_S = 100.0
 
@@ -34,8 +35,8 @@ def test_checkers_find_no_fault(checker: tuple[str, ...], built_files: tuple[Pat
 def test_the_wheel_of_the_tree_is_the_wheel_of_the_sdist(
     built_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
-    subprocess.run([*command, tmp_path, ROOT], check=True, capture_output=True, timeout=TIMEOUT_S)
+    command = [*BUILD, "--wheel", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     (of_the_tree,) = tmp_path.glob("*.whl")
     assert contents(of_the_tree) == contents(built_files[1])
 

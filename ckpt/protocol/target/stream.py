@@ -12,9 +12,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.checksum import crc32, crc32_concat
-from ckpt.format.layout import Layout
+from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.messages.writing import BeginColumn
+from ckpt.native.calls import sum_blocks
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.space import Reservation
 
@@ -107,8 +107,5 @@ def check_blocks(bulk: Buffer, block_crcs: NDArray[np.uint32], first: int) -> in
     """Store the checksums of the cell's blocks from index `first` on; the cell's own is
     returned.
     """
-    view = memoryview(bulk)
-    blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES)]
-    crcs = [crc32(block) for block in blocks]
-    block_crcs[first : first + len(crcs)] = crcs
-    return crc32_concat(zip(crcs, map(len, blocks), strict=True))
+    count = blocks_of(len(bulk))
+    return sum_blocks(bulk, BLOCK_BYTES, block_crcs[first : first + count])

@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
@@ -158,7 +158,9 @@ class ShowVersion(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        sys.stdout.write(f"ckpt {_version()}\n")
+        from ckpt.native.version import version_line
+
+        sys.stdout.write(f"{version_line('ckpt')}\n")
         raise SystemExit(0)
 
 
@@ -340,14 +342,6 @@ def _warnings_told(output: Output) -> Iterator[None]:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    with suppress(PackageNotFoundError):
-        return version("ckpt-burst")
-    return "unknown"
 
 
 if __name__ == "__main__":

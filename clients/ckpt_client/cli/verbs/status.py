@@ -18,6 +18,7 @@ from typing import Final
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
+from ckpt.native.version import version_line
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
@@ -108,6 +109,8 @@ class Status:
     epoch: int | None = None
     stores: tuple[StoreStatus, ...] = ()
     """Where checkpoints are drained to."""
+    asked_by: str = ""
+    """This program, its release, and who built its C library."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +133,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     checks = tuple(with_store(each, arguments.store) for each in status.checks)
     status = replace(status, checks=checks)
     if output.json:
-        output.document(status)
+        output.document(replace(status, asked_by=version_line("ckpt")))
     else:
         _print(status, secret_file, output)
     return exit_code(checks, strict=arguments.check)

@@ -1,0 +1,53 @@
+"""Our own C library, beside this file since ckpt was installed.
+
+It is bound when it is first asked for: what decides, and most commands, do without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError
+from ckpt.native.isal import Kernels
+
+LIBRARY: Final = Path(__file__).with_name("_ckpt.so")
+LOG: Final = Path(__file__).with_name("build.log")
+"""What the compiler printed where the library could not be built."""
+
+
+class Library:
+    """The functions of source/ckpt_native.h. Addresses are taken on trust: `calls` checks them."""
+
+    def __init__(self, path: Path) -> None:
+        """Binds the library at `path`; raises OSError or AttributeError when it is not ours."""
+        library = ctypes.CDLL(str(path))
+        size, pointer, kernels = ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(Kernels)
+        self.transform = library.ckpt_transform
+        self.transform.argtypes = [
+            kernels, size, ctypes.c_int, ctypes.c_int, pointer, pointer, pointer, pointer, pointer,
+        ]  # fmt: skip
+        self.transform.restype = None
+        self.sum_blocks = library.ckpt_sum_blocks
+        self.sum_blocks.argtypes = [kernels, pointer, size, size, pointer]
+        self.sum_blocks.restype = ctypes.c_uint32
+        library.ckpt_build.restype = ctypes.c_char_p
+        self.build: str = library.ckpt_build().decode()
+        """Which compiler made it, for which machine."""
+
+
+@cache
+def find_library() -> Library:
+    """The library of this installation; raises CkptError where there is none that loads."""
+    try:
+        return Library(LIBRARY)
+    except (OSError, AttributeError) as error:
+        raise CkptError(f"ckpt's native library cannot be used: {error}", hint=_hint()) from error
+
+
+def _hint() -> str:
+    if LOG.exists():
+        return f"its build failed: {LOG} has what the compiler said; mend it, and install again"
+    return "install ckpt-burst again, as a wheel or where it can be built: pip install ckpt-burst"

@@ -1,0 +1,26 @@
+"""What `--version` says: the release, and who built the C library."""
+
+from __future__ import annotations
+
+from ckpt.base.errors import CkptError
+from ckpt.native.library import find_library
+
+
+def release() -> str:
+    """Of ckpt-burst; `unknown` in a tree that was never installed."""
+    # Looking it up is dear, and almost nobody asks.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ckpt-burst")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def version_line(program: str) -> str:
+    """`ckpt 0.1.0 (gcc 12.2.0, x86_64)`."""
+    try:
+        build = find_library().build
+    except CkptError as error:
+        build = str(error)
+    return f"{program} {release()} ({build})"

@@ -1,0 +1,1 @@
+"""Tests of the C library and of what binds it."""

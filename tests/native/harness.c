@@ -1,0 +1,121 @@
+/* Runs the C library over random shapes beside plain C, in memory that ends where its buffers end.
+ *
+ * It needs neither Python nor ISA-L, so that it runs under sanitizers and under an emulator of another
+ * machine. It prints how many calls agreed; anything else is a fault.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ckpt_native.h"
+
+static uint64_t state;
+
+static uint32_t draw(uint32_t bound)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33) % bound;
+}
+
+static uint32_t plain_crc32(uint32_t start, const unsigned char *bytes, uint64_t length)
+{
+    uint32_t crc = ~start;
+    for (uint64_t at = 0; at < length; at++) {
+        crc ^= bytes[at];
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1)));
+    }
+    return ~crc;
+}
+
+/* Output i is the sum of all inputs and of i: no field is needed to see where bytes come from. */
+static void plain_encode(int length, int inputs, int outputs, unsigned char *tables,
+                         unsigned char **from, unsigned char **to)
+{
+    for (int out = 0; out < outputs; out++)
+        for (int at = 0; at < length; at++) {
+            unsigned char sum = tables[out];
+            for (int in = 0; in < inputs; in++)
+                sum ^= from[in][at];
+            to[out][at] = sum;
+        }
+}
+
+static const struct ckpt_kernels kernels = {plain_crc32, plain_encode};
+
+static unsigned char *filled(size_t length)
+{
+    unsigned char *bytes = malloc(length ? length : 1);
+    for (size_t at = 0; at < length; at++)
+        bytes[at] = (unsigned char)draw(256);
+    return bytes;
+}
+
+static void check(int holds, const char *what)
+{
+    if (!holds) {
+        printf("%s differs\n", what);
+        exit(1);
+    }
+}
+
+static void one_transform(void)
+{
+    int inputs = 1 + (int)draw(32), outputs = (int)draw(5);
+    size_t length = draw(4) ? draw(9000) : draw(40000);
+    unsigned char *from[32], *to[4], tables[4], *wanted[4];
+    uint32_t *reads = malloc((size_t)inputs * sizeof *reads);
+    uint32_t *writes = malloc(outputs ? (size_t)outputs * sizeof *writes : 1);
+    uint32_t *sums = draw(2) ? reads : NULL;
+
+    for (int cell = 0; cell < inputs; cell++)
+        from[cell] = filled(length);
+    for (int cell = 0; cell < outputs; cell++) {
+        to[cell] = filled(length);
+        wanted[cell] = filled(length);
+        tables[cell] = (unsigned char)cell;
+    }
+    ckpt_transform(&kernels, length, inputs, outputs, tables, from, to, sums, writes);
+    plain_encode((int)length, inputs, outputs, tables, from, wanted);
+    for (int cell = 0; cell < inputs; cell++) {
+        check(sums == NULL || sums[cell] == plain_crc32(0, from[cell], length), "an input's sum");
+        free(from[cell]);
+    }
+    for (int cell = 0; cell < outputs; cell++) {
+        check(memcmp(to[cell], wanted[cell], length) == 0, "an output");
+        check(writes[cell] == plain_crc32(0, to[cell], length), "an output's sum");
+        free(to[cell]);
+        free(wanted[cell]);
+    }
+    free(reads);
+    free(writes);
+}
+
+static void one_sum(void)
+{
+    size_t length = draw(20000), block = 1 + draw(3000), count = (length + block - 1) / block;
+    unsigned char *bytes = filled(length);
+    uint32_t *crcs = malloc(count ? count * sizeof *crcs : 1);
+
+    check(ckpt_sum_blocks(&kernels, bytes, length, block, crcs) == plain_crc32(0, bytes, length),
+          "the whole's sum");
+    for (size_t number = 0; number < count; number++) {
+        size_t left = length - number * block;
+        check(crcs[number] == plain_crc32(0, bytes + number * block, left < block ? left : block),
+              "a block's sum");
+    }
+    free(bytes);
+    free(crcs);
+}
+
+int main(int count, char **words)
+{
+    int calls = count > 1 ? atoi(words[1]) : 100;
+    state = count > 2 ? (uint64_t)atoll(words[2]) : 1;
+    for (int call = 0; call < calls; call++) {
+        one_transform();
+        one_sum();
+    }
+    printf("%s: %d calls agree\n", ckpt_build(), 2 * calls);
+    return 0;
+}
