@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 WRONG_ISAL = """
-from ckpt.native import calls
+from ckpt.native import cells
 
-right = calls.transform
+right = cells.transform
 
 
 def wrong(tables, inputs, outputs, **options):
@@ -21,7 +21,7 @@ def wrong(tables, inputs, outputs, **options):
     return crcs
 
 
-calls.transform = wrong
+cells.transform = wrong
 """
 """A machine whose erasure code flips one bit of whatever it computes."""
 

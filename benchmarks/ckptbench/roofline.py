@@ -21,7 +21,7 @@ from typing import Final
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
-from ckpt.native.calls import build
+from ckpt.native.library import find_library
 from ckpt_client.local.children import Child, end_children, start_child
 from ckptbench.figures import Costs, gb_per_s, restore_bound, save_bound
 from ckptbench.probes import PIECE_BYTES
@@ -181,7 +181,7 @@ def describe_machine() -> Machine:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=platform.release(),
         python=platform.python_version(),
-        codec=f"isa-l, {build()}",
+        codec=f"isa-l, {find_library().build}",
     )
 
 

@@ -4,7 +4,7 @@ A codec picks the k source columns and keeps tables for the patterns that it mee
 computes, and takes the checksums of what it read and wrote while that is in the cache.
 
 Sketch: 4+2 over cells of 2 MiB reads 8 MiB for each stripe once and writes 4, about 2 ms. The
-checks of `calls` cost 10 to 20 us, and the GIL is free during the rest. No byte is copied.
+checks of `cells` cost 10 to 20 us, and the GIL is free during the rest. No byte is copied.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 
 from ckpt.erasure.code import Code
 from ckpt.erasure.matrix import recovery_matrix
-from ckpt.native import calls
-from ckpt.native.calls import Crcs
+from ckpt.native import cells
+from ckpt.native.arrays import Crcs
 from ckpt.native.isal import Tables, find_isal
 
 MATRIX_ID: Final = 1
@@ -74,7 +74,7 @@ class Codec:
         lost = tuple(sorted(wanted))
         if not lost:
             return {}
-        _, crcs = calls.transform(
+        _, crcs = cells.transform(
             self._tables(sources, lost),
             [present[at] for at in sources], [wanted[at] for at in lost], sum_inputs=False,
         )  # fmt: skip
@@ -88,7 +88,7 @@ class Codec:
             raise ValueError(f"{self.code} cannot encode columns {rows} from {len(data)} cells")
         if len(outputs) != len(rows):
             raise ValueError(f"{len(outputs)} outputs for columns {rows}")
-        return calls.transform(self._tables(self._data, rows), data, outputs, sum_inputs=sum_inputs)
+        return cells.transform(self._tables(self._data, rows), data, outputs, sum_inputs=sum_inputs)
 
     def _prepare(self, sources: tuple[int, ...], wanted: tuple[int, ...]) -> Tables:
         return self._isal.tables(recovery_matrix(self.code, sources, wanted))

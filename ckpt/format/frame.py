@@ -220,15 +220,14 @@ class FrameReader:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PeerError(f"frame of type {head.type} does not parse: {error}") from None
 
-    def check_bulk(self, head: FrameHead, message: Message, bulk: Buffer) -> None:
-        """Raises PeerError unless it is the bulk that was framed; before the next `message`."""
+    def check_bulk(self, head: FrameHead, message: Message, crc: int) -> None:
+        """Raises PeerError unless the bulk of `head.bulk_bytes`, whose CRC-32 this is, is the one
+        that was framed; before the next `message`.
+        """
         assert head is self._head, "the bulk of an earlier frame can be checked no more"
-        size = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
-        if size != head.bulk_bytes:
-            raise PeerError(f"bulk of {size} bytes instead of {head.bulk_bytes}")
         wanted: int = getattr(message, "crc", 0) if self._bulk_crc is None else self._bulk_crc
-        if crc32(bulk) != wanted:
-            raise PeerError(f"bulk of {size} bytes fails its checksum")
+        if crc != wanted:
+            raise PeerError(f"bulk of {head.bulk_bytes} bytes fails its checksum")
 
 
 class _Decoders(dict[int, msgspec.msgpack.Decoder[Message]]):

@@ -3,6 +3,9 @@ interpreter lock. What decides stays Python.
 
     isal       ISA-L's kernels, found on this machine
     library    our own library, built when ckpt is installed
-    calls      its functions over buffers, checked
+    arrays     what calls take of numpy
+    cells      cells from cells: erasure coding, with the checksums of what it read and wrote
+    sums       checksums of bytes and of their blocks
+    landing    bytes from a socket, summed as they come
     source/    its C, and the hook that builds it; not installed
 """

@@ -18,8 +18,23 @@ LOG: Final = Path(__file__).with_name("build.log")
 """What the compiler printed where the library could not be built."""
 
 
+class LandingState(ctypes.Structure):
+    """`ckpt_landing` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("block", ctypes.c_size_t),
+        ("crcs", ctypes.c_void_p),
+        ("filled", ctypes.c_size_t),
+        ("summed", ctypes.c_size_t),
+    )
+
+
 class Library:
-    """The functions of source/ckpt_native.h. Addresses are taken on trust: `calls` checks them."""
+    """The functions of source/ckpt_native.h. Addresses are taken on trust: those who call check
+    the buffers at them.
+    """
 
     def __init__(self, path: Path) -> None:
         """Binds the library at `path`; raises OSError or AttributeError when it is not ours."""
@@ -33,6 +48,12 @@ class Library:
         self.sum_blocks = library.ckpt_sum_blocks
         self.sum_blocks.argtypes = [kernels, pointer, size, size, pointer]
         self.sum_blocks.restype = ctypes.c_uint32
+        self.join_blocks = library.ckpt_join_blocks
+        self.join_blocks.argtypes = [pointer, size, size]
+        self.join_blocks.restype = ctypes.c_uint32
+        self.land = library.ckpt_land
+        self.land.argtypes = [kernels, ctypes.c_int, ctypes.POINTER(LandingState)]
+        self.land.restype = ctypes.c_int
         library.ckpt_build.restype = ctypes.c_char_p
         self.build: str = library.ckpt_build().decode()
         """Which compiler made it, for which machine."""

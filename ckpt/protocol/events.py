@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
+from ckpt.native.sums import Sums
 
 Session = NewType("Session", int)
 """One authenticated connection, numbered by the shell that owns it; never used again."""
@@ -54,6 +55,8 @@ class Received(Struct, frozen=True, gc=False):
     """Correlates a reply with its request; a column stream uses one number throughout."""
     message: Message
     bulk: Buffer = b""
+    sums: Sums | None = None
+    """Of the bulk, where they were taken as it landed."""
 
 
 class Ticked(Struct, frozen=True, gc=False):

@@ -41,9 +41,9 @@ class Checks:
     """What stands between the wire and the caller's memory. The simulator plants bugs by
     overriding one."""
 
-    def range_is_whole(self, view: memoryview, crc: int) -> bool:
+    def range_is_whole(self, crc: int, wanted: int) -> bool:
         """A received range against the checksum that its target made for it."""
-        return crc32(view) == crc
+        return crc == wanted
 
     def manifest_is_named(self, document: bytes | bytearray | memoryview, digest: bytes) -> bool:
         """A received manifest against the digest in the index."""
@@ -143,20 +143,22 @@ class Assembly:
         at = start - self.layout.fragment_offset(stripe)
         return self._home(stripe, column)[at : at + size]
 
-    def store(self, column: int, start: int, view: memoryview, crc: int) -> bool:
-        """Bytes that landed in their place are whole: they count now. False, and they do not,
-        when the checksum differs."""
-        if not self._checks.range_is_whole(view, crc):
+    def store(self, column: int, start: int, size: int, crc: int, wanted: int) -> bool:
+        """Bytes that landed in their place count now. False, and they do not, when their checksum
+        is not the one that is wanted."""
+        if not self._checks.range_is_whole(crc, wanted):
             return False
         stripe = start // self.layout.cell_bytes
         at = start - self.layout.fragment_offset(stripe)
-        self._crcs.setdefault((stripe, column), {})[at] = at + len(view), crc
+        self._crcs.setdefault((stripe, column), {})[at] = at + size, crc
         return True
 
-    def store_apart(self, column: int, runs: RunSet, view: memoryview, crc: int) -> bool:
+    def store_apart(
+        self, column: int, runs: RunSet, view: memoryview, crc: int, wanted: int
+    ) -> bool:
         """As `store`, of several runs whose bytes came one after the other. The view is mine until
         they are where they belong."""
-        if not self._checks.range_is_whole(view, crc):
+        if not self._checks.range_is_whole(crc, wanted):
             self._apart.give_back(view)
             return False
         starts, ends = ranges_of(runs).T

@@ -348,7 +348,7 @@ class PayloadReceiver:
         match message:
             case RangeData(wire, crc) if bulk is not None and _first(wire) in asked.landed:
                 runs = asked.landed.pop(_first(wire))
-                whole = self._check(asked, runs, bulk.view, crc)
+                whole = self._store(asked, runs, bulk, crc)
                 kind = RangesStored if whole else RangesBroken
                 self._feed(read, kind(now, request, runs))
                 for other in self._reads:
@@ -369,13 +369,14 @@ class PayloadReceiver:
                 self._loop.close(link)
                 self._gone(asked.target, f"target {asked.target} answers out of turn")
 
-    def _check(self, asked: Asked, runs: RunSet, view: memoryview, crc: int) -> bool:
-        """Bytes that landed: whether they are what their target sent."""
+    def _store(self, asked: Asked, runs: RunSet, bulk: Bulk, crc: int) -> bool:
+        """Bytes that landed count from now on, if they are what their target sent."""
         begun, assembly = time.thread_time(), asked.read.assembly
         if is_apart(runs):
-            whole = assembly.store_apart(asked.column, runs, view, crc)
+            whole = assembly.store_apart(asked.column, runs, bulk.view, bulk.sums.whole, crc)
         else:
-            whole = assembly.store(asked.column, runs[0][0], view, crc)
+            start, size = runs[0][0], len(bulk.view)
+            whole = assembly.store(asked.column, start, size, bulk.sums.whole, crc)
         self._verify_cpu_s += time.thread_time() - begun
         return whole
 

@@ -10,7 +10,7 @@ import pytest
 from ckpt.base.errors import CkptError
 from ckpt.erasure import selftest
 from ckpt.erasure.code import Code
-from ckpt.native import calls
+from ckpt.native import cells
 
 Wrong = Callable[[Sequence[memoryview], Sequence[memoryview]], bool]
 """Whether a computation of these outputs from these inputs goes wrong."""
@@ -18,7 +18,7 @@ Wrong = Callable[[Sequence[memoryview], Sequence[memoryview]], bool]
 
 def compute_wrongly(monkeypatch: pytest.MonkeyPatch, wrong: Wrong) -> None:
     """From now on the machine flips a bit of what it computes, where `wrong` says so."""
-    right = calls.transform
+    right = cells.transform
 
     def transform(
         tables: Any, inputs: Sequence[memoryview], outputs: Sequence[memoryview], **options: bool
@@ -28,7 +28,7 @@ def compute_wrongly(monkeypatch: pytest.MonkeyPatch, wrong: Wrong) -> None:
             outputs[0][0] ^= 1
         return crcs
 
-    monkeypatch.setattr(calls, "transform", transform)
+    monkeypatch.setattr(cells, "transform", transform)
 
 
 def is_encoding(inputs: Sequence[memoryview], _outputs: Sequence[memoryview]) -> bool:

@@ -190,7 +190,7 @@ def _read_frames(frozen: bytes, sent: list[tuple[Message, bytes]]) -> None:
         head = reader.prefix(frozen[:PREFIX_BYTES])
         end = PREFIX_BYTES + head.meta_bytes
         assert reader.message(head, frozen[PREFIX_BYTES:end]) == message
-        reader.check_bulk(head, message, data)
+        reader.check_bulk(head, message, crc32(data))
         frozen = frozen[end:]
     assert frozen == b""
 

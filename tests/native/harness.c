@@ -3,9 +3,13 @@
  * It needs neither Python nor ISA-L, so that it runs under sanitizers and under an emulator of another
  * machine. It prints how many calls agreed; anything else is a fault.
  */
+#define _GNU_SOURCE
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "ckpt_native.h"
 
@@ -108,6 +112,39 @@ static void one_sum(void)
     free(crcs);
 }
 
+/* The sender writes pieces of any size; some of the bytes came before, with the head. */
+static void one_landing(void)
+{
+    size_t length = 1 + draw(60000), block = 1 + draw(9000), count = (length + block - 1) / block;
+    size_t at = draw(3) ? 0 : draw((uint32_t)length + 1);
+    unsigned char *sent = filled(length), *bytes = filled(length);
+    uint32_t *crcs = malloc(count * sizeof *crcs);
+    struct ckpt_landing landing = {bytes, length, block, crcs, at, 0};
+    int ends[2], outcome;
+
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");
+    memcpy(bytes, sent, at);
+    while ((outcome = ckpt_land(&kernels, ends[1], &landing)) == EAGAIN) {
+        size_t piece = 1 + draw(20000);
+        ssize_t went = send(ends[0], sent + at, piece < length - at ? piece : length - at, 0);
+        check(went > 0, "sending");
+        at += (size_t)went;
+    }
+    check(outcome == 0 && landing.filled == length && landing.summed == length, "the landing");
+    check(memcmp(bytes, sent, length) == 0, "what landed");
+    check(ckpt_join_blocks(crcs, length, block) == plain_crc32(0, sent, length), "its sum");
+
+    landing.length = length + 1;
+    landing.filled = landing.summed = 0;
+    close(ends[0]);
+    check(ckpt_land(&kernels, ends[1], &landing) == CKPT_CLOSED, "the end");
+    close(ends[1]);
+    check(ckpt_land(&kernels, -1, &landing) == EBADF, "the error");
+    free(sent);
+    free(bytes);
+    free(crcs);
+}
+
 int main(int count, char **words)
 {
     int calls = count > 1 ? atoi(words[1]) : 100;
@@ -115,7 +152,8 @@ int main(int count, char **words)
     for (int call = 0; call < calls; call++) {
         one_transform();
         one_sum();
+        one_landing();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 2 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 3 * calls);
     return 0;
 }

@@ -37,3 +37,9 @@ def test_a_library_of_somebody_else_is_not_taken(
     monkeypatch.setattr(library, "LIBRARY", Path("libc.so.6"))
     with pytest.raises(CkptError, match="ckpt_transform"):
         library.find_library.__wrapped__()
+
+
+def test_the_build_says_who_made_it() -> None:
+    compiler, machine = library.find_library().build.split(", ")
+    assert compiler.partition(" ")[0] in ("gcc", "clang")
+    assert machine in ("x86_64", "aarch64")

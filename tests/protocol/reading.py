@@ -285,11 +285,11 @@ class Reading:
         return delay
 
     def store(self, column: int, runs: RunSet, content: bytes, crc: int) -> bool:
+        came, view = crc32(content), memoryview(bytearray(content))
         if len(runs) > 1 or not is_plain(runs):
-            return self.assembly.store_apart(column, runs, memoryview(bytearray(content)), crc)
-        view = self.assembly.land(column, runs[0][0], len(content))
-        view[:] = content
-        return self.assembly.store(column, runs[0][0], view, crc)
+            return self.assembly.store_apart(column, runs, view, came, crc)
+        self.assembly.land(column, runs[0][0], len(content))[:] = view
+        return self.assembly.store(column, runs[0][0], len(content), came, crc)
 
     def answer_manifest(self, request: int, column: int) -> None:
         how = self.behaviours[column]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
-from ckpt.format.checksum import xxh3_128
+from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import IndexPayload
@@ -413,8 +413,8 @@ class ReaderNode:
 
 
 def _store(assembly: Assembly, column: int, runs: RunSet, bulk: bytes, crc: int) -> bool:
+    came = crc32(bulk)
     if len(runs) > 1 or not is_plain(runs):
-        return assembly.store_apart(column, runs, memoryview(bulk), crc)
-    view = assembly.land(column, runs[0][0], len(bulk))
-    view[:] = bulk
-    return assembly.store(column, runs[0][0], view, crc)
+        return assembly.store_apart(column, runs, memoryview(bulk), came, crc)
+    assembly.land(column, runs[0][0], len(bulk))[:] = bulk
+    return assembly.store(column, runs[0][0], len(bulk), came, crc)

@@ -52,7 +52,7 @@ def bring(
     bulk = b"".join(bytes(data.columns[column][start:end]) for start, end in ranges)
     view = pool.take(len(bulk))
     view[:] = bulk
-    return assembly.store_apart(column, ranges, view, crc32(bulk) ^ flip)
+    return assembly.store_apart(column, ranges, view, crc32(bulk), crc32(bulk) ^ flip)
 
 
 def finish(assembly: Assembly, action: FinishStripe) -> None:
@@ -103,7 +103,7 @@ def test_a_whole_cell_that_came_short_and_is_another_is_named(data: Columns) -> 
     view = pool.take(len(bulk))
     view[:] = bulk
     here = tuple((start - CELL, end - CELL) for start, end in later)
-    assert assembly.store_apart(0, here, view, crc32(bulk)), "as its target sent it"
+    assert assembly.store_apart(0, here, view, crc32(bulk), crc32(bulk)), "as its target sent it"
     assert assembly.finish(FinishStripe(0, (), (), (0,))) == (0,)
     assert not memory.any()
 

@@ -8,7 +8,8 @@ costs 4 KiB; a peer can only hurt itself.
 
 Plan for receiving: bytes first land in a buffer of one page, which takes prefix and meta, and
 several small frames at once. When a frame has a bulk, the owner names its landing; what of the bulk
-came along with the page (less than 4 KiB) is moved there, the rest is received in place.
+came along with the page (less than 4 KiB) is moved there, the rest is received in place, and summed
+block by block as it comes.
 
 Plan for sending: a queue of views; `sendmsg` gathers them. A bulk is not copied: it must stay as it
 is until its `sent` is called, which happens exactly once, also when the connection dies first. What
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import socket
 from typing import Final, Protocol
 
@@ -36,6 +38,8 @@ from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter,
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
+from ckpt.native.landing import CLOSED, WHOLE, Landing
+from ckpt.native.sums import Sums, sums_of
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
@@ -61,10 +65,12 @@ class Bulk:
     Whoever gets one calls `release` exactly once when done: from any thread, but for a Loan.
     """
 
-    __slots__ = ("slot", "view")
+    __slots__ = ("slot", "sums", "view")
 
-    def __init__(self, view: memoryview, slot: Slot | Loan | None) -> None:
+    def __init__(self, view: memoryview, slot: Slot | Loan | None, sums: Sums) -> None:
         self.view = view
+        self.sums = sums
+        """Of what came, not of what was sent: taken as the bytes landed."""
         self.slot = slot
         """None: memory of its own, or where a link's sink put it."""
 
@@ -137,7 +143,8 @@ class Channel:
         self._message: Message | None = None
         self._slot: Slot | Loan | None = None
         self._bulk: memoryview | None = None
-        self._bulk_filled = 0
+        #: Of `_bulk`, while the rest of it is to come.
+        self._landing: Landing | None = None
         self._is_tcp = sock.family != socket.AF_UNIX
         self._wake_bytes = 1
 
@@ -174,51 +181,54 @@ class Channel:
 
     def _receive_some(self) -> None:
         for _ in range(RECEIVES_PER_TURN):
-            view = self.landing()
-            try:
-                if self.borrower is None or self.peer is None:
-                    count = self.sock.recv_into(view)
-                else:
-                    count = self.borrower.receive(self.sock, view)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                raise _gone(error) from None
-            if count == 0:
-                raise Unavailable("the peer closed the connection")
-            self.advance(count)
+            more = self._receive_page() if self._landing is None else self._receive_bulk()
             if self.closed or self.paused:
                 return
-            if count < len(view):
+            if not more:
                 break
         self._tune_wake()
+
+    def _receive_page(self) -> bool:
+        """Prefixes, meta and small bulks; whether the socket may have more."""
+        view = self._buffer[self._end :]
+        try:
+            if self.borrower is None or self.peer is None:
+                count = self.sock.recv_into(view)
+            else:
+                count = self.borrower.receive(self.sock, view)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise _gone(error) from None
+        if count == 0:
+            raise _closed()
+        self.received_bytes += count
+        self._end += count
+        self._parse()
+        return count == len(view)
+
+    def _receive_bulk(self) -> bool:
+        """The rest of a bulk, in its place; whether the socket may have more."""
+        landing = self._landing
+        assert landing is not None
+        before = landing.filled
+        outcome = landing.receive(self.sock.fileno())
+        self.received_bytes += landing.filled - before
+        if outcome == WHOLE:
+            self._finish()
+            return True
+        if outcome == errno.EAGAIN:
+            return False
+        raise _closed() if outcome == CLOSED else _gone(OSError(outcome, os.strerror(outcome)))
 
     def _tune_wake(self) -> None:
         """Not before the rest of the bulk, or a good part of it, has come (SO_RCVLOWAT)."""
         if not self._is_tcp:
             return  # Unix sockets wake for any byte, whatever is asked.
-        rest = 1 if self._bulk is None else len(self._bulk) - self._bulk_filled
-        wake = min(rest, WAKE_BYTES)
+        wake = 1 if self._landing is None else min(self._landing.rest, WAKE_BYTES)
         if wake != self._wake_bytes:
             self._wake_bytes = wake
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-
-    def landing(self) -> memoryview:
-        """Where the next bytes from the socket belong; never empty."""
-        if self._bulk is None:
-            return self._buffer[self._end :]
-        return self._bulk[self._bulk_filled :]
-
-    def advance(self, count: int) -> None:
-        """So many bytes lie in `landing` now: call the owner for each frame that is whole."""
-        self.received_bytes += count
-        if self._bulk is None:
-            self._end += count
-            self._parse()
-            return
-        self._bulk_filled += count
-        if self._bulk_filled == len(self._bulk):
-            self._finish()
 
     def resume(self) -> None:
         """Ask the owner again for the memory that a bulk waits for."""
@@ -272,12 +282,12 @@ class Channel:
         count = min(self._end - self._start, head.bulk_bytes)
         self._bulk[:count] = self._buffer[self._start : self._start + count]
         self._start += count
-        self._bulk_filled = count
         if count == head.bulk_bytes:
             self._finish()
             return True
         assert self._start == self._end
         self._start = self._end = 0
+        self._landing = Landing(self._bulk, count)
         return False
 
     def _borrow(self, head: FrameHead) -> None:
@@ -307,20 +317,21 @@ class Channel:
     def _finish(self) -> None:
         """A frame is whole: check its bulk and hand it over."""
         head, message, view, slot = self._head, self._message, self._bulk, self._slot
+        landing = self._landing
         assert head is not None
         assert message is not None
-        if view is not None and type(message) not in self._unchecked:
-            self._reader.check_bulk(head, message, view)
-        self._head = self._message = self._bulk = self._slot = None
-        self._bulk_filled = 0
+        bulk = None
+        if view is not None:
+            bulk = Bulk(view, slot, sums_of(view) if landing is None else landing.sums())
+            if type(message) not in self._unchecked:
+                self._reader.check_bulk(head, message, bulk.sums.whole)
+        self._head = self._message = self._bulk = self._slot = self._landing = None
         if self.peer is None:
             self._shake(message)
         elif isinstance(message, LendMemory | TakeBackMemory | MemoryReturned):
             self._hear_of_lending(message)
         else:
-            self._owner.arrived(
-                self, head.request, message, None if view is None else Bulk(view, slot)
-            )
+            self._owner.arrived(self, head.request, message, bulk)
 
     def _hear_of_lending(self, message: LendMemory | TakeBackMemory | MemoryReturned) -> None:
         match message:
@@ -457,7 +468,7 @@ class Channel:
         self.closed = True
         self.paused = False
         self.sock.close()
-        slot, self._slot, self._bulk = self._slot, None, None
+        slot, self._slot, self._bulk, self._landing = self._slot, None, None, None
         if slot is not None:
             slot.release()
         self._queue.close()
@@ -467,7 +478,11 @@ class Channel:
             sent()
 
 
+def _closed() -> CkptError:
+    return Unavailable("the peer closed the connection")
+
+
 def _gone(error: OSError) -> CkptError:
     if error.errno in (errno.EPIPE, errno.ECONNRESET):
-        return Unavailable("the peer closed the connection")
+        return _closed()
     return Unavailable(f"the connection failed: {error.strerror}")

@@ -33,18 +33,19 @@ static uint32_t shift_of(size_t bytes)
     return factor;
 }
 
+uint32_t ckpt_join_blocks(const uint32_t *crcs, size_t length, size_t block)
+{
+    uint32_t whole = 0, shift = shift_of(block);
+    size_t blocks = length / block, rest = length % block;
+    for (size_t number = 0; number < blocks; number++)
+        whole = multiply(whole, shift) ^ crcs[number];
+    return rest == 0 ? whole : multiply(whole, shift_of(rest)) ^ crcs[blocks];
+}
+
 uint32_t ckpt_sum_blocks(const struct ckpt_kernels *kernels, const unsigned char *bytes,
                          size_t length, size_t block, uint32_t *crcs)
 {
-    uint32_t whole = 0, shift = shift_of(block);
-    size_t at = 0;
-    for (; length - at >= block && block != 0; at += block, crcs++) {
-        *crcs = kernels->crc32(0, bytes + at, block);
-        whole = multiply(whole, shift) ^ *crcs;
-    }
-    if (at < length) {
-        *crcs = kernels->crc32(0, bytes + at, length - at);
-        whole = multiply(whole, shift_of(length - at)) ^ *crcs;
-    }
-    return whole;
+    for (size_t at = 0, number = 0; at < length; at += block, number++)
+        crcs[number] = kernels->crc32(0, bytes + at, length - at < block ? length - at : block);
+    return ckpt_join_blocks(crcs, length, block);
 }

@@ -2,7 +2,7 @@
  *
  * Every function is bound by ctypes, so a call runs without the interpreter's lock. None keeps
  * state, allocates, or looks at anything but its arguments: who calls answers for the addresses
- * (ckpt.native.calls checks the buffers behind them). Kernels for CRC-32 and for the field come from
+ * (the modules of ckpt.native check the buffers behind them). Kernels for CRC-32 and for the field come from
  * ISA-L, which picks the instructions of this CPU; their addresses are given with each call.
  */
 #ifndef CKPT_NATIVE_H
@@ -37,8 +37,31 @@ CKPT_API void ckpt_transform(const struct ckpt_kernels *kernels, size_t length, 
 
 /* Write the CRC-32 of each block of `block` bytes, the last one of what is left, and return that of
  * all bytes. Nothing is written for no bytes.
- * Python: check_blocks (ckpt/protocol/target/stream.py); in plain Python: zlib.crc32 of each part. */
+ * Python: sums_of (ckpt/native/sums.py); in plain Python: zlib.crc32 of each part. */
 CKPT_API uint32_t ckpt_sum_blocks(const struct ckpt_kernels *kernels, const unsigned char *bytes,
                                   size_t length, size_t block, uint32_t *crcs);
+
+/* The CRC-32 of `length` bytes, from those of their blocks. */
+CKPT_API uint32_t ckpt_join_blocks(const uint32_t *crcs, size_t length, size_t block);
+
+/* Bytes that are to land; what of them came otherwise is in `filled` already. */
+struct ckpt_landing {
+    unsigned char *bytes;
+    size_t length;
+    size_t block;
+    uint32_t *crcs; /* one for each block */
+    size_t filled;
+    size_t summed; /* whole blocks, in bytes: 0 at first */
+};
+
+/* The peer has closed the connection. */
+#define CKPT_CLOSED (-1)
+
+/* Receive what the socket has of a landing, and write the CRC-32 of each block as it becomes whole.
+ * 0 when all bytes are there and summed; EAGAIN when the rest is still to come; CKPT_CLOSED; or what
+ * recv says.
+ * Python: Landing (ckpt/native/landing.py); in plain Python: socket.recv_into, then zlib.crc32. */
+CKPT_API int ckpt_land(const struct ckpt_kernels *kernels, int descriptor,
+                       struct ckpt_landing *landing);
 
 #endif

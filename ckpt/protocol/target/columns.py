@@ -39,6 +39,7 @@ from ckpt.format.column import (
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.messages.writing import BeginColumn, ColumnSealed, Fragment, SealColumn
+from ckpt.native.sums import Sums, sums_of
 from ckpt.protocol.events import Buffer, CloseSession, Session
 from ckpt.protocol.target.core import (
     COLUMNS,
@@ -61,7 +62,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.space import Reservation, Reservations, ReservationState, disk_failure
-from ckpt.protocol.target.stream import Stream, StreamState, check_blocks, layout_of
+from ckpt.protocol.target.stream import Stream, StreamState, layout_of
 
 
 class Columns:
@@ -177,7 +178,10 @@ class Columns:
 
     # ----------------------------------------------------------------------- fragments
 
-    def fragment(self, session: Session, request: int, message: Fragment, bulk: Buffer) -> None:
+    def fragment(
+        self, session: Session, request: int, message: Fragment, bulk: Buffer, sums: Sums | None
+    ) -> None:
+        """`sums`: what of the bulk's was taken as it landed; None: it is summed here."""
         stream = self._streams.get((session, request))
         if stream is None or stream.state is not StreamState.OPEN:
             return  # late: the stream has ended, and its sender knows
@@ -194,10 +198,12 @@ class Columns:
         if stream.received[stripe]:
             self._credit.freed(stream, len(bulk))
             return
-        crc = check_blocks(bulk, stream.block_crcs, stripe * blocks_of(layout.cell_bytes))
+        crc, blocks = sums or sums_of(bulk)
         if crc != message.crc:
             self._fail(stream, "corrupt", f"stripe {stripe} does not match its checksum on arrival")
             return
+        first = stripe * blocks_of(layout.cell_bytes)
+        stream.block_crcs[first : first + len(blocks)] = blocks
         stream.fragment_crcs[stripe] = crc
         stream.received[stripe] = 1
         stream.received_count += 1

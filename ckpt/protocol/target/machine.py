@@ -243,7 +243,7 @@ class TargetMachine:
         session, request, message, bulk = event.session, event.request, event.message, event.bulk
         match message:
             case Fragment():
-                self._columns.fragment(session, request, message, bulk)
+                self._columns.fragment(session, request, message, bulk, event.sums)
             case BeginColumn():
                 self._columns.begin(session, request, message)
             case SealColumn():

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnId
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
+from ckpt.base.limits import CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckpt.format.layout import Layout, blocks_of
+from ckpt.format.layout import Layout
 from ckpt.format.messages.writing import BeginColumn
-from ckpt.native.calls import sum_blocks
-from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.events import Session
 from ckpt.protocol.target.space import Reservation
 
 
@@ -101,11 +100,3 @@ def layout_of(message: BeginColumn) -> Layout:
     if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
         raise Refused(f"a payload of {message.payload_bytes} bytes")
     return Layout(code, message.payload_bytes, cell_bytes)
-
-
-def check_blocks(bulk: Buffer, block_crcs: NDArray[np.uint32], first: int) -> int:
-    """Store the checksums of the cell's blocks from index `first` on; the cell's own is
-    returned.
-    """
-    count = blocks_of(len(bulk))
-    return sum_blocks(bulk, BLOCK_BYTES, block_crcs[first : first + count])

@@ -157,8 +157,11 @@ class TargetShell:
         self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        view = bulk.view if bulk is not None else b""
-        self.feed(Received(now_us(), session, request, message, view), bulk)
+        if bulk is None:
+            self.feed(Received(now_us(), session, request, message))
+        else:
+            event = Received(now_us(), session, request, message, bulk.view, bulk.sums)
+            self.feed(event, bulk)
 
     def closed(self, session: Session, reason: str) -> None:
         self._unsent.pop(session, None)

@@ -1,4 +1,4 @@
-"""The native calls over buffers of Python. An address is passed on only for a checked buffer.
+"""Cells from cells. An address is passed on only for a checked buffer.
 
 A caller that breaks a rule gets ValueError: an assert can be switched off, and then C code would
 write where it must not.
@@ -11,21 +11,13 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ckpt.native.arrays import Crcs, address_of
 from ckpt.native.isal import Tables, find_isal
 from ckpt.native.library import find_library
 
 CELL_BYTES_MAX: Final = (1 << 31) - 1
 """ISA-L takes lengths as C ints."""
-
-Buffer = bytes | bytearray | memoryview
-Crcs = NDArray[np.uint32]
-
-
-def build() -> str:
-    """Which compiler made the library, for which machine; raises CkptError where there is none."""
-    return find_library().build
 
 
 def transform(
@@ -46,32 +38,15 @@ def transform(
         return reads, writes
     # The arrays keep the buffers exported, so nobody can free them during the call.
     arrays = [np.frombuffer(cell, np.uint8) for cell in (*inputs, *outputs)]
-    addresses = [_address(array) for array in arrays]
+    addresses = [address_of(array) for array in arrays]
     _check_overlap(length, addresses, count)
     find_library().transform(
         find_isal().kernels, length, count, len(outputs), tables,
         (ctypes.c_void_p * count)(*addresses[:count]),
         (ctypes.c_void_p * len(outputs))(*addresses[count:]),
-        _address(reads) if sum_inputs else None, _address(writes),
+        address_of(reads) if sum_inputs else None, address_of(writes),
     )  # fmt: skip
     return reads, writes
-
-
-def sum_blocks(view: Buffer, block_bytes: int, crcs: Crcs) -> int:
-    """Write the CRC-32 of each block of `block_bytes`, and of what is left, into `crcs`; that of
-    all bytes is returned.
-
-    Raises ValueError unless `crcs` is contiguous, writable and as long as there are blocks.
-    """
-    flat = np.frombuffer(view, np.uint8)
-    if block_bytes <= 0 or len(crcs) != -(-flat.nbytes // block_bytes):
-        raise ValueError(f"{len(crcs)} checksums for {flat.nbytes} bytes in {block_bytes}s")
-    if crcs.dtype != np.uint32 or not crcs.flags.c_contiguous or not crcs.flags.writeable:
-        raise ValueError("checksums go into contiguous, writable uint32")
-    whole: int = find_library().sum_blocks(
-        find_isal().kernels, _address(flat), flat.nbytes, block_bytes, _address(crcs)
-    )
-    return whole
 
 
 def _check_cells(length: int, inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:
@@ -91,9 +66,3 @@ def _check_overlap(length: int, addresses: Sequence[int], input_count: int) -> N
         begin = addresses[index]
         if any(abs(begin - other) < length for other in addresses[:index]):
             raise ValueError("an output overlaps an input or another output")
-
-
-def _address(array: NDArray[np.generic]) -> int:
-    """Of its first byte. `array.ctypes.data` says the same at ten times the cost."""
-    address: int = array.__array_interface__["data"][0]
-    return address
