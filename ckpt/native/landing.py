@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-import numpy as np
-
 from ckpt.base.limits import BLOCK_BYTES
-from ckpt.native.arrays import address_of
 from ckpt.native.isal import find_isal
 from ckpt.native.library import LandingState, find_library
-from ckpt.native.sums import Sums, block_count
+from ckpt.native.sums import Sums, blocks_for
 
 WHOLE: Final = 0
 CLOSED: Final = -1
@@ -19,23 +16,26 @@ CLOSED: Final = -1
 
 
 class Landing:
-    """One bulk on its way. I keep its memory exported until I am dropped."""
+    """One bulk on its way."""
 
-    __slots__ = ("_blocks", "_flat", "_state")
+    __slots__ = ("_blocks", "_first", "_state")
 
     def __init__(self, view: memoryview, filled: int) -> None:
-        """`view` is writable and contiguous; its first `filled` bytes are there already.
+        """`view` is writable, contiguous and not empty; its first `filled` bytes are there already.
 
         Raises ValueError for another buffer: an assert can be switched off, and then C code would
         write where it must not.
         """
-        if view.readonly or not view.c_contiguous or not 0 <= filled <= view.nbytes:
+        fits = 0 <= filled <= view.nbytes and view.nbytes
+        if view.readonly or not view.c_contiguous or not fits:
             raise ValueError(f"{filled} of {view.nbytes} bytes cannot land in such a buffer")
-        self._flat = np.frombuffer(view, np.uint8)
-        self._blocks = np.empty(block_count(view.nbytes), np.uint32)
+        #: Of the buffer, which it keeps exported: nobody can free it meanwhile.
+        self._first = ctypes.c_char.from_buffer(view)
+        self._blocks = blocks_for(view.nbytes)
         self._state = LandingState(
-            address_of(self._flat), view.nbytes, BLOCK_BYTES, address_of(self._blocks), filled, 0
-        )
+            ctypes.addressof(self._first), view.nbytes, BLOCK_BYTES,
+            self._blocks.buffer_info()[0], filled, 0,
+        )  # fmt: skip
 
     @property
     def filled(self) -> int:
@@ -61,6 +61,6 @@ class Landing:
         """Of all bytes, once `receive` said WHOLE."""
         assert not self.rest
         joined: int = find_library().join_blocks(
-            address_of(self._blocks), self._flat.nbytes, BLOCK_BYTES
+            self._blocks.buffer_info()[0], self._state.length, BLOCK_BYTES
         )
         return Sums(joined, self._blocks)

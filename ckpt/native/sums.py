@@ -1,30 +1,34 @@
-"""CRC-32 of bytes and of each of their blocks: what a target keeps, and what a reader compares."""
+"""CRC-32 of bytes and of each of their blocks: what a target keeps, and what a reader compares.
+
+Numpy comes in with the first bytes that are summed here: commands receive answers without it.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
+from array import array
+from typing import Final, NamedTuple
 
 from ckpt.base.limits import BLOCK_BYTES
-from ckpt.native.arrays import Crcs, address_of
 from ckpt.native.isal import find_isal
 from ckpt.native.library import find_library
 
 Buffer = bytes | bytearray | memoryview
+_UINT32: Final = "I"
+
+assert array(_UINT32).itemsize == 4
 
 
 class Sums(NamedTuple):
     """Of some bytes."""
 
     whole: int
-    blocks: Crcs
+    blocks: array[int]
     """Of each block of BLOCK_BYTES, the last one of what is left."""
 
 
-def block_count(length: int) -> int:
-    """How many blocks so many bytes have."""
-    return -(-length // BLOCK_BYTES)
+def blocks_for(length: int) -> array[int]:
+    """Room for the checksums of so many bytes' blocks."""
+    return array(_UINT32, bytes(4 * -(-length // BLOCK_BYTES)))
 
 
 def sums_of(view: Buffer) -> Sums:
@@ -32,9 +36,13 @@ def sums_of(view: Buffer) -> Sums:
 
     The buffer is contiguous. Raises CkptError where there is no native library.
     """
+    import numpy as np
+
+    from ckpt.native.arrays import address_of
+
     flat = np.frombuffer(view, np.uint8)
-    blocks = np.empty(block_count(flat.nbytes), np.uint32)
+    blocks = blocks_for(flat.nbytes)
     whole = find_library().sum_blocks(
-        find_isal().kernels, address_of(flat), flat.nbytes, BLOCK_BYTES, address_of(blocks)
+        find_isal().kernels, address_of(flat), flat.nbytes, BLOCK_BYTES, blocks.buffer_info()[0]
     )
     return Sums(whole, blocks)

@@ -11,13 +11,15 @@ collector does not follow them (`gc=False`).
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 from msgspec import Struct
 
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
-from ckpt.native.sums import Sums
+
+if TYPE_CHECKING:
+    from ckpt.native.sums import Sums
 
 Session = NewType("Session", int)
 """One authenticated connection, numbered by the shell that owns it; never used again."""
@@ -56,7 +58,7 @@ class Received(Struct, frozen=True, gc=False):
     message: Message
     bulk: Buffer = b""
     sums: Sums | None = None
-    """Of the bulk, where they were taken as it landed."""
+    """Of the bulk, where they were taken as it landed; None: it came at once, or is lent."""
 
 
 class Ticked(Struct, frozen=True, gc=False):

@@ -373,10 +373,10 @@ class PayloadReceiver:
         """Bytes that landed count from now on, if they are what their target sent."""
         begun, assembly = time.thread_time(), asked.read.assembly
         if is_apart(runs):
-            whole = assembly.store_apart(asked.column, runs, bulk.view, bulk.sums.whole, crc)
+            whole = assembly.store_apart(asked.column, runs, bulk.view, bulk.crc(), crc)
         else:
             start, size = runs[0][0], len(bulk.view)
-            whole = assembly.store(asked.column, start, size, bulk.sums.whole, crc)
+            whole = assembly.store(asked.column, start, size, bulk.crc(), crc)
         self._verify_cpu_s += time.thread_time() - begun
         return whole
 

@@ -122,6 +122,7 @@ def test_an_error_of_the_socket_is_its_number() -> None:
         (memoryview(bytearray(10))[::2], 0),
         (memoryview(bytearray(10)), 11),
         (memoryview(bytearray(10)), -1),
+        (memoryview(bytearray()), 0),
     ],
 )
 def test_nothing_lands_where_it_does_not_fit(view: memoryview, filled: int) -> None:

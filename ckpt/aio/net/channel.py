@@ -34,12 +34,13 @@ from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.native.landing import CLOSED, WHOLE, Landing
-from ckpt.native.sums import Sums, sums_of
+from ckpt.native.sums import Sums
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
@@ -67,12 +68,17 @@ class Bulk:
 
     __slots__ = ("slot", "sums", "view")
 
-    def __init__(self, view: memoryview, slot: Slot | Loan | None, sums: Sums) -> None:
+    def __init__(self, view: memoryview, slot: Slot | Loan | None, sums: Sums | None) -> None:
         self.view = view
         self.sums = sums
-        """Of what came, not of what was sent: taken as the bytes landed."""
+        """Of what came, not of what was sent, taken as it landed; None: it came with its message,
+        or is lent, and nobody has looked at it."""
         self.slot = slot
         """None: memory of its own, or where a link's sink put it."""
+
+    def crc(self) -> int:
+        """CRC-32 of what came."""
+        return crc32(self.view) if self.sums is None else self.sums.whole
 
     def release(self) -> None:
         """Give the memory back; `view` must not be used afterwards."""
@@ -322,9 +328,9 @@ class Channel:
         assert message is not None
         bulk = None
         if view is not None:
-            bulk = Bulk(view, slot, sums_of(view) if landing is None else landing.sums())
+            bulk = Bulk(view, slot, None if landing is None else landing.sums())
             if type(message) not in self._unchecked:
-                self._reader.check_bulk(head, message, bulk.sums.whole)
+                self._reader.check_bulk(head, message, bulk.crc())
         self._head = self._message = self._bulk = self._slot = self._landing = None
         if self.peer is None:
             self._shake(message)
