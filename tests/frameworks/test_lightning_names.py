@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
 from ckpt_torch.lightning import CkptIO, CkptModelCheckpoint, as_file, load
+from tests.frameworks.gloo import Ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .*_dataloader' does not have many workers"),
@@ -46,10 +48,13 @@ class Classifier(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(io: object, callbacks: list[Callback], epochs: int = 4, **options: object) -> Trainer:
+def fit(
+    io: object, callbacks: list[Callback], epochs: int = 4, devices: int = 1, **options: object
+) -> Trainer:
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",
+        devices=devices,
         plugins=[] if io is None else [io],
         callbacks=callbacks,
         logger=False,
@@ -154,6 +159,24 @@ def test_two_callbacks_that_would_share_a_path_are_refused(run: str, tmp_path: P
     with pytest.raises(ckpt.Refused, match=r"epoch=0-step=2.ckpt is of two callbacks") as told:
         fit(CkptIO(run), pair)
     assert "CkptModelCheckpoint" in str(told.value.hint)
+
+
+def away_job(run: str, folder: str) -> str:
+    """As under torchrun: only rank 0 asks the store, which is away."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update(launched, GROUP_RANK="0", TORCHELASTIC_RUN_ID="away")
+    with pytest.raises(ckpt.CkptError) as told:
+        fit(CkptIO(run), [CkptModelCheckpoint(folder, "{epoch}")], devices=int(size))
+    return f"{type(told.value).__name__}: {told.value}"
+
+
+def test_a_store_that_is_away_ends_all_ranks_with_its_error(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "burst").touch()
+    run = f"ckpt+local://{tmp_path}/burst/away"
+    first, second = ranks.run(2, away_job, run, str(tmp_path))
+    assert "burst" in first
+    assert second == first
 
 
 def test_a_path_that_was_saved_again_has_what_was_saved_last(run: str) -> None:

@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import Strategy
 
+from ckpt.base.errors import Aborted, CkptError
 from ckpt_torch.lightning.io import CkptIO
 from ckpt_torch.lightning.paths import FilePath
 from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
@@ -19,12 +20,26 @@ class CkptModelCheckpoint(ModelCheckpoint):
     """
 
     def file_exists(self, filepath: FilePath, trainer: Trainer) -> bool:
-        """Whether the path is taken; the same on all ranks."""
+        """Whether the path is taken; rank 0 asks for all. Raises what it met on every rank, or the
+        others would wait for it: Unavailable, Refused, Aborted for what is no error of ckpt's.
+        """
         io = _io_of(trainer.strategy)
         if io is None:
             return super().file_exists(filepath, trainer)
-        taken = io.is_taken(filepath) if trainer.is_global_zero else False
-        return trainer.strategy.reduce_boolean_decision(taken, all=False)
+        asked = _asked(io, filepath) if trainer.is_global_zero else False
+        told: bool | CkptError = trainer.strategy.broadcast(asked)
+        if isinstance(told, CkptError):
+            raise told
+        return told
+
+
+def _asked(io: CkptIO, filepath: FilePath) -> bool | CkptError:
+    try:
+        return io.is_taken(filepath)
+    except CkptError as error:
+        return error.with_traceback(None)
+    except Exception as error:
+        return Aborted(f"rank 0 cannot tell whether {filepath} is taken: {error!r}")
 
 
 def _io_of(strategy: Strategy) -> CkptIO | None:
