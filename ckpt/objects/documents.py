@@ -214,7 +214,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return shards + sum(file.bytes for file in self.files)
 
 
-class Marker(msgspec.Struct, frozen=True):
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The checkpoint is whole; nothing of it changes any more."""
 
     format: str
@@ -223,6 +223,9 @@ class Marker(msgspec.Struct, frozen=True):
     manifest: SmallFile
     xxh3_128: str
     """Of the manifest, in hex."""
+    metrics: dict[str, float] = {}
+    """What its save was given to say of the step. Not in the plan or the manifest: workers of one drain
+    write those alike, and one of an earlier version knows of none."""
 
 
 Document = TypeVar("Document", Plan, Manifest, Marker, Receipt)

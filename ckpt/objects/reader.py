@@ -127,10 +127,11 @@ def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredChe
 class StoredCheckpoint:
     """One committed generation in a store; a Source. Used by one thread at a time. Close me."""
 
-    def __init__(self, sink: Sink, prefix: str, manifest: Manifest, digest: str) -> None:
+    def __init__(self, sink: Sink, prefix: str, manifest: Manifest, marker: Marker) -> None:
         self.manifest = manifest
-        self.digest = digest
-        """xxh3-128 of the manifest, in hex: who reads the same manifest reads the same objects."""
+        self.metrics: Mapping[str, float] = marker.metrics
+        self.digest = marker.xxh3_128
+        """Of the manifest, in hex: who reads the same manifest reads the same objects."""
         self._wanted_bytes = self._fetched_bytes = self._peer_bytes = 0
         self._sink = sink
         self._prefix = prefix
@@ -163,7 +164,7 @@ class StoredCheckpoint:
         manifest = decode(Manifest, raw, where)
         if manifest.header != marker.header:
             raise Corrupt(f"{where} is of {manifest.header}, its marker of {marker.header}")
-        return cls(sink, prefix, manifest, marker.xxh3_128)
+        return cls(sink, prefix, manifest, marker)
 
     @property
     def header(self) -> Header:

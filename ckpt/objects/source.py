@@ -54,6 +54,10 @@ class Source(Protocol):
     def header(self) -> Header:
         """Whose it is."""
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What its save was given to say of the step."""
+
     def tensors(self) -> Sequence[IndexTensor]:
         """All of them, in the same order each time. Where their bytes lie is the source's own
         business: `locations` of boxes may be empty."""

@@ -65,6 +65,7 @@ class TierSource:
             committed_at_s=info.committed_at_s,
             source="tier",
         )
+        self.metrics = info.metrics
         self._checkpoint = info.checkpoint
         self._finder = finder
         self._options = options

@@ -406,6 +406,7 @@ class WriteJob:
             self.plan.header,
             file_of(names.MANIFEST, raw),
             digest_of(raw),
+            dict(self._source.metrics),
         )
         other = create_once(self._sink, self._prefix + names.COMMITTED, encode(marker))
         if other is not None:

@@ -27,6 +27,8 @@ HEADER = Header(
 class MemorySource:
     """Two ranks: `whole` arrays are halved between them on the first axis, `own` are rank 1's."""
 
+    metrics: Mapping[str, float] = {}
+
     def __init__(
         self,
         whole: Mapping[str, Array],

@@ -177,6 +177,20 @@ def test_a_drained_step_is_fetched_back_as_its_ranks_saved_it(
     assert mine["rng"].tolist() == [1, 7]
 
 
+def test_what_was_known_of_a_step_comes_back_with_it(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    known = {"loss": 0.25, "tokens": 1e12}
+    for rank, metrics in enumerate((None, known)):
+        last = store.save("all-known", 7, {}, rank=rank, world_size=2, metrics=metrics)
+    last.wait(60.0)
+    sink = FileSink(places[0])
+    wait_drained(sink, "all-known", 7)
+    command("rm", "all-known@7", "--yes", "--force", "--store", cluster.url)
+    command("fetch", f"{sink.url}/all-known@7", "--store", cluster.url)
+    assert [commit.metrics for commit in store.steps("all-known")] == [known]
+
+
 def test_a_drain_keeps_its_bandwidth(cluster: Cluster, store: ckpt.Store, tmp_path: Path) -> None:
     run, rate, sink = "capped", 8_000_000, FileSink(tmp_path)
     rows = np.random.default_rng(3).integers(0, 255, (5, 8 * MiB), "u1")

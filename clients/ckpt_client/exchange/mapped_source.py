@@ -17,6 +17,8 @@ from ckpt_client.exchange.arrays import Incoming
 class MappedSource:
     """A flat dict of arrays, as if one rank had saved it."""
 
+    metrics: Mapping[str, float] = {}
+
     def __init__(self, arrays: Sequence[Incoming], run: str, step: int, kind: str) -> None:
         self.header = Header(
             run=run, step=step, generation="0.1", cluster="", launch=0, world_size=1,

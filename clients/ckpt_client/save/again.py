@@ -25,6 +25,7 @@ def save_again(stored: StoredCheckpoint, store: Store) -> list[Save]:
             declared_tree(stored, rank),
             rank=rank,
             world_size=stored.header.world_size,
+            metrics=stored.metrics,
         )
         for rank in sorted(stored.trees())
     ]
