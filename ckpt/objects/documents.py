@@ -224,8 +224,8 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     xxh3_128: str
     """Of the manifest, in hex."""
     metrics: dict[str, float] = {}
-    """What its save was given to say of the step. Not in the plan or the manifest: workers of one drain
-    write those alike, and one of an earlier version knows of none."""
+    """What its save was given to say of the step. Not in the plan or the manifest: workers of one
+    drain write those alike, and one of an earlier version knows of none."""
 
 
 Document = TypeVar("Document", Plan, Manifest, Marker, Receipt)
