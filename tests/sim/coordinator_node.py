@@ -100,9 +100,10 @@ class CoordinatorNode:
         return image
 
     def machine_from(self, image: CatalogImage) -> CoordinatorMachine:
-        return CoordinatorMachine(self.machine_policy, image, secret=SECRET, wall_s=self._wall_s)
+        return CoordinatorMachine(self.machine_policy, image, secret=SECRET, wall_s=self.wall_s)
 
-    def _wall_s(self) -> float:
+    def wall_s(self) -> float:
+        """As its machine reads it."""
         return self._clock.now_us / 1e6 + self.wall_jump_s
 
     def crash(self, kept: int | None = None) -> None:

@@ -4,12 +4,13 @@
           --Failed, no answer--> that, or what was so before, until somebody is told otherwise
     the catalog is made again from the targets: all stays
 
-The rules are judged here a second time, by other code than the coordinator's.
+The rules are judged here a second time, by other code than the coordinator's; ages by its clock,
+whatever that says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ckpt.base.ids import CheckpointId, RunName, Step
@@ -36,6 +37,10 @@ class KeepBook:
     """Before that: what expires may have been judged then."""
     expired: int = 0
     """So many went."""
+    wall_s: Callable[[], float] = float
+    """The coordinator's wall clock."""
+    set_back_s: float = 0.0
+    """By so much from where it was: what expires may have been judged before that."""
 
     def of(self, run: RunName) -> set[Rules]:
         return self.may.get(run, {None})
@@ -57,7 +62,16 @@ class KeepBook:
         if aside != self.aside:
             self.was_aside, self.aside = self.aside, aside
 
+    def clock_set(self, by_s: float) -> None:
+        """The coordinator's wall clock jumps."""
+        self.set_back_s = max(0.0, self.set_back_s - by_s)
+
     # ----------------------------------------------------------------------- what there is
+
+    def check_committed_at(self, id: CheckpointId, said_s: float) -> None:
+        """It is decided at this moment."""
+        if said_s != self.wall_s():
+            raise Violation(f"{id} is committed at {said_s}, it is {self.wall_s()}")
 
     def check_catalog(self, retentions: Mapping[RunName, Retention]) -> None:
         """What a restart finds is what was said."""
@@ -67,25 +81,32 @@ class KeepBook:
 
     def gone(self, ids: Collection[CheckpointId]) -> None:
         """These expire, together: all rules that may count let them go."""
+        now_s = self.wall_s() + self.set_back_s
         for id in ids:
             asides = (self.aside, self.was_aside)
-            if not any(self._lets_go(id, r, aside) for r in self.of(id.run) for aside in asides):
+            rules = self.of(id.run)
+            if not any(self._lets_go(id, r, aside, now_s) for r in rules for aside in asides):
                 raise Violation(f"{id} expires, {self.of(id.run)} keeps it")
         self.expired += len(ids)
 
-    def check_left(self, here: Collection[CheckpointId], held: Collection[CheckpointId]) -> None:
-        """Nobody reads or saves any more: what no rule keeps is gone."""
+    def check_left(
+        self, here: Collection[CheckpointId], held: Collection[CheckpointId], late_s: float
+    ) -> None:
+        """Nobody reads or saves any more: what no rule keeps is gone, by its age `late_s` later."""
+        now_s = self.wall_s() - late_s
         older = {(one.run, one.step): one.generation for one in sorted(held, reverse=True)}
         for id in here:
             covers = older.get((id.run, id.step), id.generation) < id.generation
             if (
                 id not in held
                 and not covers
-                and all(self._lets_go(id, rules, self.aside) for rules in self.of(id.run))
+                and all(self._lets_go(id, rules, self.aside, now_s) for rules in self.of(id.run))
             ):
                 raise Violation(f"{id} is still there, {self.of(id.run)} keeps it not")
 
-    def _lets_go(self, id: CheckpointId, rules: Rules, aside: set[CheckpointId]) -> bool:
+    def _lets_go(
+        self, id: CheckpointId, rules: Rules, aside: set[CheckpointId], now_s: float
+    ) -> bool:
         line = {one: info for one, info in self.committed.items() if one not in aside}
         same = [
             one.generation
@@ -94,8 +115,12 @@ class KeepBook:
         ]
         if id in aside or id.generation == max(one.generation for one in line if one.run == id.run):
             return False
-        losses = _losses(line, id.run)
-        return bool(same) or not self._keeps(id, self.clusters if rules is None else rules, losses)
+        if same:
+            return True
+        counting = self.clusters if rules is None else rules
+        if counting.age_s is not None and now_s - line[id].committed_at_s <= counting.age_s:
+            return False
+        return not self._keeps(id, counting, _losses(line, id.run))
 
     def _keeps(
         self, id: CheckpointId, rules: Retention, losses: Mapping[Step, float | None]

@@ -15,6 +15,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.keeping import Best, Better, KeepSteps, Retention, StepsKept
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
 from tests.sim.asking_node import Asking
 from tests.sim.keep_book import KeepBook, Rules
 from tests.sim.label_nodes import HERE, RUNS, LabelOracles, LabelWorld
@@ -22,6 +23,10 @@ from tests.sim.oracles import Oracles, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.roll_book import aside_of
+
+AGES_S = (1, 2, 30, 3600)
+LATE_S = LOOK_US / 1e6 + 5.0
+"""Rules by age are looked at so often, and what goes takes a moment."""
 
 
 def loss_of(job: Job, step: int) -> float | None:
@@ -63,6 +68,12 @@ class KeepOracles(LabelOracles):
         self._labels = {id: decode_labels(document) for id, document in image.labels.items()}
         self.rules.set_aside(aside_of(self._labels))
         super().coordinator_started(image)
+
+    def coordinator_decides(self, entry: catalog.AttemptDecided) -> None:
+        self.rules.check_committed_at(
+            entry.checkpoint, decode_record(entry.record).info.committed_at_s
+        )
+        super().coordinator_decides(entry)
 
     def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
         super().catalog_wrote(entries)
@@ -119,11 +130,12 @@ class Keeper(Asking[KeepSteps]):
         if rng.random() < 0.15:
             return None
         best = Best("loss", rng.choice([Better.MIN, Better.MAX]), rng.randint(1, 2))
-        kinds = rng.choice(["last", "last", "every", "best", "both", "all"])
+        kinds = rng.choice(["last", "last", "every", "best", "both", "age", "age", "all"])
         return Retention(
             rng.randint(1, 3) if kinds in ("last", "both", "all") else None,
             rng.choice([20, 30]) if kinds in ("every", "all") else None,
             best if kinds in ("best", "both", "all") else None,
+            rng.choice(AGES_S) if kinds in ("age", "all") else None,
         )
 
 
@@ -144,6 +156,10 @@ class KeepWorld(LabelWorld):
             self.clock, self.network, self.oracles, self.coordinator,
             lambda id: self.targets[id], job, rank, self.seed, starts,
         )  # fmt: skip
+
+    def start(self) -> None:
+        self.rules.wall_s = self.coordinator.wall_s
+        super().start()
 
     def say(self, changes: int) -> None:
         """Each run's keeper begins, or goes on."""
@@ -170,7 +186,13 @@ class KeepWorld(LabelWorld):
         """What no rule keeps is gone, but for what somebody holds."""
         held = list(self.coordinator.machine.checkpoints.all())
         here = [one.id for one in held if one.state is RowState.COMMITTED]
-        self.rules.check_left(here, [one.id for one in held if one.is_kept or one.pins])
+        self.rules.check_left(here, [one.id for one in held if one.is_kept or one.pins], LATE_S)
+
+    def set_clock(self) -> None:
+        """The coordinator's wall clock is wrong from now on, or wrong in another way."""
+        by_s = self.clock.rng.choice([-86_400, -3600, -2, 2, 3600, 86_400])
+        self.coordinator.wall_jump_s += by_s
+        self.rules.clock_set(by_s)
 
 
 def built(seed: int) -> KeepWorld:

@@ -1,19 +1,25 @@
-"""Histories in which people say what stays of two runs, beside names, pins, deletions and faults:
-what the rules keep never expires, and what they do not keep goes.
+"""Histories in which people say what stays of two runs, beside names, pins, deletions and faults,
+a wall clock that jumps among them: what the rules keep never expires, and what they do not keep
+goes.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ckpt.format.messages.keeping import Retention
-from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
+from ckpt.plan.retention import Verdict, judged
+from ckpt.protocol.coordinator.keeping import retaining
+from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from tests.sim.aimed import catalog_windows, kill_coordinator
-from tests.sim.histories import ends_of
-from tests.sim.keep_nodes import KeepWorld, built
+from tests.sim.histories import ends_of, run_each
+from tests.sim.keep_nodes import LATE_S, KeepWorld, built
 from tests.sim.label_nodes import RUNS
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
@@ -27,6 +33,8 @@ SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 12
 STEPS, LAST_STEPS = (10, 20, 30, 40, 50), (60, 70, 80)
 WINDOWS = tuple(catalog_windows("RetentionSaid", "CheckpointTombstoned", "AttemptDecided"))
 PASSES_MAX = 6
+FOUND_BY = 150
+"""One of so many seeds finds a planted bug."""
 
 
 def run_seed(seed: int) -> tuple[int, list[str]]:
@@ -54,7 +62,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     settle(world, nodes)
     if not world.clock.run(lambda: not any(k.waits for k in world.keepers), SETTLE_US):
         raise Violation(f"P4: nobody answers {[k.name for k in world.keepers if k.waits]}")
-    world.clock.pass_time(LOOK_US + 5_000_000)
+    world.clock.pass_time(int(LATE_S * 1e6))
     world.check_left()
     check_restart(world)
     ends = [end for keeper in world.keepers for end in keeper.ends]
@@ -70,6 +78,8 @@ def _befall(world: KeepWorld) -> None:
     for _ in range(rng.choice([0, 1, 2])):
         fault = rng.choice(FAULTS)
         world.clock.after(rng.randint(0, within_us), lambda fault=fault: fault(world))
+    if rng.random() < 0.3:
+        world.clock.after(rng.randint(0, within_us), world.set_clock)
     if rng.random() < 0.75:
         window, passes = rng.choice(WINDOWS), rng.randint(1, PASSES_MAX)
         world.windows.aim(Aim(window, passes, lambda node: kill_coordinator(world, node)))
@@ -83,3 +93,30 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
 def test_what_rules_keep_never_expires_and_the_rest_goes() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert {"kept", "lost", "expired"} <= set(ends)
+
+
+def _judged_early(*asked: Any) -> list[Verdict]:
+    committed, rules, now_s = asked
+    return judged(committed, rules, now_s + 1.5)
+
+
+def _judged_at_commits_alone(self: Retaining) -> None:
+    pass
+
+
+def _holds_nothing(one: KeptCheckpoint, is_needed: bool) -> str:
+    return ""
+
+
+PLANTS: Mapping[str, tuple[object, str, object]] = {
+    "by-age-too-early": (retaining, "judged", _judged_early),
+    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone),
+    "pinned-ones-too": (retaining, "_held_text", _holds_nothing),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(*PLANTS[name])
+    with pytest.raises(Violation):
+        run_each(run_seed, FOUND_BY)
