@@ -37,6 +37,11 @@ def parse_step_url(text: str) -> StepUrl:
     if paths.is_url(paths.REMOTE, text):
         address, path = paths.split_remote(text)
         return _with_run(text, f"ckpt://{address}", path)
+    if "://" in text:
+        raise Refused(
+            f"{text} is the URL of no store of ckpt's",
+            hint=f"{_HINT}; `ckptd drain --to URL` copies what is committed into an object store",
+        )
     if "?" in text:
         raise Refused(f"{text!r}: a checkpoint's name takes no query", hint=_HINT)
     return _with_run(text, None, paths.clean(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -159,6 +160,17 @@ def test_two_callbacks_that_would_share_a_path_are_refused(run: str, tmp_path: P
     with pytest.raises(ckpt.Refused, match=r"epoch=0-step=2.ckpt is of two callbacks") as told:
         fit(CkptIO(run), pair)
     assert "CkptModelCheckpoint" in str(told.value.hint)
+
+
+@pytest.mark.parametrize("wrapped", [lambda io: io, AsyncCheckpointIO], ids=["plain", "async"])
+def test_a_last_one_that_is_a_link_is_a_second_name(
+    run: str, tmp_path: Path, wrapped: Callable[[CkptIO], object]
+) -> None:
+    kept = CkptModelCheckpoint(tmp_path / "to", "{epoch}", save_top_k=-1, save_last="link")
+    fit(wrapped(CkptIO(run)), [kept])
+    expected = {f"epoch={epoch}.ckpt": 2 * (epoch + 1) for epoch in range(4)} | {"last.ckpt": 8}
+    assert {os.path.basename(path): step for path, step in names(run).items()} == expected
+    assert not (tmp_path / "to").exists()
 
 
 def away_job(run: str, folder: str) -> str:

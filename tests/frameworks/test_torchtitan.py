@@ -316,6 +316,12 @@ def test_what_cannot_be_meant_is_refused(cluster: str) -> None:
     with pytest.raises(ckpt.Refused, match="last_save_in_hf") as told:
         config(f"{cluster}/titan/hf", last_save_in_hf=True)
     assert "ckpt export" in str(told.value.hint)
+    for wrong in ({"async_mode": "asynch"}, {"export_dtype": "bf16"}):
+        (name, value), *_ = wrong.items()
+        with pytest.raises(ckpt.Refused, match=f"checkpoint.{name}: '{value}' is none of"):
+            config(f"{cluster}/titan/wrong", **wrong)
+    with pytest.raises(ckpt.Refused, match="s3://bucket/run is the URL of no store of ckpt's"):
+        built(config("s3://bucket/run"))
     with pytest.raises(ckpt.Refused, match="names a step"):
         built(config(f"{cluster}/titan/5"))
     with pytest.raises(ckpt.Refused, match="torchtitan's default, 'checkpoint'"):

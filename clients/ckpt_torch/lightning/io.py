@@ -73,13 +73,13 @@ class CkptIO(CheckpointIO):
 
     def __init__(
         self,
-        run: str,
+        run: FilePath,
         *,
         store: Store | str | None = None,
         allow_pickle: bool = False,
         check_finite: bool = False,
     ) -> None:
-        self._run = run.rstrip("/")
+        self._run = os.fspath(run).rstrip("/")
         self._store = store
         self._allow_pickle = allow_pickle
         self._check_finite = check_finite
@@ -127,6 +127,11 @@ class CkptIO(CheckpointIO):
         """
         where = self._where()
         self._paths.remove(where.store, where.run, paths.name_of(path))
+
+    def link(self, path: FilePath, to: FilePath) -> None:
+        """Another path of what was saved to `to`, as a link is among files."""
+        where = self._where()
+        self._paths.link(where.store, where.run, paths.name_of(path), paths.name_of(to))
 
     def is_taken(self, path: FilePath) -> bool:
         """Whether a save of the run has that path, or will have it. Raises Unavailable."""

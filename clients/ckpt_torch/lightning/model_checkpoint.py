@@ -32,6 +32,17 @@ class CkptModelCheckpoint(ModelCheckpoint):
             raise told
         return told
 
+    def _link_checkpoint(self, trainer: Trainer, filepath: str, linkpath: str) -> None:
+        """What Lightning calls for save_last="link": there is no file to link to."""
+        io = _io_of(trainer.strategy)
+        if io is None:
+            super()._link_checkpoint(trainer, filepath, linkpath)
+        elif isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+            # Its thread may not have begun the save that the link would be to.
+            self._save_checkpoint(trainer, linkpath)
+        elif trainer.is_global_zero:
+            io.link(linkpath, to=filepath)
+
 
 def _asked(io: CkptIO, filepath: FilePath) -> bool | CkptError:
     try:

@@ -1,6 +1,7 @@
 """Lightning's paths are names of generations: given when they are committed, taken away with them.
 
     save(path) ──> the generation has the name; what had it before is deleted if it has no other
+    link(path, to) ──> what has the name `to` has the other one too; else as above
     remove(path) ──> likewise deleted if it has no other
 
 All of it happens in this order in a thread of its own, so that the training never waits for it.
@@ -116,6 +117,14 @@ class Paths:
 
         self._naming = {one: done for one, done in self._naming.items() if not done.done()}
         self._naming[step] = self._submit(name, path, taken=True)
+
+    def link(self, store: Store, run: str, path: str, to: str) -> None:
+        """Another path of what `to` names once all that was begun is done."""
+
+        def link() -> None:
+            store.tag(run, store.names(run)[to], path, replace=True)
+
+        self._submit(link, path, taken=True)
 
     def remove(self, store: Store, run: str, path: str) -> None:
         """Take the path away, and what it named if nothing else names it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import torch
 import torch.nn as nn
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 _THEIR_FOLDER: Final = "checkpoint"
+_Mode = Literal["disabled", "async", "async_with_pinned_mem"]
 
 
 class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
@@ -50,10 +51,10 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         keep_latest_k: said to the store at the first save, in the place of what `ckpt keep` has
             said of the run; what has a name, a pin or a reader stays besides. 0 says nothing.
 
-        Raises Refused for last_save_in_hf.
+        Raises Refused for last_save_in_hf, and for a mode or an export_dtype that there is not.
         """
 
-        async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
+        async_mode: _Mode = "disabled"
         """Whether a save returns when it is committed ("disabled") or when the state is copied,
         which the other two mean alike."""
 
@@ -67,6 +68,9 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
                     hint="leave it out; `ckpt export RUN@STEP DIR --format dcp` makes the folder "
                     "that torchtitan's convert_to_hf.py takes",
                 )
+            # The command line checks these; in Python a wrong dtype would end the last save.
+            _check_is_one_of("async_mode", self.async_mode, get_args(_Mode))
+            _check_is_one_of("export_dtype", self.export_dtype, tuple(TORCH_DTYPE_MAP))
             BaseCheckpointManager.Config.__post_init__(self)
 
     def __init__(
@@ -200,6 +204,11 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
             if who.rank == 0:
                 self._where.store.keep(self._where.run, last=self._config.keep_latest_k)
         self._rule_is_said = True
+
+
+def _check_is_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise Refused(f"checkpoint.{name}: {value!r} is none of {', '.join(choices)}")
 
 
 def _run_of(folder: str) -> Where:
