@@ -179,7 +179,8 @@ class Store(Keeper):
         """Copy this rank's state and return; sending and committing go on beside the training.
 
         state: dicts, lists and tuples of arrays (numpy's, or with `__dlpack__` or `__array__`),
-            plain values, Shard, Shards and Replicated. It may be changed when this returns.
+            plain values, Shard, Shards and Replicated. It may be changed when this returns. A
+            numpy scalar is an array without axes, and loads as one.
         replicated: every leaf that is no Shard is the same on all ranks, and is stored once.
         check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is
             staged. Each is read once more for this.

@@ -101,7 +101,7 @@ def _judged_early(*asked: Any) -> list[Verdict]:
 
 
 def _judged_at_commits_alone(self: Retaining) -> None:
-    pass
+    """Time alone makes nothing expire."""
 
 
 def _holds_nothing(one: KeptCheckpoint, is_needed: bool) -> str:
