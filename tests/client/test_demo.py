@@ -122,7 +122,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     directory, birthmark = tmp_path_factory.mktemp("demo"), secrets.token_hex(16)
     lines: list[str] = []
     threads: list[int] = []
-    with start(directory, birthmark, "--steps", "24") as process:
+    with start(directory, birthmark, "--steps", "24", "--width", "128") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for line in process.stdout:
