@@ -25,6 +25,14 @@ cells.transform = wrong
 """
 """A machine whose erasure code flips one bit of whatever it computes."""
 
+WITHOUT_LIBRARY = """
+from pathlib import Path
+from ckpt.native import library
+
+library.LIBRARY = Path("/nowhere/_ckpt.so")
+"""
+"""An installation that lost its C library."""
+
 
 def harmed(directory: Path, code: str) -> dict[str, str]:
     """Our environment, in which all Python processes run `code` before anything else."""

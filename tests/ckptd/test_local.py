@@ -25,6 +25,7 @@ from ckpt_client.local.cluster import is_supervised
 from ckptd.http.client import HttpAsker
 from ckptd.local.cluster_file import ClusterOptions, load_or_create, read_cluster
 from ckptd.local.supervisor import IDLE_POLL_S
+from tests.harm import WITHOUT_LIBRARY, harmed
 from tests.waiting import WAIT_S, wait_until
 
 Ready = dict[str, object]
@@ -343,3 +344,16 @@ def test_the_code_follows_from_the_number_of_targets(
 def test_pretended_domains_are_one_device_for_each_target(tmp_path: Path) -> None:
     made = load_or_create(tmp_path, ClusterOptions(pretend_domains=True), "host", "test")
     assert made.domain("t3", "259:1") == "local/local/host/dev-t3"
+
+
+def test_nothing_begins_without_the_native_library(tmp_path: Path) -> None:
+    environ = harmed(tmp_path, WITHOUT_LIBRARY)
+    directory = tmp_path / "burst"
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptd.cli", "local", directory], env=environ,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ckpt's native library cannot be used" in done.stderr
+    assert "pip install ckpt-burst" in done.stderr
+    assert not directory.exists()

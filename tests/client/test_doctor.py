@@ -52,7 +52,7 @@ def test_a_sound_cluster_is_ok_line_by_line(case: Case) -> None:
     assert (ended.code, {one["level"] for one in found}) == (0, {"OK"}), found
     assert [one["name"] for one in found] == [
         "store", "secret", "coordinator", "targets", "clock", "room",
-        "open files", "locked memory", "memory", "sockets",
+        "erasure code", "open files", "locked memory", "memory", "sockets",
     ]  # fmt: skip
     assert "4 of 4 reached" in finding(ended, "targets")["message"]
     text = run("doctor", environ=case.environ)

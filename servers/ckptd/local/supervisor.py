@@ -37,6 +37,8 @@ from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
+from ckpt.native.isal import find_isal
+from ckpt.native.library import find_library
 from ckptd import cli
 from ckptd import config as options
 from ckptd.directory import close_to_others, make_directory
@@ -142,8 +144,11 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
 
     Raises Busy (already served), Refused (options contradict, another host, a secret that others
-    can read), Corrupt, Unavailable (the coordinator does not start).
+    can read), Corrupt, Unavailable (the coordinator does not start), CkptError (no native library).
     """
+    # Without them no target begins: said once, before anything is made.
+    find_isal()
+    find_library()
     directory = config.directory.resolve()
     make_directory(directory)
     close_to_others(directory, report)

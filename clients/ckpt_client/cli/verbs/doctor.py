@@ -1,8 +1,9 @@
 """What would fail before a training starts, seen from this host and as this user.
 
 Reaches the coordinator and every target as a training will, and looks at what it needs here:
-the secret, open files, memory for arenas, room for saves, health checks that stand. One line
-each: OK, WARN or FAIL, what it means, and the next step. A local cluster at rest is started.
+the secret, the erasure code, open files, memory for arenas, room for saves, health checks that
+stand. One line each: OK, WARN or FAIL, what it means, and the next step. A local cluster at
+rest is started.
 
 The exit code is 0 when all is well, 3 with warnings alone, and with a failure that of the
 first one, else 1.
@@ -106,11 +107,20 @@ def _examined(arguments: argparse.Namespace, need: Need) -> list[Finding]:
     return [
         *found,
         *(_of_cluster(arguments, answered, need) if answered is not None else ()),
+        _erasure_code(),
         findings.judge_open_files(*probes.open_files(), targets),
         findings.judge_locked_memory(probes.locked_memory()),
         findings.judge_memory(need, memory.free_bytes, memory.total_bytes),
         findings.judge_sockets(*probes.sockets_folder()),
     ]
+
+
+def _erasure_code() -> Finding:
+    name = "erasure code"
+    try:
+        return Finding(name, Level.OK, probes.erasure_code())
+    except CkptError as error:
+        return findings.failed(name, error)
 
 
 def _reached(arguments: argparse.Namespace, found: list[Finding]) -> _Answered | None:
