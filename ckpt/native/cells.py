@@ -13,11 +13,13 @@ from typing import Final
 import numpy as np
 
 from ckpt.native.arrays import Crcs, address_of
-from ckpt.native.isal import Tables, find_isal
+from ckpt.native.isal import TABLE_BYTES_PER_COEFFICIENT, Tables, find_isal
 from ckpt.native.library import find_library
 
 CELL_BYTES_MAX: Final = (1 << 31) - 1
 """ISA-L takes lengths as C ints."""
+COLUMNS_MAX: Final = 256
+"""`CKPT_COLUMNS_MAX` of source/ckpt_native.h."""
 
 
 def transform(
@@ -31,6 +33,7 @@ def transform(
     Raises ValueError for other buffers, and CkptError where there is no library.
     """
     length, count = inputs[0].nbytes, len(inputs)
+    _check_tables(tables, count, len(outputs))
     _check_cells(length, inputs, outputs)
     crcs = np.zeros(count + len(outputs), np.uint32)
     reads, writes = crcs[:count] if sum_inputs else crcs[:0], crcs[count:]
@@ -47,6 +50,12 @@ def transform(
         address_of(reads) if sum_inputs else None, address_of(writes),
     )  # fmt: skip
     return reads, writes
+
+
+def _check_tables(tables: Tables, inputs: int, outputs: int) -> None:
+    needed = TABLE_BYTES_PER_COEFFICIENT * inputs * outputs
+    if max(inputs, outputs) > COLUMNS_MAX or len(tables) != needed:
+        raise ValueError(f"{len(tables)} bytes of tables for {inputs} inputs, {outputs} outputs")
 
 
 def _check_cells(length: int, inputs: Sequence[memoryview], outputs: Sequence[memoryview]) -> None:
