@@ -29,7 +29,7 @@ WITHOUT_LIBRARY = """
 from pathlib import Path
 from ckpt.native import library
 
-library.LIBRARY = Path("/nowhere/_ckpt.so")
+library.LIBRARY = Path("/nowhere/libckpt.so.1")
 """
 """An installation that lost its C library."""
 

@@ -13,7 +13,8 @@ from typing import Final
 from ckpt.base.errors import CkptError
 from ckpt.native.isal import Kernels
 
-LIBRARY: Final = Path(__file__).with_name("_ckpt.so")
+LIBRARY: Final = Path(__file__).with_name("libckpt.so.1")
+"""Not `.so` alone: Python would take it for a module of its own."""
 LOG: Final = Path(__file__).with_name("build.log")
 """What the compiler printed where the library could not be built."""
 

@@ -20,9 +20,9 @@ def test_files_that_are_not_isal_are_not_bound(monkeypatch: pytest.MonkeyPatch) 
 def test_an_installation_without_our_library_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "_ckpt.so")
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libckpt.so.1")
     monkeypatch.setattr(library, "LOG", tmp_path / "build.log")
-    with pytest.raises(CkptError, match=r"_ckpt\.so: cannot open shared object") as caught:
+    with pytest.raises(CkptError, match=r"libckpt\.so\.1: cannot open shared object") as caught:
         library.find_library.__wrapped__()
     assert "pip install ckpt-burst" in caught.value.hint
     (tmp_path / "build.log").write_text("cc: out of memory")

@@ -98,6 +98,7 @@ class PayloadSource:
 
     def __init__(self, header: Header, payload_bytes: int, payloads: Mapping[int, bytes]) -> None:
         self.header = header
+        self.metrics: Mapping[str, float] = {"loss": float(header.step)}
         self._payload_bytes, self._payloads = payload_bytes, payloads
 
     def tensors(self) -> Sequence[IndexTensor]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.wheel.environments import BUILD, Environments
 
-LIBRARY = "ckpt/native/_ckpt.so"
+LIBRARY = "ckpt/native/libckpt.so.1"
 TIMEOUT_S = 100.0
 MACHINES = {"x86_64": 62, "aarch64": 183}
 """As ELF numbers them."""

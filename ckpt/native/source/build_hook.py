@@ -24,7 +24,7 @@ from typing import Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE: Final = "ckpt/native/source"
-LIBRARY: Final = "ckpt/native/_ckpt.so"
+LIBRARY: Final = "ckpt/native/libckpt.so.1"
 LOG: Final = "ckpt/native/build.log"
 OPTIONS: Final = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra",
