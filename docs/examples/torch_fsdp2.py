@@ -1,6 +1,6 @@
 """A small GPT under FSDP2 that survives being killed at any step.
 
-    torchrun --standalone --nproc-per-node 4 --max-restarts 20 torch_fsdp2.py \
+    torchrun --standalone --nproc-per-node 4 --max-restarts 20 torch_fsdp2.py \\
         --store ckpt+local:///scratch/burst --name gpt --text corpus.txt --losses losses.jsonl
 
 (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a torchrun 2.13 that shares its store with the ranks gives
