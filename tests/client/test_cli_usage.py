@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -235,6 +236,13 @@ def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
     assert "Traceback" not in quiet
     assert main(["ls", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["ckpt", "ckptd"])
+def test_a_version_names_who_built_the_library(program: str) -> None:
+    command = Path(sys.executable).with_name(program)
+    out = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(rf"{program} [\d.]+ \((gcc|clang) [^,]+, \w+\)\n", out)
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from ckpt_client.doctor.findings import Finding, Level, Need, TargetReach
 from tests.client.checkkit import Case
 from tests.client.clikit import Ended, environment, run
 from tests.client.remote_daemons import remote
+from tests.harm import WITHOUT_LIBRARY, harmed
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
 CODE = Code(2, 1)
@@ -44,6 +47,21 @@ def finding(ended: Ended, name: str) -> dict[str, Any]:
     (found,) = [one for one in ended.document()["findings"] if one["name"] == name]
     assert isinstance(found, dict)
     return found
+
+
+def test_a_host_without_the_native_library_fails_by_name(case: Case, tmp_path: Path) -> None:
+    environ = harmed(tmp_path, WITHOUT_LIBRARY) | {"CKPT_STORE": case.url}
+    command = Path(sys.executable).with_name("ckpt"), "doctor", "--json"
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    found = finding(Ended(done.returncode, done.stdout, done.stderr), "erasure code")
+    assert (done.returncode, found["level"]) == (1, "FAIL")
+    assert "native library cannot be used" in found["message"]
+    assert "pip install ckpt-burst" in found["remedy"]
+
+
+def test_status_names_who_built_the_library_that_asks(case: Case) -> None:
+    asked_by = case.status().document()["asked_by"]
+    assert re.fullmatch(r"ckpt [\d.]+ \((gcc|clang) [^,]+, \w+\)", asked_by)
 
 
 def test_a_sound_cluster_is_ok_line_by_line(case: Case) -> None:
