@@ -39,8 +39,8 @@ from ckpt.format.messages.lending import LendMemory
 
 LEND_BYTES_MIN: Final = 64 * KiB
 """Less is cheaper to send than to give back."""
-LENT_BYTES_MAX: Final = 4 * MiB
-"""Out on one link before it counts as full, like a Unix socket's buffer."""
+LENT_BYTES_MAX: Final = 8 * MiB
+"""Out on one link before it counts as full: one cell is written while the next waits."""
 REGIONS_MAX: Final = 16
 """Lent by one peer at once."""
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize

@@ -20,9 +20,10 @@ PAGE_BYTES = 4 * KiB
 """O_DIRECT's unit here; every offset and length in a column file is a multiple of it."""
 BLOCK_BYTES = 128 * KiB
 """Checksum block: the size of damage. A cell has one or several; its last may be shorter."""
-CELL_BYTES_DEFAULT = 2 * MiB
-"""Few, large frames: docs/decisions/0005. Small payloads get smaller cells."""
-CELL_BYTES_MAX = 4 * MiB
+CELL_BYTES_DEFAULT = 4 * MiB
+"""Few, large frames: docs/decisions/0005. Small payloads get smaller cells. 0.1.0 knows no larger
+ones."""
+CELL_BYTES_MAX = 8 * MiB
 PAYLOAD_BYTES_MAX = 1 << 44
 
 # Frames.

@@ -3,7 +3,7 @@
 A codec picks the k source columns and keeps tables for the patterns that it meets; native code
 computes, and takes the checksums of what it read and wrote while that is in the cache.
 
-Sketch: 4+2 over cells of 2 MiB reads 8 MiB for each stripe once and writes 4, about 2 ms. The
+Sketch: 4+2 over cells of 4 MiB reads 16 MiB for each stripe once and writes 8, about 4 ms. The
 checks of `cells` cost 10 to 20 us, and the GIL is free during the rest. No byte is copied.
 """
 

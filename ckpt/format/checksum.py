@@ -82,7 +82,7 @@ class Xxh3:
 
 crc32: Callable[..., int]
 """`crc32(view, start=0)`: CRC-32 of the bytes, continued from `start`, the checksum of what came
-before. The library's own function: a cell of 2 MiB calls it 16 times.
+before. The library's own function: a cell of 4 MiB calls it 32 times.
 """
 crc32_combine: Callable[[int, int, int], int]
 """`crc32_combine(a, b, length_b)`: CRC-32 of A followed by B, from their checksums and B's length

@@ -15,10 +15,12 @@ from typing import Final
 
 from ckpt.aio.lending import Lendable
 from ckpt.aio.sealed_memory import sealed_memory
-from ckpt.base.limits import CELL_BYTES_DEFAULT, PAGE_BYTES
+from ckpt.base.limits import CELL_BYTES_DEFAULT, CODE_PARITY_MAX, PAGE_BYTES
 from ckpt.base.units import MiB, align_up
 
-RING_BYTES_MAX: Final = 32 * MiB
+RING_BYTES: Final = 32 * MiB
+RING_STRIPES_MIN: Final = 2
+"""Of the widest code: one is sent while the next is encoded."""
 
 
 class ParityRing:
@@ -51,6 +53,11 @@ class ParityRing:
             assert slot not in self._free, "a slot is given back once"
             self._free.append(slot)
 
+    @property
+    def free_count(self) -> int:
+        """Slots that nobody has, at a glance."""
+        return len(self._free)
+
     def close(self) -> None:
         """Lend it no more; the memory goes with its last slot."""
         os.close(self._descriptor)
@@ -63,6 +70,7 @@ class ParityRing:
 
 
 def ring_for(cell_bytes: int) -> ParityRing:
-    """The ring of the encode pass: at most RING_BYTES_MAX, touched only as far as it is used."""
+    """The ring of a pass: RING_BYTES, more for the largest cells alone; touched as it is used."""
     slot_bytes = max(cell_bytes, CELL_BYTES_DEFAULT)
-    return ParityRing(slot_bytes, RING_BYTES_MAX // slot_bytes)
+    slot_count = max(RING_BYTES // slot_bytes, RING_STRIPES_MIN * CODE_PARITY_MAX)
+    return ParityRing(slot_bytes, slot_count)

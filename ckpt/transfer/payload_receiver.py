@@ -9,7 +9,7 @@ Both release the GIL. All payloads of a read share connections; a few are under 
 
 Sketch for 1 GB from a healthy 4+2: receive 0.10 to 0.14 CPU s, checksums 0.04, first touch of the
 destination 0.15 to 0.5, copies only for what has no contiguous cell in the destination. A cell of
-2 MiB costs half a question, two to four `recv`, one checksum; no thread is woken for it.
+4 MiB costs a question, two to four `recv`, one checksum; no thread is woken for it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ over links that never block.
 
 Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1.5 x 0.20 (TCP) or
 next to nothing (lent to targets of this host). No byte of the payload is copied here; memory
-besides the arena is two parity rings of at most 32 MiB. jobs: benchmarks/jobs/burst-*.
+besides the arena is two parity rings of 32 MiB, touched as far as they are used. jobs:
+benchmarks/jobs/burst.fio.
 
 What is stopped is not read any more when PayloadStopped is said, and only then: the encode step has
 ended and no link holds a view of the arena. A link that keeps one for STOP_GRACE_US is cut.
@@ -276,7 +277,7 @@ class PayloadSender:
         if sum(job.is_starved(now) for job in jobs):  # Each keeps its own account: ask them all.
             for job in jobs:
                 job.detach_laggards()
-        if any(job.encoder.has_orders or job.encoder.starved_since_us is not None for job in jobs):
+        if any(job.encoder.may_go_on for job in jobs):
             self._work.set()
 
     def _tick(self, now: int) -> None:

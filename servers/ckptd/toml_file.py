@@ -1,7 +1,7 @@
 """A daemon's configuration file to start from: every key, what it means, its unit and its default.
 
     # Memory for fragments that arrive.
-    pool_bytes = "32MiB"  # BYTES; default
+    pool_bytes = "64MiB"  # BYTES; default
 
 A key that must be given has the value of the program's example; one that is not set is a comment.
 """

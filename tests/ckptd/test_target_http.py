@@ -290,7 +290,7 @@ def test_the_metrics_tell_what_happened_to_columns_peers_disk_and_memory(tmp_pat
         assert of("device_bytes", state="total") > of("device_bytes", state="free") > 0
         assert of("capacity_bytes", state="used") > whole.file_bytes - PAGE_BYTES
         assert of("capacity_bytes", state="reserved") == spoilt.file_bytes
-        assert of("pool_bytes", pool="receive") == 32 * MiB
+        assert of("pool_bytes", pool="receive") == 64 * MiB
         assert of("pool_used_bytes", pool="receive") == 0
         assert of("pool_bytes", pool="read") == 32 * MiB
 

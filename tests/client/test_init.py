@@ -32,8 +32,8 @@ def test_each_daemon_takes_its_file_and_what_is_changed_in_it(tmp_path: Path) ->
             name for name, value in found.items() if value is None or value == -1
         ]
     target = files["target"]
-    target.write_text(target.read_text().replace('pool_bytes = "32MiB"', 'pool_bytes = "64MiB"'))
-    assert in_force("target", "--config", target)["pool_bytes"] == 64 << 20
+    target.write_text(target.read_text().replace('pool_bytes = "64MiB"', 'pool_bytes = "96MiB"'))
+    assert in_force("target", "--config", target)["pool_bytes"] == 96 << 20
 
 
 def test_only_those_that_are_named_are_written(tmp_path: Path) -> None:

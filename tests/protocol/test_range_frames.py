@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckpt.base.limits import CELL_BYTES_MAX
 from ckpt.format.combs import combs_of
 from ckpt.format.messages.reading import ByteRuns
 from ckpt.protocol.runs.range_frames import (
     LONG_BYTES,
+    TOGETHER_BYTES_MAX,
     TOGETHER_MAX,
     RangeFrame,
     range_frames,
@@ -56,7 +56,7 @@ def test_a_frame_holds_so_many_ranges_and_bytes_and_no_more() -> None:
     wide = [(at * LONG_BYTES, (at + 1) * LONG_BYTES - 1) for at in range(70)]
     frames = _frames(wide)
     _check(wide, frames)
-    assert all(len(frame.bulk) <= CELL_BYTES_MAX for frame in frames)
+    assert all(len(frame.bulk) <= TOGETHER_BYTES_MAX for frame in frames)
     assert len(frames) == 3
 
 
@@ -76,14 +76,14 @@ def test_long_runs_at_one_distance_come_each_alone_as_it_lies() -> None:
 
 
 def test_runs_of_which_one_frame_holds_a_part_go_on_in_the_next() -> None:
-    fit = CELL_BYTES_MAX // 3000
+    fit = TOGETHER_BYTES_MAX // 3000
     many = [(5, 25), *((at, at + 3000) for at in range(1000, 9_001_000, 5000))]
     frames = _frames(many)
     _check(many, frames)
     assert [[each.count for each in frame.message.ranges] for frame in frames] == [
         [1, fit], [1800 - fit]
     ]  # fmt: skip
-    assert len(frames[0].bulk) == 20 + fit * 3000 <= CELL_BYTES_MAX
+    assert len(frames[0].bulk) == 20 + fit * 3000 <= TOGETHER_BYTES_MAX
 
 
 def test_nothing_read_is_no_frame() -> None:

@@ -336,7 +336,9 @@ def test_a_detached_parity_column_is_encoded_again_cell_by_cell() -> None:
         assert encoder.head <= 8
     assert encoder.head == 4, "the window is full"
     assert encoder.starved_since_us is not None
+    assert not encoder.may_go_on, "nobody need wake it while no slot comes back"
     encoder.detach(2)
+    assert encoder.may_go_on
     encoder.detach(3)
     while encoder.step():
         assert encoder.head <= 8

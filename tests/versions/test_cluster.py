@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.base.units import MiB
 from tests.client.bits import bits_of
 from tests.client.clikit import environment, run
 from tests.versions import states
@@ -107,3 +109,8 @@ def test_a_lost_target_of_it_is_made_up_for_and_its_catalog_is_made_again(cluste
     with ckpt.open(url(cluster)) as store:
         for step in (200, 300):
             check_step(store, step)
+
+
+def test_cells_are_none_that_0_1_0_refuses() -> None:
+    """Larger ones are an operator's choice, who knows that it is used no more."""
+    assert 4 * MiB >= CELL_BYTES_DEFAULT

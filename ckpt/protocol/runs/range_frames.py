@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
+from ckpt.base.limits import BLOCK_BYTES, FRAME_BULK_BYTES_MAX
+from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.combs import Comb, Run, size_of
 from ckpt.format.messages.reading import ByteRuns, RangeData
@@ -21,6 +22,10 @@ LONG_BYTES: Final = BLOCK_BYTES
 """From here on a range comes alone."""
 TOGETHER_MAX: Final = 1024
 """Names of ranges in one frame: they must fit its meta. A comb has one."""
+TOGETHER_BYTES_MAX: Final = 4 * MiB
+"""Copied into one frame."""
+
+assert TOGETHER_BYTES_MAX <= FRAME_BULK_BYTES_MAX
 
 
 class Content(Protocol):
@@ -75,11 +80,11 @@ def _tooth(run: Run) -> int:
 
 def _bundles(short: list[Run]) -> Iterator[list[Run]]:
     """Which short runs make a frame: as many as its bulk holds and its meta names."""
-    if short and len(short) <= TOGETHER_MAX and sum(map(size_of, short)) <= CELL_BYTES_MAX:
+    if short and len(short) <= TOGETHER_MAX and sum(map(size_of, short)) <= TOGETHER_BYTES_MAX:
         yield short
         return
     some: list[Run] = []
-    room = CELL_BYTES_MAX
+    room = TOGETHER_BYTES_MAX
     for run in short:
         rest: tuple[Run, ...] = (run,)
         while rest:
@@ -89,7 +94,7 @@ def _bundles(short: list[Run]) -> Iterator[list[Run]]:
             room -= sum(map(size_of, now))
             if rest:
                 yield some
-                some, room = [], CELL_BYTES_MAX
+                some, room = [], TOGETHER_BYTES_MAX
     if some:
         yield some
 

@@ -77,7 +77,7 @@ class TargetIdentity:
 class TargetLimits:
     """Bounds on memory and space."""
 
-    stream_credit_bytes: int = 8 * MiB
+    stream_credit_bytes: int = 16 * MiB
     """Most fragment bytes that one stream may have under way."""
     credit_pool_bytes: int = 64 * MiB
     """And all streams together."""

@@ -68,7 +68,7 @@ class TargetConfig:
     """What it fails together with; empty takes this host and the directory's device."""
     capacity_bytes: int | None = None
     """How much of the device it may use; all when not given."""
-    pool_bytes: int = 32 * MiB
+    pool_bytes: int = 64 * MiB
     """Memory for fragments that arrive."""
     read_pool_bytes: int = 32 * MiB
     """Memory for blocks that are read; at most three quarters keep what others may want."""

@@ -26,7 +26,8 @@ import numpy as np
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank
-from ckpt.base.limits import CELL_BYTES_MAX, PAYLOAD_BYTES_MAX
+from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import ByteRange, ByteRuns, RangeData, ReadRanges
@@ -39,7 +40,7 @@ from ckpt.transfer.target_links import nearest_address
 from ckpt_client.load.together.meeting import Meeting
 from ckpt_client.load.together.sharing import SHARED_BYTES_MIN, Part, SharedReading, merged
 
-PIECE_BYTES: Final = CELL_BYTES_MAX
+PIECE_BYTES: Final = 4 * MiB
 """Of one question to a peer."""
 PATIENCE_S: Final = 4.0
 """For a peer's answer; less than the coordinator has for a word from us."""
