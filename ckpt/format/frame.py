@@ -4,7 +4,7 @@
          0     4  bytes magic `CKPF`
          4     1  u8    version of the frame, 1
          5     1  u8    type: ckpt.format.messages.MESSAGE_TYPES
-         6     2  u16   1 where the bulk is lent, else 0
+         6     2  u16   flags: 1 the bulk is lent, 2 the bulk has a tag
          8     4  u32   meta_bytes
         12     4  u32   bulk_bytes
         16     8  u64   request
@@ -12,14 +12,17 @@
         32    16  bytes mac
         48     .  .     meta: the message as a MessagePack map by field name; then, when there is
                         bulk and the message has no field `crc`, a u32 with the bulk's CRC-32;
-                        then, when the bulk is lent, u32 region and u64 offset
+                        then, when the bulk has a tag, its 16 bytes; then, when the bulk is lent,
+                        u32 region and u64 offset
          .     .  bytes bulk; none where it is lent: it lies in the sender's memory
 
 All numbers are little-endian. The mac is the first 16 bytes of HMAC-SHA256 under the session key
 of this direction, over the frame's sequence number (u64, from 0, counted in each direction of a
 connection, also through the handshake), the prefix with its mac zeroed, and the meta. So a frame
 cannot be forged, changed, repeated, left out or moved to another connection. Bulk is guarded by
-its CRC, which stands in the meta.
+its CRC, which stands in the meta, and where the session's wire says so (`Wire.MAC`) by its tag:
+AES-256-GMAC under the bulk key of this direction, its nonce the sequence number (u64, then four
+zeros), over the bulk. What is lent never leaves its host, and has none.
 
 Until the session key is set, the key is zeros, and only handshake messages without bulk are taken.
 
@@ -31,7 +34,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -54,6 +57,7 @@ ZERO_KEY: Final = bytes(KEY_BYTES)
 
 _PREFIX = struct.Struct("<4sBBHIIQQ")
 _LENT: Final = 1
+_TAGGED: Final = 2
 _SHA256_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
@@ -61,6 +65,7 @@ _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<IQ")
 _MAC_BYTES: Final = 16
+TAG_BYTES: Final = 16
 _NO_MAC: Final = bytes(_MAC_BYTES)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -73,6 +78,19 @@ _HAS_CRC: Final = frozenset(
 )
 
 assert _PREFIX.size + _MAC_BYTES == PREFIX_BYTES
+
+
+class BulkMac(Protocol):
+    """Makes tags under the bulk key of one direction."""
+
+    def begin(self, number: int) -> None:
+        """A tag of the bytes that are added from now on; no number comes twice."""
+
+    def add(self, view: Buffer) -> None:
+        """The next bytes."""
+
+    def end(self) -> bytes:
+        """The tag, TAG_BYTES long."""
 
 
 class LentPlace(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +110,8 @@ class FrameHead(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     lent: bool
     """The bulk does not follow: it lies where `FrameReader.lent` says."""
+    tagged: bool
+    """The bulk has a tag: `begin_tag` before the bulk comes, `check_tag` once it is whole."""
     wire: bytes
     """The prefix as it came."""
 
@@ -99,15 +119,20 @@ class FrameHead(msgspec.Struct, frozen=True, gc=False):
 class FrameWriter:
     """I make the frames of one direction of one connection, in the order in which they are sent."""
 
-    __slots__ = ("_mac", "_sequence")
+    __slots__ = ("_bulk_mac", "_mac", "_sequence")
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
         self._mac = _Mac(key)
+        self._bulk_mac: BulkMac | None = None
         self._sequence = 0
 
     def set_key(self, key: bytes) -> None:
         """Use the session key from the next frame on; the sequence goes on."""
         self._mac = _Mac(key)
+
+    def tag_bulks(self, mac: BulkMac) -> None:
+        """From the next frame on a bulk that is not lent has a tag."""
+        self._bulk_mac = mac
 
     def encode(
         self,
@@ -131,14 +156,20 @@ class FrameWriter:
         bulk_bytes = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
         if bulk_bytes and number not in _HAS_CRC:
             meta += _CRC.pack(crc32(bulk))
+        flags = 0
         if lent is not None:
+            flags = _LENT
             meta += _PLACE.pack(lent.region, lent.offset)
+        elif bulk_bytes and self._bulk_mac is not None:
+            flags = _TAGGED
+            self._bulk_mac.begin(self._sequence)
+            self._bulk_mac.add(bulk)
+            meta += self._bulk_mac.end()
         if len(meta) > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise Refused(
                 f"{type(message).__name__} of {len(meta)} + {bulk_bytes} bytes "
                 "does not fit one frame"
             )
-        flags = 0 if lent is None else _LENT
         head = _PREFIX.pack(MAGIC, VERSION, number, flags, len(meta), bulk_bytes, request, epoch)
         mac = self._mac.of(self._sequence, head, meta)
         self._sequence += 1
@@ -152,7 +183,9 @@ class FrameReader:
     PeerError the connection must be cut.
     """
 
-    __slots__ = ("_bulk_crc", "_head", "_keyed", "_mac", "_sequence", "lent")
+    __slots__ = (
+        "_bulk_crc", "_bulk_mac", "_head", "_keyed", "_mac", "_sequence", "_tag", "lent",
+    )  # fmt: skip
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
         self._mac = _Mac(key)
@@ -161,6 +194,10 @@ class FrameReader:
         self.lent: LentPlace | None = None
         """Where the bulk of the last message lies; None: it follows, or there is none."""
         self._head: FrameHead | None = None
+        #: Of bulks that come; None while they need no tag.
+        self._bulk_mac: BulkMac | None = None
+        #: Of the bulk of `_head`'s frame, as its sender made it; empty where it has none.
+        self._tag = b""
         #: CRC-32 of the bulk of `_head`'s frame; None when the message says it or there is none.
         self._bulk_crc: int | None = None
 
@@ -168,6 +205,10 @@ class FrameReader:
         """Expect the session key from the next frame on; the sequence goes on."""
         self._mac = _Mac(key)
         self._keyed = key != ZERO_KEY
+
+    def want_tags(self, mac: BulkMac) -> None:
+        """From the next frame on a bulk that is not lent and has no tag is refused."""
+        self._bulk_mac = mac
 
     def prefix(self, view: Buffer) -> FrameHead:
         """From the first PREFIX_BYTES of a frame; raises PeerError. `message` compares its mac."""
@@ -182,17 +223,22 @@ class FrameReader:
             raise PeerError(f"unknown frame type {number}")
         if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise PeerError(f"frame of {meta_bytes} + {bulk_bytes} bytes is too large")
-        if flags not in (0, _LENT) or (flags and not bulk_bytes):
+        known = flags in (0, _LENT, _TAGGED) and (bulk_bytes or not flags)
+        if not known or (flags == _TAGGED and self._bulk_mac is None):
             raise PeerError(
                 f"frame of type {number} with {bulk_bytes} bulk bytes has flags {flags}"
             )
+        if bulk_bytes and not flags and self._bulk_mac is not None:
+            raise PeerError(f"a bulk of {bulk_bytes} bytes has no tag, which this session demands")
         if not self._keyed:
             allowed = number in _HANDSHAKE and not bulk_bytes
             if not allowed or PREFIX_BYTES + meta_bytes > UNAUTHENTICATED_BYTES_MAX:
                 raise PeerError(
                     f"frame type {number} of {meta_bytes} + {bulk_bytes} bytes before the handshake"
                 )
-        return FrameHead(number, meta_bytes, bulk_bytes, request, epoch, flags == _LENT, wire)
+        return FrameHead(
+            number, meta_bytes, bulk_bytes, request, epoch, flags == _LENT, flags == _TAGGED, wire
+        )
 
     def message(self, head: FrameHead, meta: Buffer) -> Message:
         """From exactly `head.meta_bytes`; raises PeerError."""
@@ -203,12 +249,16 @@ class FrameReader:
             raise PeerError(f"frame {self._sequence} of type {head.type} fails its mac")
         self._sequence += 1
         self._head = head
-        self._bulk_crc = self.lent = None
+        self._bulk_crc, self.lent, self._tag = None, None, b""
         if head.lent:
             if len(body) < _PLACE.size:
                 raise PeerError(f"frame of type {head.type} does not say where its bulk lies")
             self.lent = LentPlace(*_PLACE.unpack_from(body, len(body) - _PLACE.size))
             body = body[: -_PLACE.size]
+        elif head.tagged:
+            if len(body) < TAG_BYTES:
+                raise PeerError(f"frame of type {head.type} lacks the tag of its bulk")
+            body, self._tag = body[:-TAG_BYTES], body[-TAG_BYTES:]
         if head.bulk_bytes and head.type not in _HAS_CRC:
             if len(body) < _CRC.size:
                 raise PeerError(f"frame of type {head.type} has bulk without a checksum")
@@ -219,6 +269,22 @@ class FrameReader:
         # msgspec lets invalid UTF-8 and too deep nesting out as they are.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PeerError(f"frame of type {head.type} does not parse: {error}") from None
+
+    def begin_tag(self, head: FrameHead) -> BulkMac:
+        """Whoever takes the last message's bulk in adds it to this: the mac that was wanted."""
+        assert head is self._head
+        assert self._bulk_mac is not None
+        self._bulk_mac.begin(self._sequence - 1)
+        return self._bulk_mac
+
+    def check_tag(self, head: FrameHead) -> None:
+        """Raises PeerError unless what was added since `begin_tag` is the bulk that was sent."""
+        assert head is self._head
+        assert self._bulk_mac is not None
+        if not hmac.compare_digest(self._bulk_mac.end(), self._tag):
+            raise PeerError(
+                f"bulk of {head.bulk_bytes} bytes is not what its sender sent: its tag differs"
+            )
 
     def check_bulk(self, head: FrameHead, message: Message, crc: int) -> None:
         """Raises PeerError unless the bulk of `head.bulk_bytes`, whose CRC-32 this is, is the one

@@ -6,12 +6,14 @@ import ctypes
 from typing import Final
 
 from ckpt.base.limits import BLOCK_BYTES
+from ckpt.native.gmac import Gmac
 from ckpt.native.isal import find_isal
 from ckpt.native.library import LandingState, find_library
 from ckpt.native.sums import Sums, blocks_for
 
 WHOLE: Final = 0
 CLOSED: Final = -1
+MAC_FAILED: Final = -2
 """What `receive` says besides numbers of `errno`: `CKPT_CLOSED` of source/ckpt_native.h."""
 
 
@@ -20,8 +22,9 @@ class Landing:
 
     __slots__ = ("_blocks", "_first", "_state")
 
-    def __init__(self, view: memoryview, filled: int) -> None:
+    def __init__(self, view: memoryview, filled: int, mac: Gmac | None = None) -> None:
         """`view` is writable, contiguous and not empty; its first `filled` bytes are there already.
+        `mac` has begun; once all bytes are there it has them too, and nothing else meanwhile.
 
         Raises ValueError for another buffer: an assert can be switched off, and then C code would
         write where it must not.
@@ -35,6 +38,7 @@ class Landing:
         self._state = LandingState(
             ctypes.addressof(self._first), view.nbytes, BLOCK_BYTES,
             self._blocks.buffer_info()[0], filled, 0,
+            None if mac is None else ctypes.pointer(mac.state),
         )  # fmt: skip
 
     @property
@@ -49,8 +53,8 @@ class Landing:
         return int(self._state.length) - self.filled
 
     def receive(self, descriptor: int) -> int:
-        """Take what the socket has of it, without waiting: WHOLE, CLOSED, or a number of `errno`,
-        EAGAIN among them.
+        """Take what the socket has of it, without waiting: WHOLE, CLOSED, MAC_FAILED (which
+        says nothing about the bytes: libcrypto refused), or a number of `errno`, EAGAIN among them.
         """
         outcome: int = find_library().land(
             find_isal().kernels, descriptor, ctypes.byref(self._state)

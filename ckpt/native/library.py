@@ -19,6 +19,12 @@ LOG: Final = Path(__file__).with_name("build.log")
 """What the compiler printed where the library could not be built."""
 
 
+class MacState(ctypes.Structure):
+    """`ckpt_mac` of source/ckpt_native.h."""
+
+    _fields_ = (("context", ctypes.c_void_p), ("update", ctypes.c_void_p))
+
+
 class LandingState(ctypes.Structure):
     """`ckpt_landing` of source/ckpt_native.h."""
 
@@ -29,6 +35,7 @@ class LandingState(ctypes.Structure):
         ("crcs", ctypes.c_void_p),
         ("filled", ctypes.c_size_t),
         ("summed", ctypes.c_size_t),
+        ("mac", ctypes.POINTER(MacState)),
     )
 
 

@@ -15,7 +15,8 @@
     mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
     key of a direction = HMAC-SHA256(secret, label | claim)
-    label = "ckpt client to server" or "ckpt server to client"
+    label = "ckpt client to server" or "ckpt server to client"; "ckpt bulk client to server" or
+    "ckpt bulk server to client" for the tags of bulks
 
 Invariants:
 - The two macs and the two keys have different labels, so nothing that one side says can be thrown
@@ -24,6 +25,8 @@ Invariants:
 - `role_s` is what the client dials for and what the server is: a target cannot pass for a
   coordinator.
 - ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
+- The server says in ServerProof how bulks are guarded (`Wire`). Nobody on the way can change that,
+  nor the versions by which it is decided.
 - A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a
   nonce.
 
@@ -46,12 +49,14 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import (
     PROTOCOL_VERSION,
+    TAGS_VERSION,
     ClientHello,
     ClientProof,
     Failed,
     Role,
     ServerHello,
     ServerProof,
+    Wire,
 )
 
 NONCE_BYTES: Final = 32
@@ -62,10 +67,12 @@ NAME_BYTES_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class SessionKeys:
-    """One key for each direction, 32 bytes."""
+    """Two keys for each direction, 32 bytes each: of frames, and of bulks' tags."""
 
     client_to_server: bytes
     server_to_client: bytes
+    bulk_client_to_server: bytes
+    bulk_server_to_client: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ class Established:
     """The lower of both sides' versions: what is spoken."""
     borrows: bool = False
     """Bulks may be lent to it."""
+    wire: Wire = Wire.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +204,7 @@ class ClientHandshake:
             raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
             proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
-            proof.borrows,
+            proof.borrows, proof.wire,
         )  # fmt: skip
 
 
@@ -210,9 +218,11 @@ class ServerHandshake:
 
     def __init__(
         self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False,
-        admit: Callable[[Role], Failed | None] = lambda role: None,
+        wire: Wire = Wire.PLAIN, admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
-        """`admit` is asked for a peer that proved itself: what it hears when it cannot stay."""
+        """`wire` is what a client of TAGS_VERSION gets; an older one knows no other than plain.
+        `admit` is asked for a peer that proved itself: what it hears when it cannot stay.
+        """
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
         self.established: Established | None = None
@@ -221,6 +231,7 @@ class ServerHandshake:
         self._identity = identity
         self._nonce = nonce
         self._borrows = borrows
+        self._wire = wire
         self._admit = admit
         self._role = Role.ADMIN
         self._version = PROTOCOL_VERSION
@@ -279,10 +290,13 @@ class ServerHandshake:
         refusal = self._admit(self._role)
         if refusal is not None:
             return refusal
+        wire = self._wire if self._version >= TAGS_VERSION else Wire.PLAIN
         self.established = Established(
-            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version
+            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire
         )
-        return ServerProof(mine.cluster, mine.role, mine.name, mine.boot, mine.epoch, self._borrows)
+        return ServerProof(
+            mine.cluster, mine.role, mine.name, mine.boot, mine.epoch, self._borrows, wire
+        )
 
 
 def _check_arguments(secret: bytes, nonce: bytes) -> None:
@@ -344,5 +358,8 @@ def _mac(secret: bytes, label: bytes, text: bytes) -> bytes:
 
 def _session_keys(secret: bytes, claim: bytes) -> SessionKeys:
     return SessionKeys(
-        _mac(secret, b"ckpt client to server", claim), _mac(secret, b"ckpt server to client", claim)
+        _mac(secret, b"ckpt client to server", claim),
+        _mac(secret, b"ckpt server to client", claim),
+        _mac(secret, b"ckpt bulk client to server", claim),
+        _mac(secret, b"ckpt bulk server to client", claim),
     )

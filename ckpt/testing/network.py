@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckpt.aio.net.channel import Bulk, SessionHandler, next_session
+from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.channel import SessionHandler, next_session
 from ckpt.aio.net.send_queue import Sent
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter

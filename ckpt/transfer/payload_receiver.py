@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.link import (
     Link,
     LinkClosed,

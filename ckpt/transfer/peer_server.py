@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.net.address import TcpAddress
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError

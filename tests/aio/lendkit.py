@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ckpt.aio.lending import Lendable
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.sealed_memory import sealed_memory
 from ckpt.base.units import MiB
 from ckpt.format.frame import LentPlace

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB
@@ -87,6 +89,7 @@ def serving(
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
     borrows: bool = False,
+    wire: WirePolicy = WirePolicy.AUTO,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
     loop = asyncio.new_event_loop()
@@ -102,7 +105,7 @@ def serving(
             identity=identity,
             pool=pool,
             limits=limits,
-            borrows=borrows,
+            bulks=BulkRules(borrows=borrows, wire=wire),
         )
 
     thread = threading.Thread(target=loop.run_forever, name="test-server")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool

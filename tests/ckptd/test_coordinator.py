@@ -90,7 +90,12 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
     assert status["cluster"] == daemon.ready["cluster"]
     pid, address = daemon.ready["pid"], daemon.ready["address"]
     http = daemon.ready["http"]
-    assert status["coordinator"] == {"address": address, "pid": pid, "http": http}
+    assert status["coordinator"] == {
+        "address": address,
+        "pid": pid,
+        "http": http,
+        "wire": "auto",
+    }
     assert daemon.end()[0] == 0
 
 

@@ -23,6 +23,7 @@ from ckpt.format.frame import (
     FrameHead,
     FrameReader,
     FrameWriter,
+    LentPlace,
 )
 from ckpt.format.messages import MESSAGE_TYPES, Message
 from ckpt.format.messages.asking import Answer
@@ -30,6 +31,7 @@ from ckpt.format.messages.hello import ClientHello, Failed, Role
 from ckpt.format.messages.reading import RangesDone
 from ckpt.format.messages.targets import RenewLease
 from ckpt.format.messages.writing import CreditGranted, Fragment
+from ckpt.native.gmac import Gmac
 from tests.format.strategies import flipped, masks, positions
 
 KEY = bytes(range(32))
@@ -97,6 +99,59 @@ def test_a_fragment_that_lies_about_its_checksum_is_refused() -> None:
         read(FrameReader(KEY), FrameWriter(KEY).encode(Fragment(3, 5), 1, b"abc"), b"abc")
 
 
+def tagging() -> tuple[FrameWriter, FrameReader]:
+    """Both ends of a direction whose bulks have tags."""
+    writer, reader = FrameWriter(KEY), FrameReader(KEY)
+    writer.tag_bulks(Gmac(KEY))
+    reader.want_tags(Gmac(KEY))
+    return writer, reader
+
+
+def take(reader: FrameReader, frame: bytes, *bulk: bytes) -> Message:
+    """As a connection does."""
+    head = reader.prefix(frame[:PREFIX_BYTES])
+    message = reader.message(head, frame[PREFIX_BYTES:])
+    if head.tagged:
+        mac = reader.begin_tag(head)
+        for part in bulk:
+            mac.add(part)
+        reader.check_tag(head)
+    return message
+
+
+def test_a_tag_is_of_this_bulk_in_this_frame() -> None:
+    writer, reader = tagging()
+    bulk = b"x" * 5000
+    frames = [writer.encode(Fragment(3, crc32(bulk)), 1, bulk) for _ in range(3)]
+    assert len({frame[-16:] for frame in frames}) == 3, "no tag fits another frame's bulk"
+    assert take(reader, frames[0], bulk[:7], bulk[7:]) == Fragment(3, crc32(bulk))
+    with pytest.raises(PeerError, match="tag differs"):
+        take(reader, frames[1], flipped(bulk, 77, 1))
+    with pytest.raises(PeerError, match="tag differs"):
+        take(reader, frames[2], bulk[:-1])
+
+
+def test_tags_are_neither_left_out_nor_taken_unasked() -> None:
+    writer, reader = tagging()
+    with pytest.raises(PeerError, match="has no tag"):
+        take(reader, FrameWriter(KEY).encode(Answer(), 1, b"bulk"), b"bulk")
+    with pytest.raises(PeerError, match="flags 2"):
+        take(FrameReader(KEY), writer.encode(Answer(), 1, b"bulk"), b"bulk")
+    writer, reader = tagging()
+    assert take(reader, writer.encode(Answer(), 1)) == Answer(), "no bulk, no tag"
+    lent = writer.encode(Answer(), 1, b"bulk", lent=LentPlace(0, 7))
+    head = reader.prefix(lent[:PREFIX_BYTES])
+    assert (head.lent, head.tagged) == (True, False), "what is lent stays on its host"
+
+
+@given(positions, masks)
+def test_any_changed_bit_of_a_tagged_frame_is_refused(position: int, mask: int) -> None:
+    writer, reader = tagging()
+    frame = writer.encode(RenewLease(TargetId("t"), BootId(1), 2, 3), 1, b"bulk")
+    with pytest.raises(PeerError):
+        read_damaged(flipped(frame, position, mask), b"bulk", reader)
+
+
 @given(positions, masks, st.booleans())
 def test_any_changed_bit_is_refused(position: int, mask: int, with_bulk: bool) -> None:
     bulk = b"payload" if with_bulk else b""
@@ -105,9 +160,9 @@ def test_any_changed_bit_is_refused(position: int, mask: int, with_bulk: bool) -
         read_damaged(flipped(frame, position, mask), bulk)
 
 
-def read_damaged(frame: bytes, bulk: bytes) -> Message:
+def read_damaged(frame: bytes, bulk: bytes, reader: FrameReader | None = None) -> Message:
     """As a connection would: the meta is as long as the prefix says, if so much is there."""
-    reader = FrameReader(KEY)
+    reader = reader or FrameReader(KEY)
     head = reader.prefix(frame[:PREFIX_BYTES])
     meta = frame[PREFIX_BYTES : PREFIX_BYTES + head.meta_bytes]
     if len(meta) != head.meta_bytes:

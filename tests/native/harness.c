@@ -112,6 +112,23 @@ static void one_sum(void)
     free(crcs);
 }
 
+/* What a mac was given: the bytes one after the other, until it refuses. */
+struct given {
+    size_t count, refuses_at;
+    uint32_t crc;
+};
+
+static int take(void *context, unsigned char *out, int *written, const unsigned char *bytes,
+                int length)
+{
+    struct given *given = context;
+    check(out == NULL, "the place of what is not encrypted");
+    *written = length;
+    given->crc = plain_crc32(given->crc, bytes, (uint64_t)length);
+    given->count += (size_t)length;
+    return given->count < given->refuses_at;
+}
+
 /* The sender writes pieces of any size; some of the bytes came before, with the head. */
 static void one_landing(void)
 {
@@ -119,7 +136,9 @@ static void one_landing(void)
     size_t at = draw(3) ? 0 : draw((uint32_t)length + 1);
     unsigned char *sent = filled(length), *bytes = filled(length);
     uint32_t *crcs = malloc(count * sizeof *crcs);
-    struct ckpt_landing landing = {bytes, length, block, crcs, at, 0};
+    struct given given = {0, SIZE_MAX, 0};
+    struct ckpt_mac mac = {&given, take};
+    struct ckpt_landing landing = {bytes, length, block, crcs, at, 0, draw(2) ? &mac : NULL};
     int ends[2], outcome;
 
     check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");
@@ -133,7 +152,15 @@ static void one_landing(void)
     check(outcome == 0 && landing.filled == length && landing.summed == length, "the landing");
     check(memcmp(bytes, sent, length) == 0, "what landed");
     check(ckpt_join_blocks(crcs, length, block) == plain_crc32(0, sent, length), "its sum");
+    if (landing.mac != NULL)
+        check(given.count == length && given.crc == plain_crc32(0, sent, length), "the mac's bytes");
 
+    landing.summed = 0;
+    landing.mac = &mac;
+    given.refuses_at = 0;
+    check(ckpt_land(&kernels, ends[1], &landing) == CKPT_MAC_FAILED, "a mac that refuses");
+
+    landing.mac = NULL;
     landing.length = length + 1;
     landing.filled = landing.summed = 0;
     close(ends[0]);

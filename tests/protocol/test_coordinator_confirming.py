@@ -73,7 +73,7 @@ def test_who_greets_is_answered_once_the_catalog_is_vouched_for_and_waits_for_no
     bench = Bench(4)
     bench.save(1)
     bench.stop("t0", "t1", "t2")
-    assert bench.ask("coordinator") == {"address": "", "pid": 0, "http": ""}
+    assert bench.ask("coordinator") == {"address": "", "pid": 0, "http": "", "wire": ""}
     bench.restart("t0")
     session = bench.session()
     bench.tell(session, Ask("coordinator"))

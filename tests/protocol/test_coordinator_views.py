@@ -47,7 +47,7 @@ def test_a_healthy_cluster_says_so() -> None:
         "id": "t0", "state": "live", "domain": "p/r/h0/d0", "address": "t0:1", "pid": 1,
         "directory": "d/t0", "bytes_total": 1 << 40, "bytes_used": 0, "bytes_free": 1 << 40,
         "columns": 2, "boot": f"{1:016x}", "counters": {},
-        "device_failing": False, "device_error": "", "device_errors": {},
+        "device_failing": False, "device_error": "", "device_errors": {}, "wire": "",
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
 
 import msgspec
 import pytest
@@ -23,7 +25,9 @@ from ckpt.format.messages.hello import (
     Role,
     ServerHello,
     ServerProof,
+    Wire,
 )
+from ckpt.protocol import handshake
 from ckpt.protocol.handshake import (
     NAME_BYTES_MAX,
     Caller,
@@ -61,9 +65,10 @@ def client(
 
 
 def server(
-    *, secret: bytes = SECRET, nonce: bytes = b"s" * 32, identity: Identity = TARGET
-) -> ServerHandshake:
-    return ServerHandshake(secret=secret, identity=identity, nonce=nonce)
+    *, secret: bytes = SECRET, nonce: bytes = b"s" * 32, identity: Identity = TARGET,
+    wire: Wire = Wire.PLAIN,
+) -> ServerHandshake:  # fmt: skip
+    return ServerHandshake(secret=secret, identity=identity, nonce=nonce, wire=wire)
 
 
 def shake(a: ClientHandshake, b: ServerHandshake) -> Established:
@@ -235,7 +240,38 @@ def test_a_client_checks_the_names_itself() -> None:
         a.receive(structs.replace(good, name="t4"))
 
 
-@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION])
+@pytest.mark.parametrize("wire", Wire)
+def test_the_server_says_how_bulks_are_guarded(wire: Wire) -> None:
+    a, b = client(), server(wire=wire)
+    assert shake(a, b).wire is wire
+    assert b.established is not None
+    assert b.established.wire is wire
+    assert a.keys is not None
+    assert len(set(astuple(a.keys))) == 4, "each key for one thing"
+
+
+@pytest.mark.parametrize("older", ["client", "server"])
+def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = client(), server(wire=Wire.MAC)
+
+    def step(who: str, work: Callable[[], object]) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(handshake, "PROTOCOL_VERSION", 1 if who == older else PROTOCOL_VERSION)
+            return work()
+
+    said = step("client", a.hello)
+    for who, hear in (("server", b.receive), ("client", a.receive), ("server", b.receive)):
+        said = step(who, partial(hear, said))  # type: ignore[arg-type]
+    end = a.receive(said)  # type: ignore[arg-type]
+    assert isinstance(end, Established)
+    assert (end.wire, end.version) == (Wire.PLAIN, 1)
+    assert b.established is not None
+    assert b.established.wire is Wire.PLAIN
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION, PROTOCOL_VERSION - 1])
 def test_a_neighbouring_version_is_accepted(version: int) -> None:
     hello = structs.replace(client().hello(), version=version)
     assert isinstance(server().receive(hello), ServerHello)

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused

@@ -28,19 +28,19 @@ import socket
 from typing import Final, Protocol
 
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
-from ckpt.format.checksum import crc32
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
+from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof, Wire
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
-from ckpt.native.landing import CLOSED, WHOLE, Landing
-from ckpt.native.sums import Sums
+from ckpt.native.gmac import Gmac
+from ckpt.native.landing import CLOSED, MAC_FAILED, WHOLE, Landing
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
@@ -58,32 +58,6 @@ _sessions = itertools.count(1)
 def next_session() -> Session:
     """A number that no other connection of this process has or had."""
     return Session(next(_sessions))
-
-
-class Bulk:
-    """The bytes after a message.
-
-    Whoever gets one calls `release` exactly once when done: from any thread, but for a Loan.
-    """
-
-    __slots__ = ("slot", "sums", "view")
-
-    def __init__(self, view: memoryview, slot: Slot | Loan | None, sums: Sums | None) -> None:
-        self.view = view
-        self.sums = sums
-        """Of what came, not of what was sent, taken as it landed; None: it came with its message,
-        or is lent, and nobody has looked at it."""
-        self.slot = slot
-        """None: memory of its own, or where a link's sink put it."""
-
-    def crc(self) -> int:
-        """CRC-32 of what came."""
-        return crc32(self.view) if self.sums is None else self.sums.whole
-
-    def release(self) -> None:
-        """Give the memory back; `view` must not be used afterwards."""
-        if self.slot is not None:
-            self.slot.release()
 
 
 class SessionHandler(Protocol):
@@ -151,6 +125,8 @@ class Channel:
         self._bulk: memoryview | None = None
         #: Of `_bulk`, while the rest of it is to come.
         self._landing: Landing | None = None
+        #: Makes the tags of bulks that come; None while they have none.
+        self._tags: Gmac | None = None
         self._is_tcp = sock.family != socket.AF_UNIX
         self._wake_bytes = 1
 
@@ -225,6 +201,7 @@ class Channel:
             return True
         if outcome == errno.EAGAIN:
             return False
+        assert outcome != MAC_FAILED, "a cipher's context takes whatever comes"
         raise _closed() if outcome == CLOSED else _gone(OSError(outcome, os.strerror(outcome)))
 
     def _tune_wake(self) -> None:
@@ -293,7 +270,7 @@ class Channel:
             return True
         assert self._start == self._end
         self._start = self._end = 0
-        self._landing = Landing(self._bulk, count)
+        self._landing = Landing(self._bulk, count, self._begin_tag(head))
         return False
 
     def _borrow(self, head: FrameHead) -> None:
@@ -327,6 +304,9 @@ class Channel:
         assert head is not None
         assert message is not None
         bulk = None
+        if head.tagged:
+            assert view is not None
+            self._check_tag(head, view, landed=landing is not None)
         if view is not None:
             bulk = Bulk(view, slot, None if landing is None else landing.sums())
             if type(message) not in self._unchecked:
@@ -338,6 +318,19 @@ class Channel:
             self._hear_of_lending(message)
         else:
             self._owner.arrived(self, head.request, message, bulk)
+
+    def _begin_tag(self, head: FrameHead) -> Gmac | None:
+        """What the bulk is added to as it comes; None where it has no tag."""
+        if not head.tagged:
+            return None
+        self._reader.begin_tag(head)
+        return self._tags
+
+    def _check_tag(self, head: FrameHead, view: memoryview, *, landed: bool) -> None:
+        """Before anybody hears of the bulk. One that came with its message is not added yet."""
+        if not landed:
+            self._reader.begin_tag(head).add(view)
+        self._reader.check_tag(head)
 
     def _hear_of_lending(self, message: LendMemory | TakeBackMemory | MemoryReturned) -> None:
         match message:
@@ -404,9 +397,22 @@ class Channel:
 
     def _establish(self, peer: Established) -> None:
         self.peer = peer
+        if peer.wire is Wire.MAC:
+            self._begin_tags()
         if not peer.borrows:
             self._lender = Lender(Lendables())
         self._owner.established(self, peer)
+
+    def _begin_tags(self) -> None:
+        """Raises CkptError where there is no libcrypto."""
+        handshake, keys = self._handshake, self._handshake.keys
+        assert keys is not None
+        sent, received = keys.bulk_client_to_server, keys.bulk_server_to_client
+        if isinstance(handshake, ServerHandshake):
+            sent, received = received, sent
+        self._tags = Gmac(received)
+        self._reader.want_tags(self._tags)
+        self._writer.tag_bulks(Gmac(sent))
 
     # ----------------------------------------------------------------------- sending
 

@@ -20,7 +20,8 @@ from typing import Final
 
 from ckpt.aio.clock import draw, now_us
 from ckpt.aio.net.address import endpoint_by_resolver, endpoint_nowait, parse_address
-from ckpt.aio.net.channel import Bulk, Channel, SessionHandler
+from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.sockets import tune
 from ckpt.aio.net.watch import Watch

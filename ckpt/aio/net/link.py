@@ -29,7 +29,8 @@ from typing import Final, Self
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
 from ckpt.aio.net.address import UnixAddress, endpoint_by_resolver, parse_address
-from ckpt.aio.net.channel import Bulk, Channel
+from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable

@@ -40,7 +40,8 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Borrower
 from ckpt.aio.net.accepting import Door
 from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
-from ckpt.aio.net.channel import Bulk, Channel, SessionHandler
+from ckpt.aio.net.bulk import Bulk, BulkRules
+from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.seats import BACKLOG
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
@@ -72,20 +73,16 @@ def serve(
     secret: bytes,
     identity: Identity,
     pool: SlotPool,
-    unchecked: frozenset[type] = frozenset(),
     limits: ServerLimits | None = None,
-    borrows: bool = False,
+    bulks: BulkRules | None = None,
 ) -> Server:
     """Listen on a TCP `(host, port)`, a Unix path, or both, in the running loop.
-
-    `borrows`: bulks of peers on the Unix path may stay where they lie (`lending`); the handler then
-    releases what it got on the loop's thread.
 
     Port 0 takes a free one. A Unix path at which nobody answers any more is taken over; Busy when
     somebody does. Raises Unavailable when the address cannot be had.
     """
     assert listen is not None or unix is not None
-    server = Server(handler, secret, identity, pool, unchecked, limits or ServerLimits(), borrows)
+    server = Server(handler, secret, identity, pool, limits or ServerLimits(), bulks or BulkRules())
     try:
         if listen is not None:
             server.listen_tcp(*listen)
@@ -106,9 +103,8 @@ class Server:
         secret: bytes,
         identity: Identity,
         pool: SlotPool,
-        unchecked: frozenset[type],
         limits: ServerLimits,
-        borrows: bool,
+        bulks: BulkRules,
     ) -> None:
         self.port = 0
         """Of TCP; 0 without."""
@@ -120,8 +116,7 @@ class Server:
         self._secret = secret
         self._identity = identity
         self._pool = pool
-        self._unchecked = unchecked
-        self._borrows = borrows
+        self._bulks = bulks
         self._loop = asyncio.get_running_loop()
         self._door: Door[Session] = Door(self, limits.unauthenticated_peers_max)
         share, of = _SESSIONS_SHARE
@@ -145,6 +140,7 @@ class Server:
 
     def listen_tcp(self, host: str, port: int) -> None:
         """Only `serve` calls this."""
+        self._bulks.wire.prepare(host)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -175,25 +171,27 @@ class Server:
         """The door calls this."""
         try:
             tune(sock)
+            wire = self._bulks.wire.of(sock)
         except OSError:
             # It left before we looked.
             self._cuts[Cut.GONE] += 1
             sock.close()
             return
         identity = replace(self._identity, epoch=self.epoch)
-        borrows = self._borrows and sock.family == socket.AF_UNIX
+        borrows = self._bulks.borrows and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
             secret=self._secret,
             identity=identity,
             nonce=os.urandom(NONCE_BYTES),
             borrows=borrows,
+            wire=wire,
             admit=self._admit,
         )
         channel = Channel(
             sock,
             handshake,
             self,
-            unchecked=self._unchecked,
+            unchecked=self._bulks.unchecked,
             borrower=Borrower() if borrows else None,
         )
         watch = Watch(self._loop, channel, self._fail)

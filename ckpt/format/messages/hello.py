@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from ckpt.base.ids import BootId, Epoch
 
-PROTOCOL_VERSION: Final = 1
-"""Spoken here; a peer of the neighbouring version is accepted."""
+PROTOCOL_VERSION: Final = 2
+"""Spoken here; a peer of the neighbouring version is accepted. 2: bulks may have tags."""
+TAGS_VERSION: Final = 2
 
 
 class Role(Enum):
@@ -26,6 +27,15 @@ class Role(Enum):
     ADMIN = "admin"
     DRAIN = "drain"
     """Keeps no idle cluster awake."""
+
+
+class Wire(Enum):
+    """How a session guards bulks on their way. Everything else always has its MAC."""
+
+    PLAIN = "plain"
+    """By a checksum, which finds damage."""
+    MAC = "mac"
+    """By a tag as well, which nobody makes who does not know the secret."""
 
 
 class ClientHello(Struct, frozen=True, gc=False):
@@ -68,6 +78,8 @@ class ServerProof(Struct, frozen=True, gc=False):
     epoch: Epoch
     borrows: bool = False
     """It takes bulks where they lie, see ckpt.aio.lending."""
+    wire: Wire = Wire.PLAIN
+    """From here on, in both directions."""
 
 
 class Failed(Struct, frozen=True, gc=False):

@@ -49,6 +49,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """The same text only for the same directory on the same machine since that started."""
     coordinator: bytes = b""
     """The process whose term `term_seen` is, as that one said; empty: nothing is known of it."""
+    wire: str = ""
+    """Which of its connections have tags on their bulks: auto, mac or plain."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):

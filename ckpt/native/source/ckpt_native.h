@@ -44,6 +44,13 @@ CKPT_API uint32_t ckpt_sum_blocks(const struct ckpt_kernels *kernels, const unsi
 /* The CRC-32 of `length` bytes, from those of their blocks. */
 CKPT_API uint32_t ckpt_join_blocks(const uint32_t *crcs, size_t length, size_t block);
 
+/* What authenticates bytes: EVP_EncryptUpdate of libcrypto, and its context. */
+struct ckpt_mac {
+    void *context;
+    int (*update)(void *context, unsigned char *out, int *written, const unsigned char *bytes,
+                  int length);
+};
+
 /* Bytes that are to land; what of them came otherwise is in `filled` already. */
 struct ckpt_landing {
     unsigned char *bytes;
@@ -52,14 +59,17 @@ struct ckpt_landing {
     uint32_t *crcs; /* one for each block */
     size_t filled;
     size_t summed; /* whole blocks, in bytes: 0 at first */
+    const struct ckpt_mac *mac; /* gets each block as it is summed; or NULL */
 };
 
 /* The peer has closed the connection. */
 #define CKPT_CLOSED (-1)
+/* The library that authenticates refuses. */
+#define CKPT_MAC_FAILED (-2)
 
 /* Receive what the socket has of a landing, and write the CRC-32 of each block as it becomes whole.
- * 0 when all bytes are there and summed; EAGAIN when the rest is still to come; CKPT_CLOSED; or what
- * recv says.
+ * 0 when all bytes are there and summed; EAGAIN when the rest is still to come; CKPT_CLOSED;
+ * CKPT_MAC_FAILED; or what recv says.
  * Python: Landing (ckpt/native/landing.py); in plain Python: socket.recv_into, then zlib.crc32. */
 CKPT_API int ckpt_land(const struct ckpt_kernels *kernels, int descriptor,
                        struct ckpt_landing *landing);

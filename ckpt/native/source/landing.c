@@ -1,4 +1,4 @@
-/* Bytes from a socket to where they belong, summed while they are in the cache. */
+/* Bytes from a socket to where they belong, summed and authenticated while they are in the cache. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
@@ -10,6 +10,13 @@ static size_t lesser(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* As data that is not encrypted: it is added to the tag and goes nowhere. */
+static int add(const struct ckpt_mac *mac, const unsigned char *bytes, size_t length)
+{
+    int written;
+    return mac == NULL || mac->update(mac->context, NULL, &written, bytes, (int)length) == 1;
+}
+
 int ckpt_land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_landing *landing)
 {
     size_t length = landing->length, block = landing->block;
@@ -17,8 +24,10 @@ int ckpt_land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_la
     for (;;) {
         size_t end = lesser(length, landing->summed + block);
         if (landing->filled >= end && end > landing->summed) {
-            landing->crcs[landing->summed / block] = kernels->crc32(
-                0, landing->bytes + landing->summed, end - landing->summed);
+            const unsigned char *bytes = landing->bytes + landing->summed;
+            landing->crcs[landing->summed / block] = kernels->crc32(0, bytes, end - landing->summed);
+            if (!add(landing->mac, bytes, end - landing->summed))
+                return CKPT_MAC_FAILED;
             landing->summed = end;
             continue;
         }

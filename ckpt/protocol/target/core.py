@@ -71,6 +71,8 @@ class TargetIdentity:
     """Of the directory; empty: it has none."""
     place: str = ""
     """Of the directory on this machine, as it runs now."""
+    wire: str = ""
+    """Which of its connections have tags on their bulks, as it was started with."""
 
 
 @dataclass(frozen=True, slots=True)

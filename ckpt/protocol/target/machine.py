@@ -353,6 +353,7 @@ class TargetMachine:
             incarnation=identity.incarnation,
             place=identity.place,
             coordinator=self._process,
+            wire=identity.wire,
         )
         self._core.send(session, self._next_request(), register)
 

@@ -28,9 +28,10 @@ from msgspec.structs import replace
 
 from ckpt.aio.catalog import Catalog
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused, Unavailable
@@ -127,12 +128,16 @@ class CoordinatorConfig:
     reserve."""
     full_percent: int = 95
     """TARGET_FULL, likewise."""
+    wire: Annotated[str, "auto|mac|plain"] = "auto"
+    """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
+    hosts; mac, all; plain, none, where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
     def __post_init__(self) -> None:
         Code.parse(self.code)
         options.host_and_port(self.listen)
+        WirePolicy.parse(self.wire)
         if self.http:
             options.host_and_port(self.http)
         if self.level not in get_args(Level):
@@ -209,12 +214,13 @@ async def _serve(
     host, port = options.host_and_port(config.listen)
     pool = SlotPool(SLOT_BYTES)
     server = serve(
-        shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool
-    )
+        shell, listen=(host, port), unix=None, secret=secret, identity=identity, pool=pool,
+        bulks=BulkRules(wire=WirePolicy.parse(config.wire)),
+    )  # fmt: skip
     plane = served(config.http, shell, answers=shell, secret=secret, directory=config.directory)
     try:
         catalog.start(shell.durable, shell.failed)
-        view = CoordinatorView(f"{host}:{server.port}", os.getpid())
+        view = CoordinatorView(f"{host}:{server.port}", os.getpid(), wire=config.wire)
         shell.machine.views.coordinator = view
         shell.begin(server)
         ready = {"ready": "coordinator", "address": f"{host}:{server.port}", "pid": os.getpid()}

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ckpt.aio.disk import DirectoryLock, RealDisk
+from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import serve
 from ckpt.aio.net.socketpath import socket_path
+from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Refused
@@ -78,6 +80,9 @@ class TargetConfig:
     """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
+    wire: Annotated[str, "auto|mac|plain"] = "auto"
+    """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
+    hosts; mac, all; plain, none, where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 
@@ -88,6 +93,7 @@ class TargetConfig:
             options.host_and_port(self.http)
         if self.domain:
             Domain.parse(self.domain)
+        WirePolicy.parse(self.wire)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
 
@@ -170,14 +176,14 @@ async def _serve(
     server = serve(
         relay, listen=(host, port), unix=unix, secret=secret, pool=pool,
         identity=Identity(known.cluster, Role.TARGET, known.target, boot),
-        unchecked=frozenset({Fragment}), borrows=True,
+        bulks=BulkRules(frozenset({Fragment}), borrows=True, wire=WirePolicy.parse(config.wire)),
     )  # fmt: skip
     address = f"{_reachable(config.advertise or host)}:{server.port}"
     machine = TargetMachine(
         TargetIdentity(
             known.cluster, TargetId(known.target), boot, domain, address, unix or "",
             str(config.directory.absolute()), os.getpid(), known.incarnation,
-            place_of(config.directory),
+            place_of(config.directory), config.wire,
         ),
         secret, config.limits,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.messages import Message
 from ckpt.protocol.events import Session

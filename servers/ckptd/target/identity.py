@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import write_aside
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.base.errors import Refused
 from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX

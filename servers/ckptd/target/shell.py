@@ -17,7 +17,7 @@ from typing import Final
 from ckpt.aio import descriptors
 from ckpt.aio.clock import now_us
 from ckpt.aio.disk import Disk, perform, scan
-from ckpt.aio.net.channel import Bulk
+from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import Server
 from ckpt.base.units import US_PER_S

@@ -91,6 +91,7 @@ class Target:
     address: str = ""
     unix: str = ""
     pid: int = 0
+    wire: str = ""
     bytes_total: int = 0
     bytes_free: int = 0
     device_bytes_free: int = 0
@@ -393,6 +394,7 @@ class Membership:
         target.silent_since_us = None
         target.domain, target.directory = domain, message.directory
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
+        target.wire = message.wire
         target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free
         target.bytes_used = message.bytes_used
         target.device_bytes_free = _of_device(message)

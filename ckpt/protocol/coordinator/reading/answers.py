@@ -34,6 +34,9 @@ class TargetView(Struct, frozen=True):
     """What it refused last, since the target began."""
     device_errors: dict[str, int] = {}
     """How much it refused since then, by kind: write, read, sync, create, space. Empty: nothing."""
+    wire: str = ""
+    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain.
+    Empty: it is of an earlier version, and has none."""
 
 
 class Check(Struct, frozen=True):
@@ -221,6 +224,8 @@ class CoordinatorView(Struct, frozen=True):
     pid: int = 0
     http: str = ""
     """HOST:PORT of its page and metrics, as it is bound; empty without one."""
+    wire: str = ""
+    """As of a TargetView."""
 
 
 class StoreStatus(Struct, frozen=True):

@@ -325,6 +325,7 @@ def _target_view(target: Target) -> TargetView:
         device_failing=target.is_failing,
         device_error=target.device.latest,
         device_errors=target.device.errors,
+        wire=target.wire,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import format_bytes, format_seconds
@@ -62,6 +63,8 @@ class CoordinatorStatus:
     address: str | None
     pid: int | None
     """None when it does not run, or runs on another machine."""
+    wire: str = ""
+    """As of a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,9 @@ class TargetStatus:
     """What its device refused last."""
     device_errors: dict[str, int] = field(default_factory=dict)
     """How much, since the target began, by kind."""
+    wire: str = ""
+    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain. Empty
+    where it is not known, or of an earlier version, which has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ def _status(
     http: str | None = None,
 ) -> Status:
     return Status(
-        coordinator=place,
+        coordinator=replace(place, wire=view.coordinator.wire),
         targets=targets,
         cluster=view.cluster,
         running=True,
@@ -208,6 +214,14 @@ def _status(
         epoch=view.epoch,
         stores=view.stores,
     )
+
+
+def _plain(status: Status) -> str:
+    """Which daemons trust their network; empty where none does."""
+    names = [target.id for target in status.targets if target.wire == WirePolicy.PLAIN.value]
+    if status.coordinator.wire == WirePolicy.PLAIN.value:
+        names.insert(0, "coordinator")
+    return f'wire = "plain" on {", ".join(names)}' if names else ""
 
 
 def _reached(http: str, address: str) -> str:
@@ -233,6 +247,7 @@ def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
         device_failing=view.device_failing,
         device_error=view.device_error,
         device_errors=view.device_errors,
+        wire=view.wire,
     )
 
 
@@ -315,6 +330,8 @@ def _print(status: Status, secret_file: Path, output: Output) -> None:
     output.line(f"served   {_served(status)}")
     if status.http and status.term is not None:
         output.line(f"page     {_page(status.http, secret_file)}")
+    if plain := _plain(status):
+        output.line(f"wire     bulks have no tags: {plain}; whoever is on the way can change them")
     up = sum(target.state == "live" for target in status.targets)
     output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
     output.line()

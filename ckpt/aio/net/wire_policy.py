@@ -1,0 +1,66 @@
+"""Which connections of a server have tags on their bulks: by default those from other hosts."""
+
+from __future__ import annotations
+
+import socket
+from enum import Enum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from ckpt.base.errors import Refused
+from ckpt.format.messages.hello import Wire
+from ckpt.native.libcrypto import find_libcrypto
+
+
+class WirePolicy(Enum):
+    """What whoever runs the daemon wants. A Unix socket has nobody on the way, and no tags."""
+
+    AUTO = "auto"
+    """Tags on what may leave this host."""
+    MAC = "mac"
+    """Tags on all of TCP."""
+    PLAIN = "plain"
+    """None: the network is trusted."""
+
+    @classmethod
+    def parse(cls, text: str) -> WirePolicy:
+        """Raises Refused for any other word."""
+        try:
+            return cls(text)
+        except ValueError:
+            words = ", ".join(each.value for each in cls)
+            raise Refused(f"wire {text!r}: one of {words}") from None
+
+    def prepare(self, host: str) -> None:
+        """Before a server listens at this host's address: peers of other hosts can be served.
+        Raises CkptError where there is no libcrypto.
+        """
+        if self is WirePolicy.MAC or (self is WirePolicy.AUTO and not _is_loopback(host)):
+            find_libcrypto()
+
+    def of(self, sock: socket.socket) -> Wire:
+        """For a connection that was accepted. Raises OSError when it has gone."""
+        if self is WirePolicy.PLAIN or sock.family == socket.AF_UNIX:
+            return Wire.PLAIN
+        if self is WirePolicy.AUTO and is_one_host(sock.getpeername()[0], sock.getsockname()[0]):
+            return Wire.PLAIN
+        return Wire.MAC
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or _address(host).is_loopback
+    except ValueError:  # A name.
+        return False
+
+
+def is_one_host(theirs: str, ours: str) -> bool:
+    """Whether both ends' addresses are one, or the loopback's."""
+    peer = _address(theirs)
+    return peer.is_loopback or peer == _address(ours)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    """Of an IPv4 peer on an IPv6 socket: the IPv4 address."""
+    address = ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,210 @@
+"""What somebody on the way can do to bulks, and that tags end it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.aio.net.wire_policy import WirePolicy, is_one_host
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.ids import BootId
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Role, Wire
+from ckpt.native import libcrypto
+from ckpt.protocol.handshake import Caller, Identity
+from ckpt.testing.network import Heard
+from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
+
+COORDINATOR = Identity("cluster-a", Role.COORDINATOR, "", BootId(5))
+POLYNOMIAL = (1 | 0xEDB88320 << 1).to_bytes(5, "little")
+"""CRC-32's own: bytes that differ by it have one checksum."""
+GOOD = random.Random(4).randbytes(64)
+"""What the one in the middle looks for."""
+
+
+def evil(content: bytes) -> bytes:
+    """Other bytes with the same checksum."""
+    return bytes(a ^ b for a, b in zip(content, POLYNOMIAL, strict=False)) + content[5:]
+
+
+class Middle:
+    """I pass on what two peers say to each other, and change bulks that I know."""
+
+    def __init__(self, port: int) -> None:
+        self.changed = 0
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._door.getsockname()[1]
+        self._target = port
+        self._socks: list[socket.socket] = [self._door]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._target))
+            self._socks += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        held = b""
+        try:
+            while part := source.recv(1 << 16):
+                held += part
+                if GOOD in held:
+                    held, self.changed = held.replace(GOOD, evil(GOOD)), self.changed + 1
+                # What may be the beginning of it waits for its rest.
+                keep = next((n for n in range(len(GOOD) - 1, 0, -1) if held.endswith(GOOD[:n])), 0)
+                sink.sendall(held[: len(held) - keep])
+                held = held[len(held) - keep :]
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            sink.close()
+
+    def close(self) -> None:
+        for sock in self._socks:
+            sock.close()
+
+
+@contextmanager
+def between(wire: WirePolicy) -> Iterator[tuple[ServerThread, Middle, RpcClient]]:
+    with serving(identity=COORDINATOR, wire=wire) as running:
+        middle = Middle(running.server.port)
+        caller = Caller(SECRET, Role.READER, "host:1", cluster="cluster-a")
+        try:
+            with RpcClient(f"127.0.0.1:{middle.port}", caller) as rpc:
+                yield running, middle, rpc
+        finally:
+            middle.close()
+
+
+def answering(running: ServerThread, bulk: Callable[[Heard], bytes]) -> list[bytes]:
+    """Every question gets this; what came with it is listed."""
+    heard: list[bytes] = []
+
+    def answer(question: Heard) -> None:
+        if isinstance(question.message, Ask):
+            heard.append(bytes(question.bulk))
+            running.server.send(question.session, question.request, Answer(), bulk(question))
+
+    running.handler.answer = answer
+    return heard
+
+
+SIZES = pytest.mark.parametrize("around", [0, 300_000], ids=["small", "large"])
+"""With its message in one segment; landing by itself."""
+
+
+def content(around: int) -> bytes:
+    return random.Random(around).randbytes(around) + GOOD + random.Random(5).randbytes(around)
+
+
+def test_a_checksum_alone_does_not_see_who_changes_bytes_on_purpose() -> None:
+    """Why there are tags: this is what `plain` does not do."""
+    assert evil(GOOD) != GOOD
+    assert zlib.crc32(evil(GOOD)) == zlib.crc32(GOOD)
+    with between(WirePolicy.PLAIN) as (running, middle, rpc):
+        heard = answering(running, lambda _: b"")
+        rpc.call(Ask("status"), content(0), timeout_s=PATIENCE_S)
+        assert (heard, middle.changed) == ([evil(GOOD)], 1)
+
+
+@SIZES
+def test_what_was_changed_on_the_way_to_a_server_is_never_heard(around: int) -> None:
+    with between(WirePolicy.MAC) as (running, middle, rpc):
+        heard = answering(running, lambda _: b"fine")
+        assert bytes(rpc.call(Ask("status"), b"other bytes", timeout_s=PATIENCE_S)[1]) == b"fine"
+        with pytest.raises(Unavailable):
+            rpc.call(Ask("status"), content(around), timeout_s=1.0)
+        assert middle.changed
+        assert heard == [b"other bytes"]
+        assert running.do(running.server.statistics).malformed >= 1
+
+
+@SIZES
+def test_what_was_changed_on_the_way_back_is_never_returned(around: int) -> None:
+    with between(WirePolicy.MAC) as (running, middle, rpc):
+        answering(running, lambda _: content(around))
+        with pytest.raises(Unavailable):
+            rpc.call(Ask("status"), timeout_s=1.0)
+        assert middle.changed
+
+
+@SIZES
+def test_tags_of_what_nobody_changed_fit(around: int) -> None:
+    with between(WirePolicy.MAC) as (running, _, rpc):
+        assert rpc.peer is None or rpc.peer.wire is Wire.MAC
+        sent = content(around).replace(GOOD, b"")
+        heard = answering(running, lambda question: bytes(question.bulk)[::-1])
+        for number in range(3):
+            part = sent[number:] + b"."
+            assert bytes(rpc.call(Ask("status"), part, timeout_s=PATIENCE_S)[1]) == part[::-1]
+            assert heard[-1] == part
+        assert rpc.peer is not None
+        assert rpc.peer.wire is Wire.MAC
+
+
+def test_by_default_what_stays_on_this_host_has_no_tags() -> None:
+    with between(WirePolicy.AUTO) as (running, _, rpc):
+        answering(running, lambda _: b"fine")
+        rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+        assert rpc.peer is not None
+        assert rpc.peer.wire is Wire.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "one"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.3.2.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("10.0.0.7", "10.0.0.7", True),
+        ("::ffff:10.0.0.7", "::ffff:10.0.0.7", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        ("10.0.0.7", "10.0.0.8", False),
+        ("::ffff:10.0.0.7", "::ffff:10.0.0.8", False),
+        ("fe80::1%eth0", "fe80::2%eth0", False),
+    ],
+)
+def test_what_one_host_is(theirs: str, ours: str, one: bool) -> None:
+    assert is_one_host(theirs, ours) is one
+
+
+@pytest.mark.parametrize(
+    ("wire", "host", "served"),
+    [
+        (WirePolicy.AUTO, "127.0.0.1", True),
+        (WirePolicy.AUTO, "localhost", True),
+        (WirePolicy.AUTO, "0.0.0.0", False),
+        (WirePolicy.AUTO, "::", False),
+        (WirePolicy.AUTO, "node7", False),
+        (WirePolicy.MAC, "127.0.0.1", False),
+        (WirePolicy.PLAIN, "0.0.0.0", True),
+    ],
+)
+def test_without_libcrypto_nobody_listens_to_other_hosts(
+    wire: WirePolicy, host: str, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libcrypto, "_candidates", lambda: iter(["/nowhere/libcrypto.so"]))
+    libcrypto.find_libcrypto.cache_clear()
+    try:
+        with nullcontext() if served else pytest.raises(CkptError, match="no libcrypto"):
+            wire.prepare(host)
+    finally:
+        libcrypto.find_libcrypto.cache_clear()
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(Refused, match="'tls': one of auto, mac, plain"):
+        WirePolicy.parse("tls")
