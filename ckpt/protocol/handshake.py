@@ -4,14 +4,16 @@
     ClientHello(version, role, nonce_c)  ------------->             names nobody
                                          <-------------  ServerHello(version, nonce_s, mac_s)
     mac_s is right: the server knows the secret
-    ClientProof(mac_c, name, cluster, server)  ------->             only now are names sent
+    ClientProof(mac_c, name, cluster, server,  ------->             only now are names sent
+                wire)
                                                          mac_c is right: the client knows it too
                                          <-------------  ServerProof(cluster, role, name, boot,
                                                          epoch) or Failed, already under the
                                                          session's key
 
     offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s
-    claim = offer | name | cluster | server             each part of both with its length
+    claim = offer | name | cluster | server | wire      each part of both with its length; wire from
+                                                        version 2 on
     mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
     key of a direction = HMAC-SHA256(secret, label | claim)
@@ -146,9 +148,11 @@ class ClientHandshake:
         self._caller = caller
         self._nonce = nonce
         self._version = PROTOCOL_VERSION
+        self._wire = Wire.PLAIN
 
-    def hello(self) -> ClientHello:
-        """The first frame."""
+    def hello(self, wire: Wire = Wire.PLAIN) -> ClientHello:
+        """The first frame. `wire`: the least that this connection needs."""
+        self._wire = wire
         return ClientHello(version=PROTOCOL_VERSION, role=self._caller.role, nonce=self._nonce)
 
     def receive(self, message: Message) -> ClientProof | Established:
@@ -185,13 +189,15 @@ class ClientHandshake:
                 hint="compare the secret files, and that "
                 f"a {caller.server_role.value} listens at this address",
             )
-        claim = _claim(offer, caller.name, caller.cluster, caller.server_name)
+        wire = self._wire if self._version >= TAGS_VERSION else None
+        claim = _claim(offer, caller.name, caller.cluster, caller.server_name, wire)
         self.keys = _session_keys(caller.secret, claim)
         return ClientProof(
             mac=_mac(caller.secret, b"ckpt client", claim),
             name=caller.name,
             cluster=caller.cluster,
             server=caller.server_name,
+            wire=wire or Wire.PLAIN,
         )
 
     def _accept(self, proof: ServerProof) -> Established:
@@ -218,10 +224,12 @@ class ServerHandshake:
 
     def __init__(
         self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False,
-        wire: Wire = Wire.PLAIN, admit: Callable[[Role], Failed | None] = lambda role: None,
+        wire_for: Callable[[Wire], Wire] = lambda wanted: wanted,
+        admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
-        """`wire` is what a client of TAGS_VERSION gets; an older one knows no other than plain.
-        `admit` is asked for a peer that proved itself: what it hears when it cannot stay.
+        """`wire_for` says what a client of TAGS_VERSION gets that wants so much; an older one knows
+        no other than plain. `admit` is asked for a peer that proved itself: what it hears when it
+        cannot stay.
         """
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
@@ -231,7 +239,7 @@ class ServerHandshake:
         self._identity = identity
         self._nonce = nonce
         self._borrows = borrows
-        self._wire = wire
+        self._wire_for = wire_for
         self._admit = admit
         self._role = Role.ADMIN
         self._version = PROTOCOL_VERSION
@@ -278,7 +286,8 @@ class ServerHandshake:
         names = (proof.name, proof.cluster, proof.server)
         if any(len(name.encode(errors="replace")) > NAME_BYTES_MAX for name in names):
             raise PeerError("a name in a proof is too long")
-        claim = _claim(self._offer, *names)
+        tags = self._version >= TAGS_VERSION
+        claim = _claim(self._offer, *names, proof.wire if tags else None)
         if not hmac.compare_digest(proof.mac, _mac(self._secret, b"ckpt client", claim)):
             raise Unauthorized("a client does not know the cluster's secret")
         self.keys = _session_keys(self._secret, claim)
@@ -290,7 +299,7 @@ class ServerHandshake:
         refusal = self._admit(self._role)
         if refusal is not None:
             return refusal
-        wire = self._wire if self._version >= TAGS_VERSION else Wire.PLAIN
+        wire = self._wire_for(proof.wire) if tags else Wire.PLAIN
         self.established = Established(
             self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire
         )
@@ -343,8 +352,10 @@ def _offer(
     )
 
 
-def _claim(offer: bytes, name: str, cluster: str, server: str) -> bytes:
-    return _join(offer, name.encode(), cluster.encode(), server.encode())
+def _claim(offer: bytes, name: str, cluster: str, server: str, wire: Wire | None) -> bytes:
+    """`wire`: None where a version is spoken that knows none."""
+    last = () if wire is None else (wire.value.encode(),)
+    return _join(offer, name.encode(), cluster.encode(), server.encode(), *last)
 
 
 def _join(*fields: bytes) -> bytes:

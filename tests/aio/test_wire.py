@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.aio.net.wire_policy import WirePolicy, is_one_host
+from ckpt.aio.net.wire_policy import WirePolicy, is_one_host, wanted_for
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import BootId
 from ckpt.format.messages.asking import Answer, Ask
@@ -160,6 +160,28 @@ def test_by_default_what_stays_on_this_host_has_no_tags() -> None:
         rpc.call(Ask("status"), timeout_s=PATIENCE_S)
         assert rpc.peer is not None
         assert rpc.peer.wire is Wire.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "settled"),
+    [
+        (WirePolicy.AUTO, Wire.PLAIN, Wire.PLAIN),
+        (WirePolicy.AUTO, Wire.MAC, Wire.MAC),
+        (WirePolicy.MAC, Wire.PLAIN, Wire.MAC),
+        (WirePolicy.MAC, Wire.MAC, Wire.MAC),
+        (WirePolicy.PLAIN, Wire.MAC, Wire.PLAIN),
+    ],
+)
+def test_a_client_that_is_remote_gets_tags_through_a_proxy_on_the_server_s_host(
+    policy: WirePolicy, wanted: Wire, settled: Wire
+) -> None:
+    """Its connection comes from the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        near = socket.create_connection(door.getsockname())
+        far, _ = door.accept()
+        with near, far:
+            assert policy.settled(far)(wanted) is settled
+            assert wanted_for(near) is Wire.PLAIN
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import astuple
@@ -68,7 +69,7 @@ def server(
     *, secret: bytes = SECRET, nonce: bytes = b"s" * 32, identity: Identity = TARGET,
     wire: Wire = Wire.PLAIN,
 ) -> ServerHandshake:  # fmt: skip
-    return ServerHandshake(secret=secret, identity=identity, nonce=nonce, wire=wire)
+    return ServerHandshake(secret=secret, identity=identity, nonce=nonce, wire_for=lambda _: wire)
 
 
 def shake(a: ClientHandshake, b: ServerHandshake) -> Established:
@@ -250,6 +251,20 @@ def test_the_server_says_how_bulks_are_guarded(wire: Wire) -> None:
     assert len(set(astuple(a.keys))) == 4, "each key for one thing"
 
 
+@pytest.mark.parametrize("wanted", Wire)
+def test_a_server_hears_what_its_client_wants_and_nobody_changes_that(wanted: Wire) -> None:
+    a = client()
+    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32)
+    proof = a.receive(b.receive(a.hello(wanted)))
+    assert isinstance(proof, ClientProof)
+    other = Wire.PLAIN if wanted is Wire.MAC else Wire.MAC
+    with pytest.raises(Unauthorized):
+        copy.copy(b).receive(structs.replace(proof, wire=other))
+    end = a.receive(b.receive(proof))
+    assert isinstance(end, Established)
+    assert end.wire is wanted
+
+
 @pytest.mark.parametrize("older", ["client", "server"])
 def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
     older: str, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +276,7 @@ def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
             patch.setattr(handshake, "PROTOCOL_VERSION", 1 if who == older else PROTOCOL_VERSION)
             return work()
 
-    said = step("client", a.hello)
+    said = step("client", lambda: a.hello(Wire.MAC))
     for who, hear in (("server", b.receive), ("client", a.receive), ("server", b.receive)):
         said = step(who, partial(hear, said))  # type: ignore[arg-type]
     end = a.receive(said)  # type: ignore[arg-type]

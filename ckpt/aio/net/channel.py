@@ -30,6 +30,7 @@ from typing import Final, Protocol
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
+from ckpt.aio.net.wire_policy import wanted_for
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch
@@ -304,10 +305,9 @@ class Channel:
         assert head is not None
         assert message is not None
         bulk = None
-        if head.tagged:
-            assert view is not None
-            self._check_tag(head, view, landed=landing is not None)
         if view is not None:
+            if head.tagged:
+                self._check_tag(head, view, landed=landing is not None)
             bulk = Bulk(view, slot, None if landing is None else landing.sums())
             if type(message) not in self._unchecked:
                 self._reader.check_bulk(head, message, bulk.crc())
@@ -363,7 +363,7 @@ class Channel:
     def greet(self) -> None:
         """The client's first word; the socket is connected."""
         assert isinstance(self._handshake, ClientHandshake)
-        self.send(0, self._handshake.hello())
+        self.send(0, self._handshake.hello(wanted_for(self.sock)))
 
     def _shake(self, message: Message) -> None:
         match self._handshake:

@@ -171,7 +171,7 @@ class Server:
         """The door calls this."""
         try:
             tune(sock)
-            wire = self._bulks.wire.of(sock)
+            wire_for = self._bulks.wire.settled(sock)
         except OSError:
             # It left before we looked.
             self._cuts[Cut.GONE] += 1
@@ -184,7 +184,7 @@ class Server:
             identity=identity,
             nonce=os.urandom(NONCE_BYTES),
             borrows=borrows,
-            wire=wire,
+            wire_for=wire_for,
             admit=self._admit,
         )
         channel = Channel(

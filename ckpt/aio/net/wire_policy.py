@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -37,8 +38,15 @@ class WirePolicy(Enum):
         if self is WirePolicy.MAC or (self is WirePolicy.AUTO and not _is_loopback(host)):
             find_libcrypto()
 
+    def settled(self, sock: socket.socket) -> Callable[[Wire], Wire]:
+        """What a connection gets whose client wants so much: it may be remote where a proxy on this
+        host hands it on. Raises OSError when it has gone.
+        """
+        seen = self.of(sock)
+        return lambda wanted: seen if self is WirePolicy.PLAIN or wanted is Wire.PLAIN else wanted
+
     def of(self, sock: socket.socket) -> Wire:
-        """For a connection that was accepted. Raises OSError when it has gone."""
+        """What a connection looks like from this end. Raises OSError when it has gone."""
         if self is WirePolicy.PLAIN or sock.family == socket.AF_UNIX:
             return Wire.PLAIN
         if self is WirePolicy.AUTO and is_one_host(sock.getpeername()[0], sock.getsockname()[0]):
@@ -51,6 +59,14 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or _address(host).is_loopback
     except ValueError:  # A name.
         return False
+
+
+def wanted_for(sock: socket.socket) -> Wire:
+    """The least that a client asks for, once it is connected."""
+    try:
+        return WirePolicy.AUTO.of(sock)
+    except OSError:  # It has gone, and whoever uses it will hear so.
+        return Wire.MAC
 
 
 def is_one_host(theirs: str, ours: str) -> bool:

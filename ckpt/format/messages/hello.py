@@ -65,6 +65,9 @@ class ClientProof(Struct, frozen=True, gc=False):
     """The cluster id that the client expects; empty when it does not know yet."""
     server: str = ""
     """The server name that the client expects (a target's id); empty when any will do."""
+    wire: Wire = Wire.PLAIN
+    """What the client takes the connection for: one to another host needs MAC, though a proxy
+    beside the server may look like this host. Of no meaning before TAGS_VERSION."""
 
 
 class ServerProof(Struct, frozen=True, gc=False):
