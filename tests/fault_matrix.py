@@ -97,7 +97,10 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "S": (
             "tests/e2e/test_wrong_machine.py"
             "::test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_stored",
+            "tests/aio/test_wire.py"
+            "::test_what_was_changed_on_the_way_to_a_server_is_never_heard",
         ),
+        "X": ("tests/aio/test_wire.py::test_what_was_changed_on_the_way_back_is_never_returned",),
     }),
     Fault("F7 bit flip at rest", "ADEX", "AX", {
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),

@@ -39,6 +39,9 @@ class Libcrypto:
         self.end.argtypes = [pointer, pointer, ctypes.POINTER(integer)]
         self.control = library.EVP_CIPHER_CTX_ctrl
         self.control.argtypes = [pointer, integer, integer, pointer]
+        library.OpenSSL_version.restype = ctypes.c_char_p
+        self.version: str = library.OpenSSL_version(0).decode()
+        """`OpenSSL 3.0.19 27 Jan 2026`."""
         self.update_address = ctypes.cast(library.EVP_EncryptUpdate, pointer).value
         """For calls of our own library."""
 

@@ -141,6 +141,7 @@ def test_too_few_targets_of_many_hosts_fail_and_so_does_their_check(tmp_path: Pa
     found = finding(ended, "targets")
     assert (ended.code, found["level"]) == (75, "FAIL")
     assert "1 of 2 reached from here, code 1+1 needs 2" in found["message"]
+    assert "can have tags: OpenSSL " in finding(ended, "tags")["message"]
     assert finding(ended, "TARGET_DOWN")["level"] in ("WARN", "FAIL")
 
 

@@ -20,6 +20,7 @@ from ckpt.base.errors import CkptError
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.selftest import self_test
 from ckpt.format.messages.hello import Role
+from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
 from ckpt.protocol.handshake import Caller
 from ckpt_client.doctor.findings import TargetReach
@@ -118,6 +119,11 @@ def erasure_code() -> str:
     """Which library encodes here, once it has given the known answers. Raises CkptError."""
     self_test()
     return f"ISA-L and ckpt's own library ({find_library().build}) give the known answers"
+
+
+def tags() -> str:
+    """Which library makes the tags of bulks from and to other hosts. Raises CkptError."""
+    return f"bulks from and to other hosts can have tags: {find_libcrypto().version}"
 
 
 def open_files() -> tuple[int, int]:

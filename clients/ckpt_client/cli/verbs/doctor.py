@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -107,7 +107,7 @@ def _examined(arguments: argparse.Namespace, need: Need) -> list[Finding]:
     return [
         *found,
         *(_of_cluster(arguments, answered, need) if answered is not None else ()),
-        _erasure_code(),
+        _tried("erasure code", probes.erasure_code),
         findings.judge_open_files(*probes.open_files(), targets),
         findings.judge_locked_memory(probes.locked_memory()),
         findings.judge_memory(need, memory.free_bytes, memory.total_bytes),
@@ -115,10 +115,9 @@ def _examined(arguments: argparse.Namespace, need: Need) -> list[Finding]:
     ]
 
 
-def _erasure_code() -> Finding:
-    name = "erasure code"
+def _tried(name: str, probe: Callable[[], str]) -> Finding:
     try:
-        return Finding(name, Level.OK, probes.erasure_code())
+        return Finding(name, Level.OK, probe())
     except CkptError as error:
         return findings.failed(name, error)
 
@@ -167,6 +166,8 @@ def _of_cluster(
     domains = {target.id: target.domain for target in live}
     devices = probes.devices_of(free, domains, folders)
     yield findings.judge_room(need, code, free, devices)
+    if isinstance(url, RemoteUrl):
+        yield _tried("tags", probes.tags)
     for check in view.checks:
         yield findings.judge_health(with_store(check, arguments.store))
 
