@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.warm_start import WARM, start_warm
 
 TESTS: Final = Path(__file__).parent
 LONGEST: Final = (
@@ -63,6 +66,8 @@ class Herald:
                 terminal.write_line(f"    {line}")
 
 
+# Nothing that is imported and collected is garbage: see `pytest_collection_finish`.
+gc.disable()
 # numpy's thread pool costs each of the processes that tests start a third of its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -81,6 +86,15 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the cyclic collector need not walk them each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_start() -> Iterator[None]:
+    """Supervisors and stagers that a test's own process starts are forked warm."""
+    start_warm()
+    yield
+    WARM.close()
 
 
 def _turn(file: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 WAIT_S: Final = 30.0
 """Generous: reached only when the condition will never hold, so a slow machine fails no test."""
 _POLL_S: Final = 0.01
-ASKED_S: Final = 0.05
+ASKED_S: Final = 0.1
 """Between two looks at what costs a connection: asked each 10 ms it takes a core from others."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 import ckpt
 from tests.e2e.states import AXIS_ITEMS, digests_of, form_of, matrix, rows_of, state_of
+from tests.warm_start import start_warm
 
 WAIT_S = 60.0
 
@@ -134,6 +135,7 @@ def _answer(agent: Agent, line: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    start_warm()
     obedient = Agent()
     for each in sys.stdin:
         sys.stdout.write(json.dumps(_answer(obedient, each), default=str) + "\n")

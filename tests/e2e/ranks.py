@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tests.e2e.cluster import runs
 from tests.waiting import wait_until
+from tests.warm_start import WARM
 
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "CKPT_STORE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
@@ -40,23 +39,15 @@ class RankProcess:
         environ = {name: v for name, v in os.environ.items() if name not in LAUNCHER_NAMES}
         environ.update(CKPT_STORE=url, RANK=str(rank), WORLD_SIZE=str(world_size))
         self.rank = rank
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.rank_agent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
+        self.process = WARM.rank("tests.e2e.rank_agent", environ)
 
     def tell(self, name: str, **arguments: object) -> None:
         """Say what to do; the answer is read later."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"name": name, "arguments": arguments}) + "\n")
         self.process.stdin.flush()
 
     def heard(self) -> Answer:
         """The answer to the oldest command."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"rank {self.rank} ended without an answer"
         return Answer(self.rank, **json.loads(line))
@@ -74,18 +65,11 @@ class RankProcess:
     def kill(self) -> None:
         """SIGKILL, and gone on return."""
         self.process.kill()
-        self.process.wait()
 
     def end(self) -> None:
         """Whatever state it is in, it is gone on return."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
+        self.process.kill()
+        self.process.close()
 
 
 @contextmanager
