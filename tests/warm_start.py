@@ -171,7 +171,7 @@ class WarmStart:
         own = {**environ, **_interpreters(child_environment())}
         order = Order([sys.executable, "-m", module], own, [], [], os.getcwd(), *_own())
         assert self._serves(order)
-        order.environ[PATH_NAME] = self._path
+        order.environ.update(self.environment())
         (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
         try:
             pid = order.give(self._path, [theirs_in, theirs_out, 2])
@@ -180,10 +180,15 @@ class WarmStart:
             os.close(theirs_out)
         return WarmRank(pid, os.fdopen(ours_out, "w"), os.fdopen(ours_in))
 
-    def _serves(self, order: Order) -> bool:
+    def environment(self) -> dict[str, str]:
+        """For ranks that start elsewhere: from `start_warm` on their stagers start here."""
         if not self._path:
             self._interpreters = _interpreters(child_environment())
             self._path = os.environ.get(PATH_NAME) or self._serve()
+        return {PATH_NAME: self._path}
+
+    def _serves(self, order: Order) -> bool:
+        self.environment()
         return order.fits and _interpreters(order.environ) == self._interpreters
 
     def _serve(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm, warm_servers
+from tests.warm_start import WARM
 
 TIMEOUT_S = 600
 """Of a test without one of its own: processes import torch anew, on shared machines."""
@@ -58,7 +60,8 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(scope="module")
 def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes for gloo groups."""
+    """Four processes for gloo groups; their stagers start warm."""
+    os.environ.update(WARM.environment())
     pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")))
     yield pool
     pool.close()
