@@ -6,6 +6,7 @@ import gc
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,17 @@ class Memory:
 
     def __init__(self, size: int = SIZE) -> None:
         self.descriptor, self.view = sealed_memory(NAME, size, present=True)
-        self.view[:] = np.random.default_rng(7).bytes(size)
+        self.view[:] = known_bytes(size)
         self.lendable = Lendable.of(self.descriptor, self.view)
 
     def cell(self, number: int) -> memoryview:
         return self.view[number * CELL : (number + 1) * CELL]
+
+
+@cache
+def known_bytes(size: int) -> bytes:
+    """Made once: that takes longer than most of these tests."""
+    return np.random.default_rng(7).bytes(size)
 
 
 def mapped_count() -> int:
