@@ -7,6 +7,8 @@
 #                      strangers, kills at random: tests/e2e_remote, tests/machines, tests/soak
 #   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e; a real crowd
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
+#   make test-ha       the catalog on a real etcd, whose members are killed; fetches Debian's, without
+#                      root, where none is on the PATH: tests/ha
 #   make test-sim      histories of one subject; crowds; planted bugs; 2,000 seeds of the main campaign
 #                      (make test runs 100), others at each commit: SIM_FIRST=N names the first,
 #                      SIM_SEEDS=10000 tries more
@@ -57,7 +59,7 @@ SIM_CORE := $(patsubst %,tests/sim/test_%.py,\
 SIM_SIDE := $(filter-out $(SIM_CORE),$(wildcard tests/sim/test_*.py))
 FAULTS := tests/e2e_remote tests/machines tests/soak
 # What the core leaves to the other targets.
-APART := tests/frameworks tests/stores tests/bench_e2e tests/wheel tests/mutants \
+APART := tests/frameworks tests/stores tests/ha tests/bench_e2e tests/wheel tests/mutants \
 	tests/e2e/test_crowds.py $(FAULTS) $(SIM_SIDE)
 # A file's tests share one cluster, so they stay together; the longest files go first
 # (tests/conftest.py).
@@ -67,7 +69,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-sim coverage mutants check docs bench soak clean
+.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-ha test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -95,6 +97,11 @@ test-bench: $(READY)
 test-stores: $(STORES_READY)
 	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
+
+# Members on loopback, each test file's own. Without an etcd one loud line, and all are skipped.
+test-ha: $(READY)
+	$(BIN)/python -m tests.ha.finding
+	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" tests/ha
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)

@@ -1,0 +1,1 @@
+"""The catalog on a real etcd: `make test-ha`. Not part of `make test`."""

@@ -1,0 +1,56 @@
+"""The etcd of these tests is real, and is of three members where a test wants that."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tests.ha.members import Etcd, Member
+from tests.waiting import wait_until
+
+
+def asked(member: Member, path: str, body: object = None) -> dict[str, object]:
+    """What it answers, as soon as it has a leader."""
+    data = None if body is None else json.dumps(body).encode()
+    found: dict[str, object] = {}
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{member.address}{path}", data, 30) as answer:
+                found.update(json.load(answer))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 503:
+                raise
+        return bool(found)
+
+    wait_until(answers, f"{member.name} answers {path}")
+    return found
+
+
+ONE = {"key": "YQ==", "value": "MQ=="}
+TWO = {"key": "YQ==", "value": "Mg=="}
+
+
+def test_a_member_answers_and_says_its_version(etcd: Etcd) -> None:
+    (member,) = etcd.members
+    assert str(asked(member, "/version")["etcdserver"]).startswith("3.")
+
+
+def test_three_members_are_one_and_a_killed_one_comes_back(tmp_path: Path) -> None:
+    etcd = Etcd(tmp_path, 3)
+    try:
+        first, second, third = etcd.members
+        asked(first, "/v3/kv/put", ONE)
+        first.kill()
+        asked(second, "/v3/kv/put", TWO)
+        first.start()
+        first.wait_up()
+        for member in (first, third):
+            found = asked(member, "/v3/kv/range", {"key": TWO["key"]})
+            assert found["count"] == "1"
+            assert TWO["value"] in str(found["kvs"])
+    finally:
+        etcd.end()
