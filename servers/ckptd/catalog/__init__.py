@@ -1,1 +1,1 @@
-"""The coordinator's stable storage: a SQLite file, its copies, and how it is rebuilt."""
+"""The coordinator's stable storage: a SQLite file or etcd, its copies, and how it is rebuilt."""

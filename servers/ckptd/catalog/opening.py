@@ -1,5 +1,5 @@
 """Which catalog does a coordinator work on? The one place that knows what there is to choose from:
-today a SQLite file in the coordinator's directory.
+a SQLite file in the coordinator's directory, or etcd.
 """
 
 from __future__ import annotations
@@ -7,12 +7,44 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckpt.aio.catalog import Catalog
-from ckptd.catalog.sqlite import SqliteCatalog
+from ckpt.base.errors import Refused
+from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.file import keep_cluster, kept_cluster
+from ckptd.catalog.sqlite import CATALOG_NAME, SqliteCatalog
+from ckptd.directory import make_directory
 
 
-async def open_catalog(directory: Path, cluster: str | None, new_cluster: str) -> Catalog:
+async def open_catalog(
+    directory: Path, cluster: str | None, new_cluster: str, *, url: str = ""
+) -> Catalog:
     """Begin a term. `cluster` is the id that the caller insists on, `new_cluster` the one for a new
-    catalog. Raises as `ckpt.aio.catalog` says.
+    catalog; `url` names an etcd, empty: a file in the directory. Raises as `ckpt.aio.catalog` says.
     """
-    # It blocks: nothing else runs before there is a catalog.
-    return SqliteCatalog.open(directory, cluster, new_cluster)
+    if not url:
+        # It blocks: nothing else runs before there is a catalog.
+        return SqliteCatalog.open(directory, cluster, new_cluster)
+    return await _open_etcd(directory, cluster, new_cluster, url)
+
+
+async def _open_etcd(directory: Path, cluster: str | None, new_cluster: str, url: str) -> Catalog:
+    """The directory keeps the cluster's id as beside a file: an etcd that was emptied does not make
+    a new cluster.
+    """
+    # aiohttp's client, which a coordinator with a file does without.
+    from ckptd.catalog.etcd.catalog import EtcdCatalog
+
+    etcd = parse_etcd_url(url)
+    make_directory(directory)
+    if (directory / CATALOG_NAME).exists():
+        raise Refused(
+            f"{directory} has a catalog in SQLite, and {etcd} would be another one",
+            hint="leave --catalog out, or give a directory of its own for the catalog in etcd",
+        )
+    cluster = kept_cluster(directory, cluster)
+    catalog = await EtcdCatalog.open(etcd, cluster, new_cluster)
+    try:
+        keep_cluster(directory, catalog.cluster)
+    except BaseException:
+        await catalog.close()
+        raise
+    return catalog

@@ -252,23 +252,7 @@ def create_catalog(
         aside.unlink(missing_ok=True)
         connection = connect(aside)
         try:
-            _create(connection, directory, cluster)
-            with connection:
-                _set_meta(connection, "term", image.term)
-                for row in image.rows.values():
-                    checkpoint_tables.insert(connection, row)
-                for seen in image.targets.values():
-                    target_tables.store(connection, seen)
-                for (checkpoint, rank), columns in image.repairs.items():
-                    _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
-                standing_tables.note(connection, image)
-                for entry in (
-                    *image.launch_entries(),
-                    *image.drain_entries(),
-                    *image.label_entries(),
-                    *image.retention_entries(),
-                ):
-                    _apply(connection, entry)
+            _fill(connection, directory, cluster, image)
         finally:
             connection.close()  # The last close folds the log into the file and removes the log.
         keep_cluster(directory, cluster)
@@ -278,6 +262,46 @@ def create_catalog(
     finally:
         os.close(lock)
     return path
+
+
+def write_copy(path: Path, cluster: str, image: CatalogImage) -> None:
+    """A catalog that is elsewhere, in a file that `ckptd.catalog.backup` reads; durable on return.
+
+    It appears under its name when it is complete; one that stands there is replaced. Raises as
+    `copy_catalog`.
+    """
+    make_directory(path.parent)
+    connection = connect(Path(":memory:"))
+    try:
+        _fill(connection, path.parent, cluster, image)
+        copy_catalog(connection, path)
+    finally:
+        connection.close()
+
+
+def _fill(
+    connection: sqlite3.Connection, directory: Path, cluster: str, image: CatalogImage
+) -> None:
+    """All of it, into an empty file."""
+    _create(connection, directory, cluster)
+    with connection:
+        _set_meta(connection, "term", image.term)
+        for row in image.rows.values():
+            checkpoint_tables.insert(connection, row)
+        for seen in image.targets.values():
+            target_tables.store(connection, seen)
+        for (checkpoint, rank), columns in image.repairs.items():
+            _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
+        standing_tables.note(connection, image)
+        if image.outdated:
+            standing_tables.store(connection, CatalogOutdated(image.outdated))
+        for entry in (
+            *image.launch_entries(),
+            *image.drain_entries(),
+            *image.label_entries(),
+            *image.retention_entries(),
+        ):
+            _apply(connection, entry)
 
 
 def _move_old_away(path: Path) -> None:

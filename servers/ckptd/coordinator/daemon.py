@@ -71,6 +71,7 @@ from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog.backup import backup_path
+from ckptd.catalog.etcd.url import parse_etcd_url
 from ckptd.catalog.file import mending_command
 from ckptd.catalog.opening import open_catalog
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
@@ -98,6 +99,9 @@ class CoordinatorConfig:
 
     directory: Path
     """Where the catalog, its lock and the metrics token lie."""
+    catalog: Annotated[str, "URL"] = ""
+    """etcd://H:P[,H:P...]/PREFIX?ca=&cert=&key=&user=&password_file=&insecure=1 for a catalog in
+    that etcd; empty for SQLite in the directory."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
     """Where targets and clients come to; port 0 takes a free one."""
     http: Annotated[str, "HOST:PORT"] = ""
@@ -135,6 +139,8 @@ class CoordinatorConfig:
     """The least grave events that are logged."""
 
     def __post_init__(self) -> None:
+        if self.catalog:
+            parse_etcd_url(self.catalog)
         Code.parse(self.code)
         options.host_and_port(self.listen)
         WirePolicy.parse(self.wire)
@@ -166,7 +172,7 @@ class CoordinatorConfig:
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
-            mend=mending_command(self.directory, "{targets}"),
+            mend=mending_command(self.directory, "{targets}", in_etcd=bool(self.catalog)),
         )
 
 
@@ -191,7 +197,9 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     make_directory(config.directory)
     close_to_others(config.directory, report)
-    catalog = await open_catalog(config.directory, config.cluster or None, secrets.token_hex(8))
+    catalog = await open_catalog(
+        config.directory, config.cluster or None, secrets.token_hex(8), url=config.catalog
+    )
     catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
     try:
         policy = config.policy(catalog.cluster)

@@ -1,0 +1,302 @@
+"""The catalog in etcd: what a coordinator writes, any host can go on with.
+
+Goals: an acknowledged ticket is on a majority of etcd's members; one transaction serves every
+ticket that waits; who was deposed stores nothing more (`fence`).
+
+Plan: the keys hold the folded image, whole values (`values`). One task of the coordinator's loop
+folds all tickets that have gathered, as far as one transaction takes them, writes, acknowledges
+them, and goes on. While etcd does not answer they wait: nothing fails but a start, and `close`.
+Another task keeps the lease.
+
+Invariants
+- One transaction at a time is on its way. Tickets are acknowledged in order.
+- After an error nothing more is: which tickets are stored is found by opening it again.
+- The writer's image has no ticket that is not on its way, but for one that is folded and waits for
+  room in the next transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
+from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta
+from ckptd.catalog.etcd.folding import Writes, fold
+from ckptd.catalog.etcd.loading import load
+from ckptd.catalog.etcd.url import EtcdUrl
+from ckptd.catalog.sqlite import write_copy
+
+OPEN_S: Final = 30.0
+"""So long a start waits for an etcd that does not answer."""
+CLOSE_S: Final = 10.0
+"""So long an end waits for one."""
+TICKETS_WAITING_MAX: Final = 1 << 20
+"""Above it etcd has stood still for minutes: better to stop than to grow."""
+_PAGES: Final = (
+    (keys.FIRST, "placement/", 1000),
+    ("placement/", "placement0", 8),
+    ("placement0", keys.LAST, 1000),
+)
+"""Ranges of names, and how many are asked for at once: a placement may have a megabyte."""
+KEEPS_PER_LEASE: Final = 3
+
+Copied = Callable[[CkptError | None], None]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Whole tickets that one transaction stores."""
+
+    tickets: list[int] = field(default_factory=list)
+    writes: Writes = field(default_factory=Writes)
+
+
+class EtcdCatalog:
+    """I am a `ckpt.aio.catalog.Catalog` in etcd, open on the loop that calls me. For another
+    coordinator it is Busy while my lease lives; one that comes when it has run out takes it over.
+    """
+
+    def __init__(
+        self, client: EtcdClient, space: FencedSpace, fence: Fence, cluster: str,
+        image: CatalogImage, keeper: asyncio.Task[None],
+    ) -> None:  # fmt: skip
+        self.cluster = cluster
+        self.image = image
+        self._client = client
+        self._space = space
+        self._fence = fence
+        self._keeper = keeper
+        #: What is stored, and what is on its way.
+        self._folded = deepcopy(image)
+        #: Tickets and copies that wait, in order.
+        self._waiting: deque[Persist | tuple[Path, Copied]] = deque()
+        #: A ticket that is folded, and did not fit.
+        self._next: tuple[int, Writes] | None = None
+        #: Why the ticket after those that are folded cannot be stored.
+        self._unfit: CkptError | None = None
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._failure: CkptError | None = None
+        self._writer: asyncio.Task[None] | None = None
+        keeper.add_done_callback(lambda _task: self._changed.set())
+
+    @classmethod
+    async def open(
+        cls, url: EtcdUrl, cluster: str | None, new_cluster: str, *, patience_s: float = OPEN_S
+    ) -> EtcdCatalog:
+        """Begin a term, and load what there is. `cluster` is the id that the caller insists on,
+        `new_cluster` the one for a new catalog. Raises as `ckpt.aio.catalog` says, Unauthorized
+        when etcd does not let this user in; Unavailable after `patience_s` without an answer.
+        """
+        client = EtcdClient(url)
+        try:
+            return await _opened(client, cluster, new_cluster, patience_s)
+        except BaseException:
+            await client.close()
+            raise
+
+    def start(
+        self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
+    ) -> None:
+        """Begin to write. The callbacks come from the loop, in turns of their own."""
+        assert self._writer is None
+        self._writer = asyncio.create_task(self._write_all(on_durable, on_failed))
+
+    def submit(self, persist: Persist) -> None:
+        """Queue one ticket; returns at once. Raises the error that ended the writer."""
+        self._queue(persist)
+
+    def copy_to(self, path: Path, done: Copied) -> None:
+        """Copy all that is durable; tickets wait meanwhile. Raises what ended the writer."""
+        self._queue((path, done))
+
+    async def close(self) -> None:
+        """Write what waits, end the writer, free the leader's key. Where etcd does not answer, what
+        waits hears Unavailable.
+        """
+        self._closing = True
+        self._changed.set()
+        if self._writer is not None:
+            await self._writer
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._space.free(self._fence)
+        await self._client.close()
+
+    def _queue(self, work: Persist | tuple[Path, Copied]) -> None:
+        assert not self._closing
+        if self._failure is not None:
+            raise self._failure
+        if len(self._waiting) >= TICKETS_WAITING_MAX:
+            raise Unavailable(f"{self._client.url} does not answer")
+        self._waiting.append(work)
+        self._changed.set()
+
+    # ----------------------------------------------------------------------- the writer
+
+    async def _write_all(
+        self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
+    ) -> None:
+        try:
+            while await self._has_work():
+                batch = self._gather()
+                if batch.tickets:
+                    await self._store(batch.writes)
+                    for ticket in batch.tickets:
+                        on_durable(ticket)
+                else:
+                    await self._copy()
+        except CkptError as error:
+            self._failure = error
+            self._waiting.clear()
+            on_failed(error)
+
+    async def _has_work(self) -> bool:
+        """Waits for some. False at the end. Raises Busy once the lease has run out."""
+        while not (self._waiting or self._next or self._unfit or self._closing):
+            self._changed.clear()
+            if self._keeper.done():
+                # Only etcd knows whether the key went with it.
+                await self._store(Writes())
+            await self._changed.wait()
+        return bool(self._waiting or self._next or self._unfit)
+
+    def _gather(self) -> Batch:
+        """As many tickets as one transaction takes; none when a copy is next. Raises why a ticket
+        cannot be stored, once all before it are.
+        """
+        batch = Batch()
+        while True:
+            self._next = self._next or self._fold_next()
+            if self._next is None:
+                if self._unfit is not None and not batch.tickets:
+                    raise self._unfit
+                return batch
+            ticket, writes = self._next
+            merged = batch.writes.merged(writes)
+            if merged is None or (batch.tickets and not merged.fits):
+                return batch
+            batch.tickets.append(ticket)
+            batch.writes = merged
+            self._next = None
+
+    def _fold_next(self) -> tuple[int, Writes] | None:
+        """The next ticket with what it writes; None when a copy is next, or nothing, or what cannot
+        be stored.
+        """
+        if self._unfit is not None or not self._waiting:
+            return None
+        persist = self._waiting[0]
+        if not isinstance(persist, Persist):
+            return None
+        self._waiting.popleft()
+        try:
+            writes = fold(self._folded, persist.entries)
+            writes.check(f"a ticket of {len(persist.entries)} entries")
+        except KeyError as error:
+            self._unfit = CkptError(f"the catalog cannot be written: {error} is not there")
+        except Refused as error:
+            self._unfit = error
+        else:
+            return persist.ticket, writes
+        return None
+
+    async def _store(self, writes: Writes) -> None:
+        """Durable on return. Waits for etcd; at the end not for ever."""
+        task = asyncio.ensure_future(self._space.write(self._fence, writes, math.inf))
+        closing = asyncio.ensure_future(self._wait_closing())
+        try:
+            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait((task,), timeout=CLOSE_S)
+            if not task.done():
+                raise Unavailable(
+                    f"{self._client.url} does not answer: what waits may not be stored",
+                    hint="the next start finds what is",
+                )
+            task.result()
+        finally:
+            for each in (task, closing):
+                each.cancel()
+            await asyncio.gather(task, closing, return_exceptions=True)
+
+    async def _wait_closing(self) -> None:
+        while not self._closing:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _copy(self) -> None:
+        """What is durable, which is all that is folded, into the next copy's file."""
+        work = self._waiting.popleft()
+        assert isinstance(work, tuple)
+        path, done = work
+        failure: CkptError | None = None
+        try:
+            await asyncio.to_thread(write_copy, path, self.cluster, self._folded)
+        except CkptError as error:
+            failure = error
+        done(failure)
+
+
+# --------------------------------------------------------------------------- opening
+
+
+async def _opened(
+    client: EtcdClient, cluster: str | None, new_cluster: str, patience_s: float
+) -> EtcdCatalog:
+    deadline = asyncio.get_running_loop().time() + patience_s
+    space = FencedSpace(client)
+    await client.check_version(deadline)
+    found = await space.meta(deadline)
+    if found is not None and cluster not in (None, found.cluster):
+        raise Refused(
+            f"the catalog in {client.url} is of cluster {found.cluster}, not {cluster}",
+            hint="name its own prefix, or leave the other cluster's id out",
+        )
+    await space.check_limits(deadline)
+    meta = found or Meta(keys.SCHEMA_VERSION, cluster or new_cluster)
+    fence = await space.take(meta, found is None, deadline)
+    keeper = asyncio.create_task(_keep(space, fence))
+    try:
+        image = load(fence.term, await _all_keys(space, deadline))
+        # Whoever took it over meanwhile may have written between two pages.
+        await space.write(fence, Writes(), deadline)
+    except BaseException:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await space.free(fence)
+        raise
+    return EtcdCatalog(client, space, fence, meta.cluster, image, keeper)
+
+
+async def _all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, bytes]]:
+    found: list[tuple[str, bytes]] = []
+    for start, end, limit in _PAGES:
+        while True:
+            page = await space.page(start, end, limit, deadline)
+            found += page
+            if len(page) < limit:
+                break
+            start = f"{page[-1][0]}\0"
+    return found
+
+
+async def _keep(space: FencedSpace, fence: Fence) -> None:
+    """Until the lease has ended, or may have."""
+    while True:
+        await asyncio.sleep(fence.lease_s / KEEPS_PER_LEASE)
+        try:
+            if not await space.keep(fence):
+                return
+        except Unavailable:
+            continue  # The next one may reach it; what is written finds out.

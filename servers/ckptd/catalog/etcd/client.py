@@ -1,0 +1,256 @@
+"""How does a coordinator speak with etcd? By aiohttp, through each member's JSON gateway.
+
+One member after the other is asked, beginning with the one that answered last, until one does. What
+may pass (no leader, no connection, no answer) is Unavailable, and is asked again until a deadline;
+what will not pass is raised at once. An answer that was lost leaves open whether the request was
+done: it is repeated as it was, so a request must be one that may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import re
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
+
+from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unauthorized, Unavailable
+from ckpt.base.extras import needing
+from ckpt.base.units import MiB
+from ckptd.catalog.etcd.url import EtcdUrl
+from ckptd.catalog.etcd.words import (
+    Authenticate,
+    Authenticated,
+    Failure,
+    Versions,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+
+OLDEST: Final = (3, 4)
+CONNECT_S: Final = 1.0
+ATTEMPT_S: Final = 2.0
+"""For one member's answer; then the next one is asked."""
+RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 1.0
+ANSWER_BYTES_MAX: Final = 512 * MiB
+
+_Answer = TypeVar("_Answer")
+
+#: gRPC's codes.
+_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 5, 7, 8, 16
+_AUTH_WORDS: Final = ("user name is empty", "authentication failed", "authentication is not")
+_STALE_WORDS: Final = ("invalid auth token", "revision of auth store is old")
+
+
+class EtcdClient:
+    """I ask one etcd. Nothing is read or dialed before the first request but the files of the URL:
+    Refused names one that cannot be used.
+    """
+
+    def __init__(self, url: EtcdUrl) -> None:
+        with needing("a catalog in etcd"):
+            import aiohttp
+        self.url = url
+        self._members = list(url.members)
+        self._tls = _tls_of(url)
+        self._password = _password_of(url)
+        self._token = ""
+        timeout = aiohttp.ClientTimeout(total=2 * ATTEMPT_S, sock_connect=CONNECT_S)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
+        )
+        self._broken: tuple[type[Exception], ...] = (
+            aiohttp.ClientError,
+            asyncio.TimeoutError,
+            OSError,
+        )
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._session.close()
+
+    async def call(
+        self, path: str, request: Struct, kind: type[_Answer], deadline: float = -math.inf,
+        *, attempt_s: float = ATTEMPT_S,
+    ) -> _Answer:  # fmt: skip
+        """The answer to POST /v3/PATH; asked again until that time of the loop's clock. Each member
+        has `attempt_s` to answer.
+
+        Raises Unavailable naming why each member did not answer, NoSpace, NotFound (no such
+        lease), Unauthorized, Refused for all else that etcd does not take.
+        """
+
+        async def ask(member: str) -> _Answer:
+            try:
+                async with asyncio.timeout(attempt_s):
+                    return decode(await self._post(member, f"/v3/{path}", request), kind)
+            except TimeoutError:
+                raise Unavailable("no answer in time") from None
+
+        return await self._insist(ask, deadline)
+
+    async def check_version(self, deadline: float) -> None:
+        """Raises Refused for an etcd that is too old."""
+
+        async def ask(member: str) -> Versions:
+            return decode(await self._say(member, "GET", "/version", b""), Versions)
+
+        found = await self._insist(ask, deadline)
+        for version in (found.etcdserver, found.etcdcluster):
+            numbers = re.match(r"(\d+)\.(\d+)", version)
+            if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
+                raise Refused(
+                    f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
+                )
+
+    async def _insist(self, ask: Callable[[str], Awaitable[_Answer]], deadline: float) -> _Answer:
+        loop, wait_s = asyncio.get_running_loop(), RETRY_S
+        while True:
+            try:
+                return await self._ask_each(ask)
+            except Unavailable:
+                if loop.time() + wait_s > deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+    async def _ask_each(self, ask: Callable[[str], Awaitable[_Answer]]) -> _Answer:
+        reasons: list[str] = []
+        for member in tuple(self._members):
+            try:
+                answer = await ask(member)
+            except Unavailable as error:
+                reasons.append(f"{member}: {error.message}")
+                continue
+            # Others may have moved it meanwhile.
+            self._members.remove(member)
+            self._members.insert(0, member)
+            return answer
+        raise Unavailable(
+            f"no member of {self.url} answers: {'; '.join(reasons)}",
+            hint="see that a majority of its members runs, and that this host reaches them",
+        )
+
+    async def _post(self, member: str, path: str, request: Struct) -> bytes:
+        if self.url.user and not self._token:
+            await self._authenticate(member)
+        try:
+            return await self._say(member, "POST", path, encode(request))
+        except _StaleToken:
+            await self._authenticate(member)
+        try:
+            return await self._say(member, "POST", path, encode(request))
+        except _StaleToken as error:
+            raise Unavailable(error.message) from None
+
+    async def _authenticate(self, member: str) -> None:
+        self._token = ""
+        request = Authenticate(self.url.user, self._password)
+        content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
+        self._token = decode(content, Authenticated).token
+
+    async def _say(self, member: str, method: str, path: str, body: bytes) -> bytes:
+        """What one member answers. Raises as `call`; Unavailable without the member's name."""
+        headers = {"Authorization": self._token} if self._token else {}
+        url = f"{self.url.scheme}://{member}{path}"
+        try:
+            async with self._session.request(
+                method, url, data=io.BytesIO(body) if body else None, headers=headers, ssl=self._tls
+            ) as answer:
+                content = await _whole(answer)
+                status = answer.status
+        except ssl.SSLError as error:
+            raise Unavailable(f"TLS fails: {error}") from None
+        except self._broken as error:
+            raise Unavailable(str(error) or "no answer in time") from None
+        if status != 200:
+            raise _failure(status, content, self.url)
+        return content
+
+
+class _StaleToken(CkptError):
+    """It was good before: there is a new one to be had."""
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > ANSWER_BYTES_MAX:
+            raise Refused(f"an answer of etcd has more than {ANSWER_BYTES_MAX} bytes")
+    return b"".join(parts)
+
+
+def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
+    """The error that an answer stands for; what is not known to stay may pass."""
+    try:
+        said = decode(content, Failure)
+    except CkptError:
+        return Unavailable(f"HTTP status {status}")
+    text = said.error or f"HTTP status {status}"
+    if any(word in text for word in _STALE_WORDS) or said.code == _UNAUTHENTICATED:
+        return _StaleToken(text)
+    if said.code == _DENIED or any(word in text for word in _AUTH_WORDS):
+        hint = "give user= and password_file= of one who may read and write below the prefix"
+        return Unauthorized(f"{url}: {text}", hint=hint)
+    if said.code == _EXHAUSTED and "space" in text:
+        return NoSpace(
+            f"{url}: {text}",
+            hint="compact and defragment it, then etcdctl alarm disarm; or raise its"
+            " --quota-backend-bytes",
+        )
+    if said.code == _NOT_FOUND:
+        return NotFound(f"{url}: {text}")
+    if said.code == _INVALID:
+        return Refused(f"{url}: {text}")
+    return Unavailable(text)
+
+
+def _tls_of(url: EtcdUrl) -> ssl.SSLContext | bool:
+    """True where there is none. Raises Refused naming the file that cannot be used."""
+    if url.ca is None:
+        return True
+    _read(url.ca, "ca")
+    try:
+        context = ssl.create_default_context(cafile=url.ca)
+    except ssl.SSLError as error:
+        raise Refused(f"ca={url.ca} is no certificate: {error.reason or error}") from None
+    if url.cert is not None and url.key is not None:
+        _read(url.cert, "cert")
+        _read(url.key, "key")
+        try:
+            context.load_cert_chain(url.cert, url.key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            text = getattr(error, "reason", None) or error
+            raise Refused(f"cert={url.cert} with key={url.key} cannot be used: {text}") from None
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password, and nobody is here to type it")
+
+
+def _password_of(url: EtcdUrl) -> str:
+    if url.password_file is None:
+        return ""
+    password = _read(url.password_file, "password_file").decode(errors="replace").strip()
+    if not password:
+        raise Refused(f"password_file={url.password_file} is empty")
+    return password
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(f"cannot read {option}={path}: {error.strerror}") from None

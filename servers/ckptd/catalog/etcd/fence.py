@@ -1,0 +1,323 @@
+"""Who writes the catalog, so that nobody else does?
+
+Goals: of two coordinators at most one stores anything, whatever their clocks say and however late a
+request arrives; an answer that was lost is found out.
+
+Plan: the leader's key hangs on a lease, and goes when its coordinator is gone. One transaction
+takes it where it is free, and raises the term. Every later one compares
+
+    the leader's key    its create revision: another one's is another revision, for ever
+    the sequence        the number of the transaction before it, and puts its own
+
+so each is done once, in order. Repeated, it finds its own number: it was done. One that was on its
+way for long, while it was repeated elsewhere and others followed, finds a later number and does
+nothing; by the leader's key alone it would put old values back.
+
+Warning: nothing is safe because a lease lasts. The lease only says when another one may try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Struct
+
+from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused, Unavailable
+from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.folding import OPERATIONS_MAX, REQUEST_BYTES_MAX, Writes
+from ckptd.catalog.etcd.words import (
+    Compare,
+    DeleteRange,
+    KeyValue,
+    Lease,
+    LeaseGrant,
+    LeaseKept,
+    LeaseNamed,
+    Operation,
+    Put,
+    Range,
+    RangeFound,
+    Transaction,
+    TransactionDone,
+    decode,
+    encode,
+)
+
+LEASE_S: Final = 2
+"""A coordinator that was killed is missed after it."""
+HELD_LEASES: Final = 2
+"""Who keeps the leader's key for so many leases lives, and renews its own."""
+_LOOK_S: Final = 0.1
+_KEEP_ATTEMPT_S: Final = 0.5
+"""Of several members one that hangs must not cost the lease."""
+_TERM_MAX: Final = (1 << 31) - 1
+_PROBE_BYTES: Final = REQUEST_BYTES_MAX - 8192
+
+
+class Meta(Struct, frozen=True):
+    """Of `meta`; a later schema may say more."""
+
+    schema: int
+    cluster: str
+
+
+class Leader(Struct, frozen=True):
+    """Of `leader`: for people, and to know one's own."""
+
+    process: str
+    host: str
+    pid: int
+    term: int
+    lease_s: int
+
+
+@dataclass(slots=True)
+class Fence:
+    """What a coordinator that has the catalog must show."""
+
+    term: int
+    revision: int
+    """The leader key's create revision."""
+    lease: int
+    lease_s: int
+    """Granted; etcd gives more than was asked for where its election takes longer."""
+    sequence: int = 0
+    """Of the newest transaction that is known to be done."""
+
+
+class FencedSpace:
+    """I take the catalog below a prefix, and write to it under my fence."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self._client = client
+        self._space = keys.KeySpace(client.url.prefix)
+        self._own = secrets.token_hex(16)
+
+    # ----------------------------------------------------------------------- reading
+
+    async def meta(self, deadline: float) -> Meta | None:
+        """What the catalog is; None for one that there is not yet. Raises Refused, Corrupt."""
+        found = await self._one(keys.META, deadline)
+        if found is None:
+            if await self.page(keys.FIRST, keys.LAST, 1, deadline):
+                raise Refused(
+                    f"{self._client.url} has keys that are no catalog's",
+                    hint="name a prefix that nobody else uses",
+                )
+            return None
+        meta = decode(found.value, Meta)
+        if meta.schema > keys.SCHEMA_VERSION:
+            raise Refused(
+                f"the catalog in {self._client.url} has schema {meta.schema}; this is"
+                f" {keys.SCHEMA_VERSION}",
+                hint="a newer version wrote it: use that",
+            )
+        return meta
+
+    async def page(
+        self, start: str, end: str, limit: int, deadline: float
+    ) -> list[tuple[str, bytes]]:
+        """(name, value) of the first keys from a name to another (exclusive), in their order; fewer
+        than `limit` when there are no more.
+        """
+        request = Range(self._space.full(start), self._space.full(end), limit)
+        found = await self._client.call("kv/range", request, RangeFound, deadline)
+        return [(self._space.name(each.key), each.value) for each in found.kvs]
+
+    async def check_limits(self, deadline: float) -> None:
+        """Raises Refused for an etcd that takes less at once than the writer may ask of it. Nothing
+        is written: no key has a version below 0.
+        """
+        full = self._space.full
+        small = tuple(_put(full(f"probe/{index}"), b"") for index in range(OPERATIONS_MAX))
+        never = Compare(full(keys.META), "VERSION", version=0, result="LESS")
+        # As large as a put would be, which counts against the space that is left.
+        large = Compare(full(keys.META), "VALUE", value=bytes(_PROBE_BYTES))
+        probe = Transaction((never, large), small)
+        try:
+            await self._client.call("kv/txn", probe, TransactionDone, deadline)
+        except Refused as error:
+            flag = "--max-request-bytes" if "large" in error.message else "--max-txn-ops"
+            raise Refused(
+                error.message,
+                hint=f"a catalog needs {OPERATIONS_MAX} operations and {REQUEST_BYTES_MAX} bytes in"
+                f" one transaction: leave {flag} of each member at its default, or raise it",
+            ) from None
+
+    # ----------------------------------------------------------------------- taking
+
+    async def take(self, meta: Meta, is_new: bool, deadline: float) -> Fence:
+        """Begin a term. Waits for the lease of who may be gone; raises Busy when they are not."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            holder = await self._one(keys.LEADER, deadline)
+            if holder is None:
+                fence = await self._try_to_take(meta, is_new, deadline)
+                if fence is not None:
+                    return fence
+            waited_s = loop.time() - began
+            if holder is not None and waited_s > HELD_LEASES * _lease_s(holder):
+                raise Busy(f"{_who(holder)} works on {self._client.url}")
+            if holder is None and loop.time() > deadline:
+                raise Unavailable(f"{self._client.url} is slow: a lease of {LEASE_S} s runs out")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _try_to_take(self, meta: Meta, is_new: bool, deadline: float) -> Fence | None:
+        """None when something moved on the way."""
+        granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
+        known = await self._one(keys.TERM, deadline)
+        term = _term_of(known) + 1
+        leader = Leader(self._own, socket.gethostname(), os.getpid(), term, granted.TTL)
+        full = self._space.full
+        meta_version = Compare(full(keys.META), "VERSION", version=0, result=_EQUAL[is_new])
+        request = Transaction(
+            (
+                Compare(full(keys.LEADER), "CREATE", create_revision=0),
+                Compare(full(keys.TERM), "MOD", mod_revision=known.mod_revision if known else 0),
+                meta_version,
+            ),
+            (
+                Operation(Put(full(keys.LEADER), encode(leader), granted.ID)),
+                _put(full(keys.TERM), str(term).encode()),
+                _put(full(keys.SEQUENCE), b"0"),
+                _put(full(keys.META), encode(meta)),
+            ),
+        )
+        try:
+            await self._client.call("kv/txn", request, TransactionDone, deadline)
+        except NotFound:
+            return None  # The lease ran out before.
+        # Its answer may have been lost, and it may have been done: the key says who has it.
+        holder = await self._one(keys.LEADER, deadline)
+        taken = None if holder is None else decode(holder.value, Leader)
+        if holder is None or taken is None or taken.process != self._own:
+            return None
+        return Fence(taken.term, holder.create_revision, holder.lease, taken.lease_s)
+
+    # ----------------------------------------------------------------------- writing
+
+    async def write(self, fence: Fence, writes: Writes, deadline: float) -> None:
+        """All of them or none, durable on return. Waits while etcd does not answer.
+
+        Raises Busy when another one has taken the catalog, or may: nothing of it is stored under
+        this fence any more. NoSpace, Refused.
+        """
+        full, number = self._space.full, fence.sequence + 1
+        request = Transaction(
+            (
+                Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision),
+                Compare(full(keys.SEQUENCE), "VALUE", value=str(fence.sequence).encode()),
+            ),
+            (*self._operations(writes), _put(full(keys.SEQUENCE), str(number).encode())),
+            (_get(full(keys.LEADER)), _get(full(keys.SEQUENCE)), _get(full(keys.TERM))),
+        )
+        done = await self._client.call("kv/txn", request, TransactionDone, deadline)
+        if not done.succeeded:
+            self._explain(fence, done, number)
+        fence.sequence = number
+
+    def _explain(self, fence: Fence, done: TransactionDone, number: int) -> None:
+        """Returns when it was done before. Raises Busy."""
+        holder, sequence, term = (done.found(index) for index in range(3))
+        if holder is None or holder.create_revision != fence.revision:
+            raise self._deposed(fence, holder, term)
+        if sequence is None or sequence.value != str(number).encode():
+            raise CkptError(
+                f"somebody else writes to {self._client.url} by the key of this coordinator",
+                hint="keep all other programs away from the prefix",
+            )
+
+    def _deposed(self, fence: Fence, holder: KeyValue | None, term: KeyValue | None) -> Busy:
+        if holder is not None:
+            why = f"{_who(holder)} has taken it over"
+        elif _term_of(term) > fence.term:
+            why = f"another coordinator had it in term {_term_of(term)}"
+        else:
+            why = f"its lease of {fence.lease_s} s ran out: it, or etcd, stood still for so long"
+        return Busy(
+            f"the coordinator of term {fence.term} has lost {self._client.url}: {why}",
+            hint="start it again: it takes the catalog when nobody else has it",
+        )
+
+    def _operations(self, writes: Writes) -> Iterator[Operation]:
+        full = self._space.full
+        for name in sorted(writes.values):
+            value = writes.values[name]
+            if value is None:
+                yield Operation(request_delete_range=DeleteRange(full(name)))
+            else:
+                yield _put(full(name), value)
+        for name in sorted(writes.sweeps):
+            yield Operation(request_delete_range=DeleteRange(full(name), full(name + keys.LAST)))
+
+    # ----------------------------------------------------------------------- the lease
+
+    async def keep(self, fence: Fence) -> bool:
+        """Whether the lease lives on. Raises Unavailable when nobody knows."""
+        named = LeaseNamed(fence.lease)
+        try:
+            kept = await self._client.call(
+                "lease/keepalive", named, LeaseKept, attempt_s=_KEEP_ATTEMPT_S
+            )
+        except NotFound:
+            return False
+        return kept.result.TTL > 0
+
+    async def free(self, fence: Fence) -> None:
+        """End the lease, and so the leader's key, where etcd answers at once."""
+        named = LeaseNamed(fence.lease)
+        try:
+            await self._client.call("lease/revoke", named, Lease)
+        except (NotFound, Unavailable):
+            return  # It ends by itself.
+
+    async def _one(self, name: str, deadline: float) -> KeyValue | None:
+        request = Range(self._space.full(name))
+        found = await self._client.call("kv/range", request, RangeFound, deadline)
+        return found.kvs[0] if found.kvs else None
+
+
+#: A catalog that is new must not be there yet, any other must.
+_EQUAL: Final = {True: "EQUAL", False: "GREATER"}
+
+
+def _term_of(found: KeyValue | None) -> int:
+    if found is None:
+        return 0
+    try:
+        term = int(found.value)
+    except ValueError:
+        raise Corrupt(f"the catalog's term cannot be read: {found.value!r}") from None
+    assert term < _TERM_MAX, "a launch number is (term << 32) | counter in 63 bits"
+    return term
+
+
+def _who(holder: KeyValue) -> str:
+    try:
+        leader = decode(holder.value, Leader)
+    except CkptError:
+        return "another coordinator"
+    return f"the coordinator of term {leader.term} (pid {leader.pid} on {leader.host})"
+
+
+def _lease_s(holder: KeyValue) -> int:
+    try:
+        return max(LEASE_S, decode(holder.value, Leader).lease_s)
+    except CkptError:
+        return LEASE_S
+
+
+def _put(key: bytes, value: bytes) -> Operation:
+    return Operation(request_put=Put(key, value))
+
+
+def _get(key: bytes) -> Operation:
+    return Operation(request_range=Range(key))

@@ -1,0 +1,95 @@
+"""What are the catalog's keys called, and what does each hold?
+
+Below the prefix and a colon, which no prefix has, so that none is inside another's. GEN is
+TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
+
+    meta                      JSON: schema, cluster; there once the catalog is
+    leader                    JSON: who writes; on a lease. Its create revision is the fence
+    term                      the highest that was begun
+    sequence                  number of the term's newest transaction
+    position                  TERM.TICKET of the newest entry that targets vouched for
+    forgotten                 GEN of the newest row that was forgotten
+    outdated                  why another catalog is newer
+    row/RUN/STEP/GEN          JSON: state, launch, launch_key, world_size, reason
+    record/RUN/STEP/GEN       the commit record's document
+    placement/RUN/STEP/GEN    the placement's document
+    label/RUN/STEP/GEN        the labels' document
+    unsettled/RUN/STEP/GEN    nothing: its targets may have other labels
+    repair/RUN/STEP/GEN       JSON: rank and missing columns, of each rank
+    launch/RUN/NUMBER         JSON: key, world_size; gone, all below it is gone
+    launch/RUN/NUMBER/rank/R  the process that holds the rank
+    launch/RUN/NUMBER/turn/T  STEP#GEN: what a turn loaded
+    launch/RUN/NUMBER/step/S  STEP#GEN: what the step's number was settled to
+    store/URL                 JSON: every, keep, runs; gone, all below it is gone
+    store/URL/RUN             STEP#GEN of all that it holds of a run, by spaces
+    target/ID                 JSON: domain, directory, incarnation, place
+    retention/RUN             JSON: the rules
+
+Each value is whole: putting it twice is putting it once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+from ckpt.base.ids import CheckpointId, LaunchNumber, RunName, TargetId
+
+META: Final = "meta"
+LEADER: Final = "leader"
+TERM: Final = "term"
+SEQUENCE: Final = "sequence"
+POSITION: Final = "position"
+FORGOTTEN: Final = "forgotten"
+OUTDATED: Final = "outdated"
+FIRST: Final = ""
+LAST: Final = "\x7f"
+"""Names are ASCII without control characters: all are between the two."""
+SCHEMA_VERSION: Final = 1
+
+OF_CHECKPOINTS: Final = ("row", "record", "placement", "label", "unsettled", "repair")
+"""Kinds of keys that a generation has, at most one of each."""
+
+
+def of_checkpoint(kind: str, id: CheckpointId) -> str:
+    """One of its keys."""
+    return f"{kind}/{quoted(id.run)}/{id.step}/{id.generation}"
+
+
+def of_launch(run: RunName, number: LaunchNumber) -> str:
+    """Its own key; those below it begin with that and a slash."""
+    return f"launch/{quoted(run)}/{number}"
+
+
+def of_store(url: str) -> str:
+    """Likewise."""
+    return f"store/{quoted(url)}"
+
+
+def of_target(id: TargetId) -> str:
+    return f"target/{quoted(id)}"
+
+
+def of_retention(run: RunName) -> str:
+    return f"retention/{quoted(run)}"
+
+
+def quoted(word: str) -> str:
+    """Without a slash."""
+    return quote(word, safe="")
+
+
+class KeySpace:
+    """Full keys, of one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self._start = f"{prefix}:".encode()
+
+    def full(self, name: str) -> bytes:
+        """As etcd has it."""
+        return self._start + name.encode()
+
+    def name(self, key: bytes) -> str:
+        """The inverse of `full`."""
+        assert key.startswith(self._start)
+        return key[len(self._start) :].decode()

@@ -1,0 +1,138 @@
+"""The image that the keys of a catalog hold: the inverse of `values`.
+
+Keys of a kind that this version does not know are a later one's, and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+from urllib.parse import unquote
+
+import msgspec
+
+from ckpt.base.errors import CkptError, Corrupt
+from ckpt.base.ids import (
+    CatalogPosition,
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
+from ckpt.format.messages.keeping import ALL_STAYS, Retention, decode_retention
+from ckpt.plan.drains import StorePolicy
+from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, LaunchRow, TargetSeen
+from ckpt.protocol.coordinator.stores import StoreRow
+from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.values import LaunchValue, RepairValue, RowValue, StoreValue, TargetValue
+
+_Value = TypeVar("_Value")
+
+
+def load(term: int, pairs: Iterable[tuple[str, bytes]]) -> CatalogImage:
+    """Of (name, value) in any order. Raises Corrupt naming the key that cannot be read."""
+    image = CatalogImage(term)
+    # A key stands ahead of those below it, and a row's ahead of its documents'.
+    for name, value in sorted(pairs, key=lambda pair: (not pair[0].startswith("row/"), pair[0])):
+        try:
+            _take(image, name, name.split("/"), value)
+        except (ValueError, KeyError, TypeError, msgspec.MsgspecError, CkptError) as error:
+            raise Corrupt(f"the key {name!r} cannot be read: {error}") from error
+    image.rows = {id: image.rows[id] for id in sorted(image.rows)}
+    return image
+
+
+def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> None:
+    match words:
+        case [kind, run, step, generation] if kind in keys.OF_CHECKPOINTS:
+            id = CheckpointId(RunName(unquote(run)), Step(int(step)), Generation.parse(generation))
+            _take_of_checkpoint(image, kind, id, value)
+        case ["launch", run, number, *below]:
+            _take_of_launch(image, RunName(unquote(run)), LaunchNumber(int(number)), below, value)
+        case ["store", url, *below]:
+            _take_of_store(image, unquote(url), below, value)
+        case ["target", target]:
+            id_of, seen = TargetId(unquote(target)), _json(value, TargetValue)
+            image.targets[id_of] = TargetSeen(
+                id_of, seen.domain, seen.directory, seen.incarnation, seen.place
+            )
+        case ["retention", run]:
+            image.retentions[RunName(unquote(run))] = _rules(value)
+        case [keys.POSITION]:
+            image.position = CatalogPosition(*map(int, value.decode().split(".")))
+        case [keys.FORGOTTEN]:
+            image.forgotten = Generation.parse(value.decode())
+        case [keys.OUTDATED]:
+            image.outdated = value.decode()
+
+
+def _take_of_checkpoint(image: CatalogImage, kind: str, id: CheckpointId, value: bytes) -> None:
+    match kind:
+        case "row":
+            row = _json(value, RowValue)
+            image.rows[id] = CatalogRow(
+                id, row.state, LaunchNumber(row.launch), row.launch_key, row.world_size,
+                reason=row.reason,
+            )  # fmt: skip
+        case "record":
+            image.rows[id] = replace(image.rows[id], record=value)
+        case "placement":
+            image.rows[id] = replace(image.rows[id], placement=value)
+        case "label":
+            image.labels[id] = value
+        case "unsettled":
+            image.unsettled.add(id)
+        case "repair":
+            for rank, columns in _json(value, RepairValue):
+                image.repairs[(id, rank)] = columns
+
+
+def _take_of_launch(
+    image: CatalogImage, run: RunName, number: LaunchNumber, below: list[str], value: bytes
+) -> None:
+    match below:
+        case []:
+            found = _json(value, LaunchValue)
+            image.launches[(run, number)] = LaunchRow(found.key, found.world_size)
+        case ["rank", rank]:
+            image.launches[(run, number)].processes[Rank(int(rank))] = value.decode()
+        case ["turn", turn]:
+            image.launches[(run, number)].resolved[int(turn)] = _settled(run, value)
+        case ["step", step]:
+            image.launches[(run, number)].by_number[Step(int(step))] = _settled(run, value)
+
+
+def _take_of_store(image: CatalogImage, url: str, below: list[str], value: bytes) -> None:
+    match below:
+        case []:
+            found = _json(value, StoreValue)
+            image.stores[url] = StoreRow(StorePolicy(url, found.every, found.keep, found.runs))
+        case [run]:
+            held = {_home(word) for word in value.decode().split()}
+            image.stores[url].stored[RunName(unquote(run))] = held
+
+
+def _settled(run: RunName, value: bytes) -> CheckpointId:
+    step, generation = _home(value.decode())
+    return CheckpointId(run, step, generation)
+
+
+def _home(text: str) -> tuple[Step, Generation]:
+    step, _, generation = text.partition("#")
+    return Step(int(step)), Generation.parse(generation)
+
+
+def _rules(value: bytes) -> Retention:
+    try:
+        return decode_retention(value)
+    except Corrupt:
+        # Rules that cannot be read, as a later version's, count as lost: then all stays.
+        return ALL_STAYS
+
+
+def _json(value: bytes, kind: type[_Value]) -> _Value:
+    return msgspec.json.decode(value, type=kind)

@@ -1,0 +1,308 @@
+"""What does each key of an image hold, and which keys may an entry change?
+
+A key is a function of the image alone, so that what is stored is the fold, whatever led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from ckpt.base.ids import CheckpointId, Home, LaunchNumber, RunName, TargetId
+from ckpt.format.messages.keeping import encode_retention
+from ckpt.protocol.coordinator.catalog import (
+    BEGINNING,
+    NO_GENERATION,
+    CatalogEntry,
+    CatalogImage,
+    CatalogOutdated,
+    CatalogReached,
+    CheckpointLabeled,
+    CheckpointTombstoned,
+    LabelsSent,
+    LaunchEntered,
+    LaunchForgotten,
+    LaunchNumbered,
+    LaunchResolved,
+    RepairNeeded,
+    RetentionSaid,
+    RowForgotten,
+    RowState,
+    StepForgotten,
+    TargetSeen,
+)
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
+    StoreForgotten,
+    StoreHolds,
+    StoreOpened,
+)
+from ckptd.catalog.etcd import keys
+
+Values = dict[str, bytes | None]
+"""Of keys; None: there is none."""
+
+
+class RowValue(Struct, frozen=True):
+    """Of `row/…`."""
+
+    state: RowState
+    launch: int
+    launch_key: str | None
+    world_size: int
+    reason: str
+
+
+class LaunchValue(Struct, frozen=True):
+    """Of `launch/RUN/NUMBER`."""
+
+    key: str | None
+    world_size: int
+
+
+class StoreValue(Struct, frozen=True):
+    """Of `store/URL`."""
+
+    every: int
+    keep: int | None
+    runs: tuple[str, ...]
+
+
+class TargetValue(Struct, frozen=True):
+    """Of `target/ID`."""
+
+    domain: str
+    directory: str
+    incarnation: bytes
+    """Base64 in the JSON."""
+    place: str
+
+
+RepairValue = list[tuple[int, tuple[int, ...]]]
+"""Of `repair/…`: rank and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedValue:
+    """One key, and how its value comes from an image."""
+
+    name: str
+    value: Callable[[CatalogImage], bytes | None]
+
+
+def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
+    """All that the entry may change in the image as it is before."""
+    match entry:
+        case CatalogReached():
+            yield KeyedValue(keys.POSITION, _position)
+        case CatalogOutdated():
+            yield KeyedValue(keys.OUTDATED, lambda image: image.outdated.encode() or None)
+        case TargetSeen():
+            yield _target(entry.target)
+        case RetentionSaid():
+            yield _retention(entry.run)
+        case RepairNeeded():
+            yield _of_checkpoint("repair", entry.checkpoint)
+        case LabelsSent() | CheckpointLabeled():
+            yield from _labels(entry.checkpoint)
+        case LaunchNumbered() | LaunchForgotten():
+            yield from _launch(image, entry.run, entry.launch)
+        case LaunchEntered() | LaunchResolved() | StepForgotten():
+            yield from _in_launch(image, entry)
+        case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
+            yield from _of_store(image, entry)
+        case RowForgotten():
+            yield KeyedValue(keys.FORGOTTEN, _forgotten)
+            yield from (_of_checkpoint(kind, entry.checkpoint) for kind in keys.OF_CHECKPOINTS)
+        case CheckpointTombstoned():
+            yield from _labels(entry.checkpoint)
+            yield from _row(entry.checkpoint)
+        case _:
+            yield from _row(entry.checkpoint)
+
+
+def _position(image: CatalogImage) -> bytes | None:
+    return None if image.position == BEGINNING else str(image.position).encode()
+
+
+def _forgotten(image: CatalogImage) -> bytes | None:
+    return None if image.forgotten == NO_GENERATION else str(image.forgotten).encode()
+
+
+# --------------------------------------------------------------------------- checkpoints
+
+
+def _row(id: CheckpointId) -> Iterator[KeyedValue]:
+    yield from (_of_checkpoint(kind, id) for kind in ("row", "record", "placement"))
+
+
+def _labels(id: CheckpointId) -> Iterator[KeyedValue]:
+    yield from (_of_checkpoint(kind, id) for kind in ("label", "unsettled"))
+
+
+def _of_checkpoint(kind: str, id: CheckpointId) -> KeyedValue:
+    value = _OF_CHECKPOINT[kind]
+    return KeyedValue(keys.of_checkpoint(kind, id), lambda image: value(image, id))
+
+
+def _row_value(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    row = image.rows.get(id)
+    if row is None:
+        return None
+    return msgspec.json.encode(
+        RowValue(row.state, row.launch, row.launch_key, row.world_size, row.reason)
+    )
+
+
+def _record(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    row = image.rows.get(id)
+    return None if row is None else row.record or None
+
+
+def _placement(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    row = image.rows.get(id)
+    return None if row is None else row.placement or None
+
+
+def _label(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    return image.labels.get(id)
+
+
+def _unsettled(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    return b"" if id in image.unsettled else None
+
+
+def _repair(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    found: RepairValue = sorted(
+        (rank, columns) for (of, rank), columns in image.repairs.items() if of == id
+    )
+    return msgspec.json.encode(found) if found else None
+
+
+_OF_CHECKPOINT: Final = {
+    "row": _row_value,
+    "record": _record,
+    "placement": _placement,
+    "label": _label,
+    "unsettled": _unsettled,
+    "repair": _repair,
+}
+
+
+# --------------------------------------------------------------------------- launches
+
+
+def _launch(image: CatalogImage, run: RunName, number: LaunchNumber) -> Iterator[KeyedValue]:
+    """With all below it."""
+    yield KeyedValue(keys.of_launch(run, number), lambda image: _launch_value(image, run, number))
+    row = image.launches.get((run, number))
+    if row is not None:
+        yield from (_in(run, number, "rank", rank) for rank in row.processes)
+        yield from (_in(run, number, "turn", turn) for turn in row.resolved)
+        yield from (_in(run, number, "step", step) for step in row.by_number)
+
+
+def _launch_value(image: CatalogImage, run: RunName, number: LaunchNumber) -> bytes | None:
+    row = image.launches.get((run, number))
+    return None if row is None else msgspec.json.encode(LaunchValue(row.key, row.world_size))
+
+
+def _in_launch(
+    image: CatalogImage, entry: LaunchEntered | LaunchResolved | StepForgotten
+) -> Iterator[KeyedValue]:
+    run, number = entry.run, entry.launch
+    match entry:
+        case LaunchEntered():
+            yield _in(run, number, "rank", entry.rank)
+        case LaunchResolved() if not entry.by_number:
+            row = image.launches.get((run, number))
+            older = [] if row is None else list(row.resolved)
+            yield from (_in(run, number, "turn", turn) for turn in {*older, entry.turn})
+        case LaunchResolved():
+            yield _in(run, number, "step", entry.checkpoint.step)
+        case StepForgotten():
+            yield _in(run, number, "step", entry.step)
+
+
+def _in(run: RunName, number: LaunchNumber, kind: str, index: int) -> KeyedValue:
+    def value(image: CatalogImage) -> bytes | None:
+        row = image.launches.get((run, number))
+        if row is None:
+            return None
+        if kind == "rank":
+            process = {int(rank): name for rank, name in row.processes.items()}.get(index)
+            return None if process is None else process.encode()
+        settled: dict[int, CheckpointId] = (
+            row.resolved if kind == "turn" else {int(k): v for k, v in row.by_number.items()}
+        )
+        return str(Home.of(settled[index])).encode() if index in settled else None
+
+    return KeyedValue(f"{keys.of_launch(run, number)}/{kind}/{index}", value)
+
+
+# --------------------------------------------------------------------------- object stores
+
+
+def _of_store(
+    image: CatalogImage, entry: StoreOpened | StoreHolds | CheckpointDrained | StoreForgotten
+) -> Iterator[KeyedValue]:
+    match entry:
+        case StoreOpened():
+            yield _store(entry.policy.url)
+        case StoreHolds():
+            yield _held(entry.url, entry.run)
+        case CheckpointDrained():
+            yield _held(entry.url, entry.checkpoint.run)
+        case StoreForgotten():
+            yield _store(entry.url)
+            known = image.stores.get(entry.url)
+            yield from (_held(entry.url, run) for run in (known.stored if known else ()))
+
+
+def _store(url: str) -> KeyedValue:
+    def value(image: CatalogImage) -> bytes | None:
+        known = image.stores.get(url)
+        if known is None:
+            return None
+        policy = known.policy
+        return msgspec.json.encode(StoreValue(policy.every, policy.keep, policy.runs))
+
+    return KeyedValue(keys.of_store(url), value)
+
+
+def _held(url: str, run: RunName) -> KeyedValue:
+    def value(image: CatalogImage) -> bytes | None:
+        known = image.stores.get(url)
+        stored = None if known is None else known.stored.get(run)
+        return None if stored is None else b" ".join(
+            str(Home(*each)).encode() for each in sorted(stored)
+        )  # fmt: skip
+
+    return KeyedValue(f"{keys.of_store(url)}/{keys.quoted(run)}", value)
+
+
+# --------------------------------------------------------------------------- targets and rules
+
+
+def _target(id: TargetId) -> KeyedValue:
+    def value(image: CatalogImage) -> bytes | None:
+        seen = image.targets.get(id)
+        if seen is None:
+            return None
+        return msgspec.json.encode(
+            TargetValue(seen.domain, seen.directory, seen.incarnation, seen.place)
+        )
+
+    return KeyedValue(keys.of_target(id), value)
+
+
+def _retention(run: RunName) -> KeyedValue:
+    def value(image: CatalogImage) -> bytes | None:
+        rules = image.retentions.get(run)
+        return None if rules is None else encode_retention(rules)
+
+    return KeyedValue(keys.of_retention(run), value)

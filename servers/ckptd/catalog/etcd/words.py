@@ -1,0 +1,167 @@
+"""What is said to etcd's JSON gateway, and what it answers: its v3 API, as far as a catalog needs.
+
+Bytes are Base64, 64-bit numbers may be strings, and what is zero is left out. A field of None is
+not sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from ckpt.base.errors import Corrupt
+
+_Answer = TypeVar("_Answer")
+
+
+class KeyValue(Struct, frozen=True, gc=False):
+    """One key as it is."""
+
+    key: bytes
+    value: bytes = b""
+    create_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class Range(Struct, frozen=True, omit_defaults=True):
+    """Keys from `key` on; without `range_end` (exclusive) that one alone."""
+
+    key: bytes
+    range_end: bytes = b""
+    limit: int = 0
+
+
+class RangeFound(Struct, frozen=True):
+    """Answer to Range."""
+
+    kvs: tuple[KeyValue, ...] = ()
+    more: bool = False
+
+
+class Put(Struct, frozen=True, omit_defaults=True):
+    """The whole value of a key. With a lease it goes when that ends."""
+
+    key: bytes
+    value: bytes = b""
+    lease: int = 0
+
+
+class DeleteRange(Struct, frozen=True, omit_defaults=True):
+    """Keys that go, as Range names them; those that are gone stay so."""
+
+    key: bytes
+    range_end: bytes = b""
+
+
+class Compare(Struct, frozen=True, omit_defaults=True):
+    """One condition: this field of the key (0 of one that is not there) is so."""
+
+    key: bytes
+    target: str
+    create_revision: int | None = None
+    mod_revision: int | None = None
+    version: int | None = None
+    value: bytes | None = None
+    result: str = "EQUAL"
+
+
+class Operation(Struct, frozen=True, omit_defaults=True):
+    """One of these."""
+
+    request_put: Put | None = None
+    request_delete_range: DeleteRange | None = None
+    request_range: Range | None = None
+
+
+class Transaction(Struct, frozen=True, omit_defaults=True):
+    """All of `success` when every comparison holds, else all of `failure`."""
+
+    compare: tuple[Compare, ...]
+    success: tuple[Operation, ...] = ()
+    failure: tuple[Operation, ...] = ()
+
+
+class OperationDone(Struct, frozen=True):
+    """What one operation of a transaction found."""
+
+    response_range: RangeFound | None = None
+
+
+class TransactionDone(Struct, frozen=True):
+    """Which branch it took, and what was found there."""
+
+    succeeded: bool = False
+    responses: tuple[OperationDone, ...] = ()
+
+    def found(self, index: int) -> KeyValue | None:
+        """The one key that its operation of that index asked for."""
+        asked = self.responses[index].response_range
+        return asked.kvs[0] if asked is not None and asked.kvs else None
+
+
+class LeaseGrant(Struct, frozen=True):
+    """A lease of `TTL` seconds."""
+
+    TTL: int
+    ID: int = 0
+
+
+class LeaseNamed(Struct, frozen=True):
+    """Keep it, or end it."""
+
+    ID: int
+
+
+class Lease(Struct, frozen=True):
+    """One that was granted, or is kept: TTL is 0 when it has ended."""
+
+    ID: int = 0
+    TTL: int = 0
+
+
+class LeaseKept(Struct, frozen=True):
+    """The first of the answers to a stream."""
+
+    result: Lease = field(default_factory=Lease)
+
+
+class Authenticate(Struct, frozen=True):
+    name: str
+    password: str
+
+
+class Authenticated(Struct, frozen=True):
+    token: str = ""
+
+
+class Versions(Struct, frozen=True):
+    """Of the member that answers, and of the lowest member."""
+
+    etcdserver: str
+    etcdcluster: str = ""
+
+
+class Failure(Struct, frozen=True):
+    """Why not; `code` is gRPC's."""
+
+    error: str = ""
+    code: int = 0
+
+
+def encode(request: Struct) -> bytes:
+    """As the gateway takes it."""
+    return _ENCODER.encode(request)
+
+
+def decode(content: bytes, kind: type[_Answer]) -> _Answer:
+    """Raises Corrupt for what is no such answer."""
+    try:
+        return msgspec.json.decode(content, type=kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"an answer of etcd cannot be read: {error}") from None
+
+
+_ENCODER: Final = msgspec.json.Encoder()
