@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,18 +21,20 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 FOLDERS = ("/scratch", "/etc", "/var/lib", "/mnt")
 
 
-def commands_of(page: str) -> list[str]:
-    blocks = re.findall(r"^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+def commands_of(page: str, kind: str = "console") -> list[str]:
+    """`kind` is of the blocks that count."""
+    blocks = re.findall(rf"^```{kind}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
 class Shell:
     """I run a page's lines: its folders below a temporary one, its addresses on this machine."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, addresses: Mapping[str, str] | None = None) -> None:
+        """`addresses`: where some of the page's are; all others are free ports."""
         self._root = root
         self._environ = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        self._ports: dict[str, str] = {}
+        self._ports: dict[str, str] = dict(addresses or {})
         self._daemons: list[subprocess.Popen[bytes]] = []
         for folder in FOLDERS:
             (root / folder[1:]).mkdir(parents=True)

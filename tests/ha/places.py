@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from ckptd.catalog.etcd.catalog import EtcdCatalog
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.members import Etcd, Member
 from tests.stores.proxy import Fault, Proxy, Request
+from tests.waiting import wait_until
 
 _COUNT = itertools.count()
 
@@ -55,11 +57,22 @@ def no_fault(_request: Request) -> Fault:
     return Fault.NONE
 
 
-def asked(member: Member, path: str, body: object) -> dict[str, Any]:
-    """What a member answers, past every catalog."""
-    request = urllib.request.Request(f"http://{member.address}{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
+def asked(member: Member, path: str, body: object = None) -> dict[str, Any]:
+    """What a member answers as soon as it has a leader, past every catalog."""
+    data = None if body is None else json.dumps(body).encode()
+    found: dict[str, Any] = {}
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{member.address}{path}", data, 30) as answer:
+                found.update(json.load(answer))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 503:
+                raise
+        return bool(found)
+
+    wait_until(answers, f"{member.name} answers {path}")
     return found
 
 

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-from tests.ha.members import Etcd, Member
-from tests.waiting import wait_until
-
-
-def asked(member: Member, path: str, body: object = None) -> dict[str, object]:
-    """What it answers, as soon as it has a leader."""
-    data = None if body is None else json.dumps(body).encode()
-    found: dict[str, object] = {}
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{member.address}{path}", data, 30) as answer:
-                found.update(json.load(answer))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 503:
-                raise
-        return bool(found)
-
-    wait_until(answers, f"{member.name} answers {path}")
-    return found
-
+from tests.ha.members import Etcd
+from tests.ha.places import asked
 
 ONE = {"key": "YQ==", "value": "MQ=="}
 TWO = {"key": "YQ==", "value": "Mg=="}

@@ -137,16 +137,12 @@ def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptEr
     )
 
 
-def mending_command(
-    directory: Path, targets: str = "HOST:PORT ...", *, in_etcd: bool = False
-) -> str:
+def mending_command(directory: Path, targets: str = "HOST:PORT ...") -> str:
     """Makes a catalog of what the targets hold, which `targets` names by their addresses.
 
-    A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on. In
-    the place of one `in_etcd` it makes a file.
+    A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
     """
     quoted = shlex.quote(str(directory.absolute()))
     if (directory / FILE_NAME).exists():
         return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
-    command = f"ckpt catalog rebuild {quoted} --targets '{targets}'"
-    return f"{command}, and start the coordinator without --catalog" if in_etcd else command
+    return f"ckpt catalog rebuild {quoted} --targets '{targets}'"

@@ -172,7 +172,7 @@ class CoordinatorConfig:
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
-            mend=mending_command(self.directory, "{targets}", in_etcd=bool(self.catalog)),
+            mend=mending_command(self.directory, "{targets}"),
         )
 
 

@@ -13,6 +13,7 @@ import io
 import math
 import re
 import ssl
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -64,7 +65,7 @@ class EtcdClient:
         self._tls = _tls_of(url)
         self._password = _password_of(url)
         self._token = ""
-        timeout = aiohttp.ClientTimeout(total=2 * ATTEMPT_S, sock_connect=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
         )
@@ -90,13 +91,9 @@ class EtcdClient:
         """
 
         async def ask(member: str) -> _Answer:
-            try:
-                async with asyncio.timeout(attempt_s):
-                    return decode(await self._post(member, f"/v3/{path}", request), kind)
-            except TimeoutError:
-                raise Unavailable("no answer in time") from None
+            return decode(await self._post(member, f"/v3/{path}", request), kind)
 
-        return await self._insist(ask, deadline)
+        return await self._insist(ask, deadline, attempt_s)
 
     async def check_version(self, deadline: float) -> None:
         """Raises Refused for an etcd that is too old."""
@@ -104,7 +101,7 @@ class EtcdClient:
         async def ask(member: str) -> Versions:
             return decode(await self._say(member, "GET", "/version", b""), Versions)
 
-        found = await self._insist(ask, deadline)
+        found = await self._insist(ask, deadline, ATTEMPT_S)
         for version in (found.etcdserver, found.etcdcluster):
             numbers = re.match(r"(\d+)\.(\d+)", version)
             if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
@@ -112,24 +109,29 @@ class EtcdClient:
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
 
-    async def _insist(self, ask: Callable[[str], Awaitable[_Answer]], deadline: float) -> _Answer:
+    async def _insist(
+        self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float
+    ) -> _Answer:
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
             try:
-                return await self._ask_each(ask)
+                return await self._ask_each(ask, attempt_s)
             except Unavailable:
                 if loop.time() + wait_s > deadline:
                     raise
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
-    async def _ask_each(self, ask: Callable[[str], Awaitable[_Answer]]) -> _Answer:
+    async def _ask_each(
+        self, ask: Callable[[str], Awaitable[_Answer]], attempt_s: float
+    ) -> _Answer:
         reasons: list[str] = []
         for member in tuple(self._members):
             try:
-                answer = await ask(member)
-            except Unavailable as error:
-                reasons.append(f"{member}: {error.message}")
+                async with asyncio.timeout(attempt_s):
+                    answer = await ask(member)
+            except (Unavailable, TimeoutError) as error:
+                reasons.append(f"{member}: {str(error) or 'no answer in time'}")
                 continue
             # Others may have moved it meanwhile.
             self._members.remove(member)
@@ -195,7 +197,7 @@ def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
     """The error that an answer stands for; what is not known to stay may pass."""
     try:
         said = decode(content, Failure)
-    except CkptError:
+    except Unavailable:
         return Unavailable(f"HTTP status {status}")
     text = said.error or f"HTTP status {status}"
     if any(word in text for word in _STALE_WORDS) or said.code == _UNAUTHENTICATED:
@@ -243,9 +245,12 @@ def _no_password() -> str:
 def _password_of(url: EtcdUrl) -> str:
     if url.password_file is None:
         return ""
-    password = _read(url.password_file, "password_file").decode(errors="replace").strip()
+    path = url.password_file
+    password = _read(path, "password_file").decode(errors="replace").strip()
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Refused(f"others can read password_file={path}", hint=f"chmod 600 {path}")
     if not password:
-        raise Refused(f"password_file={url.password_file} is empty")
+        raise Refused(f"password_file={path} is empty")
     return password
 
 

@@ -24,8 +24,9 @@ import secrets
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused, Unavailable
@@ -46,7 +47,6 @@ from ckptd.catalog.etcd.words import (
     RangeFound,
     Transaction,
     TransactionDone,
-    decode,
     encode,
 )
 
@@ -57,8 +57,12 @@ HELD_LEASES: Final = 2
 _LOOK_S: Final = 0.1
 _KEEP_ATTEMPT_S: Final = 0.5
 """Of several members one that hangs must not cost the lease."""
+_PAGE_ATTEMPT_S: Final = 10.0
+"""It may have tens of megabytes."""
 _TERM_MAX: Final = (1 << 31) - 1
 _PROBE_BYTES: Final = REQUEST_BYTES_MAX - 8192
+
+_Value = TypeVar("_Value")
 
 
 class Meta(Struct, frozen=True):
@@ -112,7 +116,7 @@ class FencedSpace:
                     hint="name a prefix that nobody else uses",
                 )
             return None
-        meta = decode(found.value, Meta)
+        meta = self._value(keys.META, found, Meta)
         if meta.schema > keys.SCHEMA_VERSION:
             raise Refused(
                 f"the catalog in {self._client.url} has schema {meta.schema}; this is"
@@ -128,7 +132,9 @@ class FencedSpace:
         than `limit` when there are no more.
         """
         request = Range(self._space.full(start), self._space.full(end), limit)
-        found = await self._client.call("kv/range", request, RangeFound, deadline)
+        found = await self._client.call(
+            "kv/range", request, RangeFound, deadline, attempt_s=_PAGE_ATTEMPT_S
+        )
         return [(self._space.name(each.key), each.value) for each in found.kvs]
 
     async def check_limits(self, deadline: float) -> None:
@@ -171,7 +177,9 @@ class FencedSpace:
             await asyncio.sleep(_LOOK_S)
 
     async def _try_to_take(self, meta: Meta, is_new: bool, deadline: float) -> Fence | None:
-        """None when something moved on the way."""
+        """None when something moved on the way. Raises Busy when the catalog is begun meanwhile."""
+        if (await self._one(keys.META, deadline) is None) is not is_new:
+            raise Busy(f"another coordinator has just begun {self._client.url}: start again")
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
         known = await self._one(keys.TERM, deadline)
         term = _term_of(known) + 1
@@ -197,7 +205,7 @@ class FencedSpace:
             return None  # The lease ran out before.
         # Its answer may have been lost, and it may have been done: the key says who has it.
         holder = await self._one(keys.LEADER, deadline)
-        taken = None if holder is None else decode(holder.value, Leader)
+        taken = None if holder is None else self._value(keys.LEADER, holder, Leader)
         if holder is None or taken is None or taken.process != self._own:
             return None
         return Fence(taken.term, holder.create_revision, holder.lease, taken.lease_s)
@@ -279,6 +287,12 @@ class FencedSpace:
         except (NotFound, Unavailable):
             return  # It ends by itself.
 
+    def _value(self, name: str, found: KeyValue, kind: type[_Value]) -> _Value:
+        try:
+            return msgspec.json.decode(found.value, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{name!r} of {self._client.url} cannot be read: {error}") from None
+
     async def _one(self, name: str, deadline: float) -> KeyValue | None:
         request = Range(self._space.full(name))
         found = await self._client.call("kv/range", request, RangeFound, deadline)
@@ -300,19 +314,24 @@ def _term_of(found: KeyValue | None) -> int:
     return term
 
 
-def _who(holder: KeyValue) -> str:
+def _leader(holder: KeyValue) -> Leader | None:
+    """None for one of another version."""
     try:
-        leader = decode(holder.value, Leader)
-    except CkptError:
+        return msgspec.json.decode(holder.value, type=Leader)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _who(holder: KeyValue) -> str:
+    leader = _leader(holder)
+    if leader is None:
         return "another coordinator"
     return f"the coordinator of term {leader.term} (pid {leader.pid} on {leader.host})"
 
 
 def _lease_s(holder: KeyValue) -> int:
-    try:
-        return max(LEASE_S, decode(holder.value, Leader).lease_s)
-    except CkptError:
-        return LEASE_S
+    leader = _leader(holder)
+    return LEASE_S if leader is None else max(LEASE_S, leader.lease_s)
 
 
 def _put(key: bytes, value: bytes) -> Operation:

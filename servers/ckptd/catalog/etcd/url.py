@@ -96,6 +96,8 @@ def _options(query: str, text: str) -> dict[str, str]:
             raise Refused(f"{one} and {other} go together in {text!r}")
     if given.get("insecure", "1") != "1":
         raise Refused(f"insecure={given['insecure']} in {text!r}: 1, or leave it out")
+    if "insecure" in given and "ca" in given:
+        raise Refused(f"insecure=1 with ca in {text!r}: one says plain text, the other TLS")
     return given
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from ckpt.base.ids import CheckpointId, Home, LaunchNumber, RunName, TargetId
+from ckpt.base.ids import CheckpointId, Home, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.format.messages.keeping import encode_retention
 from ckpt.protocol.coordinator.catalog import (
     BEGINNING,
@@ -234,12 +234,11 @@ def _in(run: RunName, number: LaunchNumber, kind: str, index: int) -> KeyedValue
         if row is None:
             return None
         if kind == "rank":
-            process = {int(rank): name for rank, name in row.processes.items()}.get(index)
+            process = row.processes.get(Rank(index))
             return None if process is None else process.encode()
-        settled: dict[int, CheckpointId] = (
-            row.resolved if kind == "turn" else {int(k): v for k, v in row.by_number.items()}
-        )
-        return str(Home.of(settled[index])).encode() if index in settled else None
+        turn = kind == "turn"
+        settled = row.resolved.get(index) if turn else row.by_number.get(Step(index))
+        return None if settled is None else str(Home.of(settled)).encode()
 
     return KeyedValue(f"{keys.of_launch(run, number)}/{kind}/{index}", value)
 

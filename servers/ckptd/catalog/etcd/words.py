@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from ckpt.base.errors import Corrupt
+from ckpt.base.errors import Unavailable
 
 _Answer = TypeVar("_Answer")
 
@@ -157,11 +157,11 @@ def encode(request: Struct) -> bytes:
 
 
 def decode(content: bytes, kind: type[_Answer]) -> _Answer:
-    """Raises Corrupt for what is no such answer."""
+    """Raises Unavailable for what is no such answer: somebody else's, or a part of one."""
     try:
         return msgspec.json.decode(content, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"an answer of etcd cannot be read: {error}") from None
+        raise Unavailable(f"what answers there is no etcd: {error}") from None
 
 
 _ENCODER: Final = msgspec.json.Encoder()

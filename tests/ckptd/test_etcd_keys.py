@@ -1,0 +1,142 @@
+"""Keys of a catalog in etcd hold the fold: written ticket by ticket, and read back."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.ids import LaunchNumber, Rank
+from ckpt.protocol.coordinator.catalog import (
+    AttemptDecided,
+    CatalogEntry,
+    CatalogImage,
+    LaunchEntered,
+    LaunchForgotten,
+    LaunchNumbered,
+    RowCommitted,
+)
+from ckpt.testing.catalog_entries import (
+    RUN,
+    apply_all,
+    attempt,
+    checkpoint,
+    entries_by_chance,
+    every_entry,
+)
+from ckptd.catalog.etcd.folding import OPERATIONS_MAX, Writes, fold
+from ckptd.catalog.etcd.loading import load
+
+SEVEN = LaunchNumber(7)
+
+
+class Keys:
+    """What an etcd would hold."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.image = CatalogImage(1)
+
+    def write(self, *entries: CatalogEntry) -> Writes:
+        writes = fold(self.image, entries)
+        self.put(writes)
+        return writes
+
+    def put(self, writes: Writes) -> None:
+        for name, value in writes.values.items():
+            self.held.pop(name, None)
+            if value is not None:
+                self.held[name] = value
+        for start in writes.sweeps:
+            assert not any(name.startswith(start) for name in writes.values), "etcd refuses that"
+            self.held = {k: v for k, v in self.held.items() if not k.startswith(start)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_read_is_the_fold_however_the_entries_came(seed: int) -> None:
+    entries, chance, stored = entries_by_chance(seed, 400), random.Random(seed), Keys()
+    together = Writes()
+    merged = Keys()
+    while entries:
+        size = chance.randrange(1, 9)
+        taken, entries = entries[:size], entries[size:]
+        writes = stored.write(*taken)
+        assert load(1, stored.held.items()) == stored.image
+        both = together.merged(writes)
+        if both is None:
+            merged.put(together)
+        together = writes if both is None else both
+    merged.put(together)
+    assert merged.held == stored.held, "many tickets in one transaction say the same"
+
+
+def test_every_kind_of_entry_is_read_back() -> None:
+    stored = Keys()
+    stored.write(*every_entry())
+    assert load(1, stored.held.items()) == apply_all(CatalogImage(1), every_entry())
+
+
+def test_a_state_alone_is_written_without_record_and_placement() -> None:
+    stored = Keys()
+    stored.write(attempt(1), AttemptDecided(checkpoint(1), b"r" * 4096, b"p" * (1 << 20)))
+    assert set(stored.write(RowCommitted(checkpoint(1))).values) == {"row/run%2F%C3%A4%20b/1/1.1"}
+
+
+def test_a_launch_of_many_ranks_goes_in_two_operations() -> None:
+    stored = Keys()
+    stored.write(LaunchNumbered(RUN, SEVEN, None, 16_384))
+    for rank in range(16_384):
+        writes = stored.write(LaunchEntered(RUN, SEVEN, Rank(rank), f"host/{rank}/x"))
+        assert writes.count == 1
+    assert stored.write(LaunchForgotten(RUN, SEVEN)).count == 2
+    assert stored.held == {}
+
+
+def test_what_one_transaction_cannot_take_is_refused_by_name() -> None:
+    large = fold(CatalogImage(1), [attempt(1), AttemptDecided(checkpoint(1), b"", bytes(2 << 20))])
+    with pytest.raises(Refused, match=r"'placement/run%2F.*/1/1\.1' of 2 MiB"):
+        large.check("a ticket")
+    many = fold(CatalogImage(1), [attempt(step) for step in range(OPERATIONS_MAX)])
+    with pytest.raises(Refused, match="128 writes"):
+        many.check("a ticket")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("row/run/1/1.1", b"{}"),
+        ("row/run/one/1.1", b""),
+        ("record/run/1/1.1", b"of no row"),
+        ("launch/run/7/rank/0", b"of no launch"),
+        ("launch/run/7", b"\xff"),
+        ("store/s3/run", b"1#1.1"),
+        ("position", b"1"),
+        ("target/t0", b"[]"),
+        ("forgotten", b"\xff"),
+    ],
+)
+def test_a_key_that_cannot_be_read_is_named(name: str, value: bytes) -> None:
+    with pytest.raises(Corrupt, match=name):
+        load(1, [(name, value)])
+
+
+def test_a_later_version_s_kinds_are_left_alone() -> None:
+    assert load(1, [("stars/run/1", b"bright")]) == CatalogImage(1)
+
+
+def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text()
+    _, _, section = page.partition("## Catalog in etcd")
+    rows = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
+    shapes = {row: re.compile(re.sub("[A-Z]+", "[^/]+", row)) for row in rows}
+    stored, written = Keys(), {"meta", "leader", "term", "sequence"}
+    for entry in [*every_entry(), LaunchEntered(RUN, SEVEN, Rank(0), "host/1/x")]:
+        written |= stored.write(entry).values.keys()
+    met = {
+        name: [row for row, shape in shapes.items() if shape.fullmatch(name)] for name in written
+    }
+    assert all(len(found) == 1 for found in met.values()), met
+    assert {row for found in met.values() for row in found} == set(rows)

@@ -1,0 +1,222 @@
+"""Who gets in, and which etcd is good enough: certificates, users, limits, versions, prefixes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from ckpt.base.errors import CkptError, Corrupt, Refused, Unauthorized, Unavailable
+from ckpt.testing.catalog_contract import found, on_a_loop, writing
+from ckpt.testing.catalog_entries import attempt, checkpoint
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, asked, in_base64, names_in
+
+NOWHERE = "127.0.0.1:1"
+"""Nobody listens there."""
+EXTENSIONS = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
+
+
+class Certificates:
+    """An authority, and what it has signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "extensions").write_text(EXTENSIONS)
+        self._openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ca"),
+            *("-keyout", "ca.key", "-out", "ca.pem"),
+        )
+        for name in ("server", "client"):
+            self._openssl(
+                *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
+                *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
+            )
+            self._openssl(
+                *("x509", "-req", "-days", "2", "-in", f"{name}.csr", "-out", f"{name}.pem"),
+                *("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+                *("-extfile", "extensions"),
+            )
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here, to make certificates")
+    return Certificates(tmp_path_factory.mktemp("tls") / "certificates")
+
+
+@on_a_loop
+async def test_members_and_coordinator_show_their_certificates(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    path = certificates.path
+    flags = ["--client-cert-auth", "--trusted-ca-file", path("ca.pem")]
+    flags += ["--cert-file", path("server.pem"), "--key-file", path("server.key")]
+    etcd = Etcd(tmp_path / "etcd", flags=flags, scheme="https")
+    try:
+        trusted = f"?ca={path('ca.pem')}"
+        shown = f"{trusted}&cert={path('client.pem')}&key={path('client.key')}"
+        place = Prefix(etcd.addresses, options=shown)
+        async with writing(place) as writer:
+            await writer.write(attempt(1))
+        assert set((await found(place)).rows) == {checkpoint(1)}
+        for options in ("", trusted, f"?ca={path('client.pem')}"):
+            with pytest.raises(Unavailable, match=etcd.addresses):
+                await Prefix(etcd.addresses, options=options).open(patience_s=0.0)
+    finally:
+        etcd.end()
+
+
+@on_a_loop
+async def test_a_file_of_the_url_that_cannot_be_used_is_named(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    path, empty = certificates.path, tmp_path / "empty"
+    empty.touch(mode=0o600)
+    open_to_all = tmp_path / "open"
+    open_to_all.write_text("word")
+    open_to_all.chmod(0o640)
+    ca = f"?ca={path('ca.pem')}"
+    for options, why in [
+        ("?ca=/nowhere/ca.pem", "cannot read ca=/nowhere/ca.pem: No such file"),
+        (f"?ca={empty}", f"ca={empty} is no certificate"),
+        (f"{ca}&cert={path('client.pem')}&key=/nowhere", "cannot read key=/nowhere"),
+        (f"{ca}&cert={path('client.pem')}&key={path('server.key')}", "cannot be used"),
+        ("?user=u&password_file=/nowhere", "cannot read password_file=/nowhere"),
+        (f"?user=u&password_file={open_to_all}", f"chmod 600 {open_to_all}"),
+        (f"?user=u&password_file={empty}", f"password_file={empty} is empty"),
+    ]:
+        with pytest.raises(Refused, match=why):
+            await Prefix(NOWHERE, options=options).open()
+
+
+@on_a_loop
+async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_path: Path) -> None:
+    etcd = Etcd(tmp_path / "etcd")
+    try:
+        (member,) = etcd.members
+        for name in ("root", "ckpt"):
+            asked(member, "/v3/auth/user/add", {"name": name, "password": f"{name}-word"})
+            asked(member, "/v3/auth/role/add", {"name": name})
+            asked(member, "/v3/auth/user/grant", {"user": name, "role": name})
+        granted = {"key": in_base64("mine:"), "range_end": in_base64("mine;")}
+        permission = {"permType": "READWRITE", **granted}
+        asked(member, "/v3/auth/role/grant", {"name": "ckpt", "perm": permission})
+        asked(member, "/v3/auth/enable", {})
+        right, wrong = tmp_path / "right", tmp_path / "wrong"
+        for file, word in ((right, "ckpt-word"), (wrong, "guessed")):
+            file.touch(mode=0o600)
+            file.write_text(f"{word}\n")
+        own = f"?user=ckpt&password_file={right}"
+        async with writing(Prefix(etcd.addresses, "mine", own)) as writer:
+            await writer.write(attempt(1))
+            member.kill()  # With all that it knew of who has shown a password.
+            member.start()
+            await writer.write(attempt(2))
+        image = await found(Prefix(etcd.addresses, "mine", own))
+        assert set(image.rows) == {checkpoint(1), checkpoint(2)}
+        for prefix, options in [
+            ("mine", ""), ("mine", f"?user=ckpt&password_file={wrong}"), ("others", own)
+        ]:  # fmt: skip
+            with pytest.raises(Unauthorized, match="user= and password_file="):
+                await Prefix(etcd.addresses, prefix, options).open()
+    finally:
+        etcd.end()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--max-txn-ops", "64"), ("--max-request-bytes", "1048576")], ids=lambda each: each[0]
+)
+@on_a_loop
+async def test_an_etcd_that_takes_less_at_once_is_refused_before_anything_is_written(
+    tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    etcd = Etcd(tmp_path / "etcd", flags=flags)
+    try:
+        place = Prefix(etcd.addresses)
+        with pytest.raises(Refused, match=flags[0]):
+            await place.open()
+        assert names_in(etcd, place) == set()
+    finally:
+        etcd.end()
+
+
+@contextmanager
+def old_etcd(version: str) -> Iterator[str]:
+    """HOST:PORT of who says to be one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = json.dumps({"etcdserver": version, "etcdcluster": version}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody reads it."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@on_a_loop
+async def test_an_etcd_older_than_3_4_is_refused_by_its_version() -> None:
+    with old_etcd("3.3.25") as address, pytest.raises(Refused, match=r"is etcd 3\.3\.25"):
+        await Prefix(address).open()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "why"),
+    [
+        ("somebody", "else", Refused, "keys that are no catalog's"),
+        ("meta", '{"schema": 2, "cluster": "c1"}', Refused, "schema 2"),
+        ("meta", "nonsense", Corrupt, "'meta' of .* cannot be read"),
+    ],
+)
+@on_a_loop
+async def test_what_is_no_catalog_of_this_version_is_left_as_it_is(
+    etcd: Etcd, name: str, value: str, kind: type[CkptError], why: str
+) -> None:
+    place, (member,) = Prefix(etcd.addresses), etcd.members
+    key = in_base64(f"{place.name}:{name}")
+    asked(member, "/v3/kv/put", {"key": key, "value": in_base64(value)})
+    with pytest.raises(kind, match=why):
+        await place.open()
+    assert names_in(etcd, place) == {name}
+
+
+@on_a_loop
+async def test_a_catalog_that_cannot_be_read_is_named_and_not_begun_again(etcd: Etcd) -> None:
+    place, (member,) = Prefix(etcd.addresses), etcd.members
+    async with writing(place) as writer:
+        await writer.write(attempt(1))
+    key = in_base64(f"{place.name}:position")
+    asked(member, "/v3/kv/put", {"key": key, "value": in_base64("far")})
+    for _ in range(2):  # The key of the leader was freed.
+        with pytest.raises(Corrupt, match="'position' cannot be read"):
+            await place.open()
+    asked(member, "/v3/kv/deleterange", {"key": key})
+    assert set((await found(place)).rows) == {checkpoint(1)}

@@ -1,0 +1,148 @@
+"""`ckptd coordinator --catalog etcd://...` as a process: saves, kills, a second one, an etcd that
+was emptied.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt
+from ckptd.catalog.backup import read_backup
+from tests.e2e.cluster import command
+from tests.e2e_remote.cluster import Daemon, RemoteCluster
+from tests.e2e_remote.conftest import started
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, asked, in_base64, names_in
+from tests.waiting import ASKED_S, wait_until
+
+RUN = "lives on"
+WAIT_S = 60.0
+
+
+class EtcdCluster(RemoteCluster):
+    """Whose catalog is in etcd."""
+
+    def __init__(self, directory: Path, place: Prefix) -> None:
+        super().__init__(directory, ("--catalog", place.url), hosts=2, code="2+1")
+        self.place = place
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, etcd: Etcd) -> Iterator[EtcdCluster]:
+    with started(EtcdCluster(tmp_path, Prefix(etcd.addresses))) as made:
+        yield made
+
+
+def save(cluster: RemoteCluster, step: int) -> None:
+    with ckpt.open(cluster.url) as store:
+        store.save(RUN, step, {"w": np.arange(100_000) * step}).wait(WAIT_S)
+
+
+def check_loads(cluster: RemoteCluster, *steps: int) -> None:
+    with ckpt.open(cluster.url) as store:
+        assert store.latest(RUN) == steps[-1]
+        for step in steps:
+            found = store.load(RUN, step)
+            assert isinstance(found, dict)
+            assert np.array_equal(found["w"], np.arange(100_000) * step)
+
+
+def refusal(cluster: EtcdCluster, *flags: str) -> tuple[int, str]:
+    """How another coordinator ends: its exit code, and what it says."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", "-m", "ckptd.cli", "coordinator"),
+            *("--listen", "127.0.0.1:0", "--secret-file", str(cluster.secret_file), *flags),
+        ],
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_a_coordinator_that_was_killed_goes_on_from_etcd(cluster: EtcdCluster) -> None:
+    save(cluster, 1)
+    term = cluster.coordinator.ready["term"]
+    cluster.coordinator.end(signal.SIGKILL)
+    cluster.start_coordinator()
+    cluster.wait_live()
+    assert cluster.coordinator.ready["term"] > term  # type: ignore[operator]
+    check_loads(cluster, 1)
+    save(cluster, 2)
+    cluster.coordinator.end(signal.SIGTERM)
+    cluster.start_coordinator()
+    cluster.wait_live()
+    check_loads(cluster, 1, 2)
+    assert not (cluster.coordinator_directory / "catalog.sqlite").exists()
+
+
+def test_another_host_goes_on_when_the_first_one_is_gone(
+    cluster: EtcdCluster, tmp_path: Path
+) -> None:
+    """With nothing of the first one's directory."""
+    save(cluster, 1)
+    cluster.coordinator.end(signal.SIGKILL)
+    cluster.coordinator_directory = tmp_path / "another"
+    cluster.start_coordinator()
+    cluster.wait_live()
+    check_loads(cluster, 1)
+
+
+def test_a_second_one_is_refused_and_the_first_serves_on(
+    cluster: EtcdCluster, tmp_path: Path
+) -> None:
+    other = ("--directory", str(tmp_path / "other"), "--catalog", cluster.place.url)
+    code, told = refusal(cluster, *other)
+    assert code == 11
+    assert f"pid {cluster.coordinator.process.pid} on" in told
+    save(cluster, 1)
+    check_loads(cluster, 1)
+    code, told = refusal(cluster, *other, "--cluster", "another")
+    assert code == 2
+    assert "not another" in told
+
+
+def test_a_running_catalog_is_copied_into_a_file(cluster: EtcdCluster, tmp_path: Path) -> None:
+    save(cluster, 1)
+    copy = tmp_path / "copy.sqlite"
+    command("catalog", "backup", "--store", cluster.url, "--to", str(copy))
+    image = read_backup(copy, str(cluster.coordinator.ready["cluster"]))
+    assert [(id.run, id.step) for id in image.rows] == [(RUN, 1)]
+
+
+def test_an_etcd_that_was_emptied_is_missed_and_the_targets_make_a_file(
+    cluster: EtcdCluster, etcd: Etcd
+) -> None:
+    save(cluster, 1)
+    cluster.coordinator.end(signal.SIGTERM)
+    start = cluster.place.name
+    gone = {"key": in_base64(f"{start}:"), "range_end": in_base64(f"{start};")}
+    asked(etcd.members[0], "/v3/kv/deleterange", gone)
+    assert names_in(etcd, cluster.place) == set()
+    cluster.start_coordinator()
+
+    def said() -> dict[str, str]:
+        return {check.name: check.command for check in cluster.status().checks}
+
+    wait_until(lambda: "CATALOG_OLD" in said(), "targets prove it old", poll_s=ASKED_S)
+    _, *words = shlex.split(said()["CATALOG_OLD"])
+    cluster.coordinator.end(signal.SIGTERM)
+    command(*words)
+    directory = ("--directory", str(cluster.coordinator_directory))
+    code, told = refusal(cluster, *directory, "--catalog", cluster.place.url)
+    assert code == 2
+    assert "leave --catalog out" in told
+    cluster.coordinator = Daemon(
+        "coordinator", *directory, "--listen", cluster.coordinator.address, "--code", "2+1",
+        "--max-per-domain", "2", "--secret-file", str(cluster.secret_file),
+        log=cluster.log_of("file"),
+    )  # fmt: skip
+    cluster.wait_live()
+    check_loads(cluster, 1)

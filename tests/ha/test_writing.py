@@ -1,0 +1,78 @@
+"""How tickets become transactions: many in one, whole ones, none that is too large."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import LaunchNumber, Rank
+from ckpt.protocol.coordinator.catalog import (
+    AttemptDecided,
+    LaunchEntered,
+    LaunchForgotten,
+    LaunchNumbered,
+)
+from ckpt.testing.catalog_contract import folded, found, on_a_loop, writing
+from ckpt.testing.catalog_entries import RUN, attempt, checkpoint
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, names_in, value_of
+
+SEVEN = LaunchNumber(7)
+
+
+def transactions(etcd: Etcd, place: Prefix) -> int:
+    """So many since the start, which makes one itself."""
+    value = value_of(etcd, place, "sequence")
+    assert value is not None
+    return int(value) - 1
+
+
+@on_a_loop
+async def test_ranks_without_a_key_enter_many_at_once_and_leave_at_once(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    entered = [LaunchEntered(RUN, SEVEN, Rank(rank), f"host/{rank}/x") for rank in range(16_384)]
+    numbered = LaunchNumbered(RUN, SEVEN, None, len(entered))
+    async with writing(place) as writer:
+        await writer.write(numbered)
+        for entry in entered:
+            writer.submit(entry)
+        await writer.wait_until(lambda: len(writer.durable) == 1 + len(entered))
+        assert transactions(etcd, place) <= 200
+    image = await found(place)
+    assert image == folded(image, [numbered, *entered])
+    async with writing(place) as writer:
+        await writer.write(LaunchForgotten(RUN, SEVEN))
+        assert transactions(etcd, place) == 1
+    assert names_in(etcd, place) == {"meta", "term", "sequence"}
+
+
+@on_a_loop
+async def test_large_tickets_go_one_after_the_other(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    tickets = [
+        (attempt(step), AttemptDecided(checkpoint(step), b"record", bytes([step]) * 1_100_000))
+        for step in range(5)
+    ]
+    async with writing(place) as writer:
+        for ticket in tickets:
+            writer.submit(*ticket)
+        await writer.wait_until(lambda: len(writer.durable) == len(tickets))
+        assert transactions(etcd, place) == len(tickets)
+    image = await found(place)
+    assert image == folded(image, [entry for ticket in tickets for entry in ticket])
+
+
+@on_a_loop
+async def test_a_placement_that_etcd_would_refuse_is_refused_by_name_and_whole(
+    etcd: Etcd,
+) -> None:
+    """What is gathered ahead of it is stored."""
+    place = Prefix(etcd.addresses)
+    async with writing(place) as writer:
+        writer.submit(attempt(1))
+        writer.submit(attempt(2), AttemptDecided(checkpoint(2), b"record", bytes(1_600_000)))
+        with pytest.raises(Refused, match=r"'placement/.*/2/1\.1' of 1\.53 MiB: etcd takes"):
+            await writer.write(attempt(3))
+        assert writer.durable == [1]
+    image = await found(place)
+    assert image == folded(image, [attempt(1)])
