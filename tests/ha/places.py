@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckptd.catalog.etcd.catalog import EtcdCatalog
+from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.members import Etcd, Member
 from tests.stores.proxy import Fault, Proxy, Request
@@ -29,10 +30,12 @@ class Prefix:
         self.url = f"etcd://{addresses}/{self.name}{options}"
 
     async def open(
-        self, cluster: str | None = None, new_cluster: str = "c1", patience_s: float = 30.0
-    ) -> EtcdCatalog:
-        url = parse_etcd_url(self.url)
-        return await EtcdCatalog.open(url, cluster, new_cluster, patience_s=patience_s)
+        self, cluster: str | None = None, new_cluster: str = "c1", patience_s: float = 30.0,
+        history: RevisionHistory | None = None,
+    ) -> EtcdCatalog:  # fmt: skip
+        return await EtcdCatalog.open(
+            parse_etcd_url(self.url), cluster, new_cluster, patience_s=patience_s, history=history
+        )
 
     def read_copy(self, path: object) -> CatalogImage:
         raise NotImplementedError

@@ -83,6 +83,23 @@ def test_a_coordinator_that_was_killed_goes_on_from_etcd(cluster: EtcdCluster) -
     assert not (cluster.coordinator_directory / "catalog.sqlite").exists()
 
 
+def test_one_that_stood_still_for_longer_than_its_lease_ends_and_is_started_again(
+    cluster: EtcdCluster, etcd: Etcd
+) -> None:
+    save(cluster, 1)
+    process = cluster.coordinator.process
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: "leader" not in names_in(etcd, cluster.place), "its lease has run out")
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(WAIT_S) == 11
+    log = cluster.log_of(cluster.coordinator_directory.name).read_text()
+    assert "its lease of 2 s ran out" in log
+    cluster.coordinator.end()
+    cluster.start_coordinator()
+    cluster.wait_live()
+    check_loads(cluster, 1)
+
+
 def test_another_host_goes_on_when_the_first_one_is_gone(
     cluster: EtcdCluster, tmp_path: Path
 ) -> None:

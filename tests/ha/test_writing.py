@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.error
+from pathlib import Path
+
 import pytest
 
 from ckpt.base.errors import Refused
@@ -12,10 +15,12 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
 )
-from ckpt.testing.catalog_contract import folded, found, on_a_loop, writing
+from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import RUN, attempt, checkpoint
+from ckptd.catalog.etcd.history import RevisionHistory
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, names_in, value_of
+from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
+from tests.waiting import wait_until_async
 
 SEVEN = LaunchNumber(7)
 
@@ -76,3 +81,29 @@ async def test_a_placement_that_etcd_would_refuse_is_refused_by_name_and_whole(
         assert writer.durable == [1]
     image = await found(place)
     assert image == folded(image, [attempt(1)])
+
+
+@on_a_loop
+async def test_what_was_overwritten_goes_when_it_is_old(tmp_path: Path) -> None:
+    """Here after a tenth of a second."""
+    etcd = Etcd(tmp_path / "etcd")
+    try:
+        place, (member,) = Prefix(etcd.addresses), etcd.members
+        first: dict[str, object] = {"key": in_base64(f"{place.name}:meta"), "revision": 2}
+        writer = Writer(await place.open(history=RevisionHistory(kept_s=0.1, every_s=0.0)))
+        await writer.write(attempt(1))
+        assert asked(member, "/v3/kv/range", first)["kvs"]
+
+        def has_gone() -> bool:
+            try:
+                asked(member, "/v3/kv/range", first)
+            except urllib.error.HTTPError as error:
+                return error.code == 400
+            return False
+
+        await wait_until_async(has_gone, "revision 2 is compacted")
+        await writer.write(attempt(2))
+        await writer.catalog.close()
+        assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
+    finally:
+        etcd.end()

@@ -6,7 +6,7 @@ ticket that waits; who was deposed stores nothing more (`fence`).
 Plan: the keys hold the folded image, whole values (`values`). One task of the coordinator's loop
 folds all tickets that have gathered, as far as one transaction takes them, writes, acknowledges
 them, and goes on. While etcd does not answer they wait: nothing fails but a start, and `close`.
-Another task keeps the lease.
+Another task keeps the lease, and compacts what is old (`history`).
 
 Invariants
 - One transaction at a time is on its way. Tickets are acknowledged in order.
@@ -31,6 +31,7 @@ from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta
 from ckptd.catalog.etcd.folding import Writes, fold
+from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.loading import load
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.sqlite import write_copy
@@ -92,15 +93,19 @@ class EtcdCatalog:
 
     @classmethod
     async def open(
-        cls, url: EtcdUrl, cluster: str | None, new_cluster: str, *, patience_s: float = OPEN_S
-    ) -> EtcdCatalog:
+        cls, url: EtcdUrl, cluster: str | None, new_cluster: str, *,
+        patience_s: float = OPEN_S, history: RevisionHistory | None = None,
+    ) -> EtcdCatalog:  # fmt: skip
         """Begin a term, and load what there is. `cluster` is the id that the caller insists on,
         `new_cluster` the one for a new catalog. Raises as `ckpt.aio.catalog` says, Unauthorized
         when etcd does not let this user in; Unavailable after `patience_s` without an answer.
+        `history` says what is compacted.
         """
         client = EtcdClient(url)
         try:
-            return await _opened(client, cluster, new_cluster, patience_s)
+            return await _opened(
+                client, cluster, new_cluster, patience_s, history or RevisionHistory()
+            )
         except BaseException:
             await client.close()
             raise
@@ -252,8 +257,9 @@ class EtcdCatalog:
 
 
 async def _opened(
-    client: EtcdClient, cluster: str | None, new_cluster: str, patience_s: float
-) -> EtcdCatalog:
+    client: EtcdClient, cluster: str | None, new_cluster: str, patience_s: float,
+    history: RevisionHistory,
+) -> EtcdCatalog:  # fmt: skip
     deadline = asyncio.get_running_loop().time() + patience_s
     space = FencedSpace(client)
     await client.check_version(deadline)
@@ -266,7 +272,7 @@ async def _opened(
     await space.check_limits(deadline)
     meta = found or Meta(keys.SCHEMA_VERSION, cluster or new_cluster)
     fence = await space.take(meta, found is None, deadline)
-    keeper = asyncio.create_task(_keep(space, fence))
+    keeper = asyncio.create_task(_keep(space, fence, history))
     try:
         pairs = await _all_keys(space, deadline)
         # Not on the loop: while it stood still the lease would run out.
@@ -298,12 +304,17 @@ async def _all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, byte
     return found
 
 
-async def _keep(space: FencedSpace, fence: Fence) -> None:
-    """Until the lease has ended, or may have."""
+async def _keep(space: FencedSpace, fence: Fence, history: RevisionHistory) -> None:
+    """Until the lease has ended, or may have; with it goes what nobody needs any more."""
+    clock = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(fence.lease_s / KEEPS_PER_LEASE)
         try:
-            if not await space.keep(fence):
-                return
+            revision = await space.keep(fence)
         except Unavailable:
             continue  # The next one may reach it; what is written finds out.
+        if not revision:
+            return
+        old = history.note(clock(), revision)
+        if old is not None:
+            await space.compact(old)

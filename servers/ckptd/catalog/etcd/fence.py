@@ -23,6 +23,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -34,6 +35,8 @@ from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, REQUEST_BYTES_MAX, Writes
 from ckptd.catalog.etcd.words import (
+    Compact,
+    Compacted,
     Compare,
     DeleteRange,
     KeyValue,
@@ -268,16 +271,23 @@ class FencedSpace:
 
     # ----------------------------------------------------------------------- the lease
 
-    async def keep(self, fence: Fence) -> bool:
-        """Whether the lease lives on. Raises Unavailable when nobody knows."""
+    async def keep(self, fence: Fence) -> int:
+        """etcd's newest revision while the lease lives on, else 0. Raises Unavailable when nobody
+        knows.
+        """
         named = LeaseNamed(fence.lease)
         try:
             kept = await self._client.call(
                 "lease/keepalive", named, LeaseKept, attempt_s=_KEEP_ATTEMPT_S
             )
         except NotFound:
-            return False
-        return kept.result.TTL > 0
+            return 0
+        return kept.result.header.revision if kept.result.TTL > 0 else 0
+
+    async def compact(self, revision: int) -> None:
+        """Let go what was overwritten up to there; where etcd does not, the next time will."""
+        with suppress(CkptError):
+            await self._client.call("kv/compaction", Compact(revision), Compacted)
 
     async def free(self, fence: Fence) -> None:
         """End the lease, and so the leader's key, where etcd answers at once."""

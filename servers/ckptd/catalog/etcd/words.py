@@ -115,17 +115,34 @@ class LeaseNamed(Struct, frozen=True):
     ID: int
 
 
+class AnswerHeader(Struct, frozen=True):
+    """Of each answer: etcd's newest revision."""
+
+    revision: int = 0
+
+
 class Lease(Struct, frozen=True):
     """One that was granted, or is kept: TTL is 0 when it has ended."""
 
     ID: int = 0
     TTL: int = 0
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
 class LeaseKept(Struct, frozen=True):
     """The first of the answers to a stream."""
 
     result: Lease = field(default_factory=Lease)
+
+
+class Compact(Struct, frozen=True):
+    """What was overwritten up to this revision may go."""
+
+    revision: int
+
+
+class Compacted(Struct, frozen=True):
+    """It may have been before."""
 
 
 class Authenticate(Struct, frozen=True):
