@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
+    Persist,
 )
 from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import RUN, attempt, checkpoint
@@ -107,3 +109,23 @@ async def test_what_was_overwritten_goes_when_it_is_old(tmp_path: Path) -> None:
         assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
     finally:
         etcd.end()
+
+
+@on_a_loop
+async def test_a_defect_of_the_writer_is_not_waited_for_in_silence(etcd: Etcd) -> None:
+    """It reaches the loop's handler, as that of any callback does, and the catalog still closes."""
+    met: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: met.append(context.get("exception")))
+
+    def durable(ticket: int) -> None:
+        raise ZeroDivisionError(f"ticket {ticket}")
+
+    place = Prefix(etcd.addresses)
+    catalog = await place.open()
+    catalog.start(durable, met.append)
+    catalog.submit(Persist(1, (attempt(1),)))
+    await wait_until_async(lambda: bool(met), "the handler has it")
+    assert [str(each) for each in met] == ["ticket 1"]
+    await catalog.close()
+    assert set((await found(place)).rows) == {checkpoint(1)}

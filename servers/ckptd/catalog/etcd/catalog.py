@@ -116,6 +116,7 @@ class EtcdCatalog:
         """Begin to write. The callbacks come from the loop, in turns of their own."""
         assert self._writer is None
         self._writer = asyncio.create_task(self._write_all(on_durable, on_failed))
+        self._writer.add_done_callback(_show_defect)
 
     def submit(self, persist: Persist) -> None:
         """Queue one ticket; returns at once. Raises the error that ended the writer."""
@@ -132,7 +133,7 @@ class EtcdCatalog:
         self._closing = True
         self._changed.set()
         if self._writer is not None:
-            await self._writer
+            await asyncio.gather(self._writer, return_exceptions=True)
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
         await self._space.free(self._fence)
@@ -251,6 +252,12 @@ class EtcdCatalog:
         except CkptError as error:
             failure = error
         done(failure)
+
+
+def _show_defect(writer: asyncio.Task[None]) -> None:
+    """To the loop's handler, which ends a daemon: else its tickets would wait for ever."""
+    if not writer.cancelled():
+        writer.result()
 
 
 # --------------------------------------------------------------------------- opening
