@@ -1,6 +1,6 @@
 """Authenticates bulks on their way: AES-256-GMAC (NIST SP 800-38D), computed by libcrypto.
 
-A tag costs what GHASH costs, about 0.14 CPU s/GB here, and the lock of the interpreter is free
+A tag costs what GHASH costs, about 0.14 CPU s for a GB here, and the interpreter's lock is free
 meanwhile. Under one key no number may come twice: each tag has its frame's.
 """
 
