@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,39 @@ def test_a_stager_that_starts_warm_is_one_that_starts_cold(
         warm_start.close()
     assert warm == cold
     assert "SAID_LATER=yes" in warm["environ"]
+
+
+def test_what_goes_to_a_loopback_of_its_own_starts_others_there() -> None:
+    """As root, or where that is allowed: in a process of its own, which cannot come back."""
+    done = subprocess.run(
+        [sys.executable, "-c", GONE], capture_output=True, text=True, check=False, timeout=100
+    )
+    if done.returncode == SKIPPED:
+        pytest.skip("no namespace of its own for this user")
+    assert done.returncode == 0, done.stderr
+    before, after, own = done.stdout.split()
+    assert before != after == own
+
+
+SKIPPED = 77
+GONE = f"""
+import os, sys
+from ckptbench.proc import isolate_loopback
+from tests.warm_start import WarmStart
+
+def server(warm_start):
+    warm_start.environment()
+    pid = list(warm_start._servers.values())[-1].pid
+    return os.readlink(f"/proc/{{pid}}/ns/net")
+
+warm_start = WarmStart()
+before = server(warm_start)
+if not isolate_loopback():
+    warm_start.close()
+    sys.exit({SKIPPED})
+print(before, server(warm_start), os.readlink("/proc/self/ns/net"))
+warm_start.close()
+"""
 
 
 def start_one(

@@ -144,11 +144,16 @@ class WarmRank:
 
 
 class WarmStart:
-    """I start processes. The server, if there is none, runs from the first start on."""
+    """I start processes. The server, if there is none, runs from the first start on, and another one
+    once this process has gone to namespaces of its own: benches do, for a loopback of theirs.
+    """
 
     def __init__(self) -> None:
         self._path = ""
-        self._server: subprocess.Popen[bytes] | None = None
+        #: Those that I started, by their socket's path; the newest serves.
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        #: Where the server is.
+        self._namespaces: list[str] = []
         #: The interpreter's variables of the server.
         self._interpreters: dict[str, str] = {}
 
@@ -182,9 +187,11 @@ class WarmStart:
 
     def environment(self) -> dict[str, str]:
         """For ranks that start elsewhere: from `start_warm` on their stagers start here."""
-        if not self._path:
-            self._interpreters = _interpreters(child_environment())
-            self._path = os.environ.get(PATH_NAME) or self._serve()
+        here = _namespaces()
+        if here != self._namespaces:
+            inherited = "" if self._path else os.environ.get(PATH_NAME, "")
+            self._namespaces, self._interpreters = here, _interpreters(child_environment())
+            self._path = inherited or self._serve()
         return {PATH_NAME: self._path}
 
     def _serves(self, order: Order) -> bool:
@@ -204,16 +211,17 @@ class WarmStart:
             listener.listen()
             number = listener.fileno()
             line = [sys.executable, "-P", __file__, str(number), "-" * ROOM_BYTES]
-            self._server = subprocess.Popen(
+            self._servers[path] = subprocess.Popen(
                 line, stdin=subprocess.PIPE, env=environ, pass_fds=[number], cwd="/"
             )
         return path
 
     def close(self) -> None:
-        """End the server, if it is mine; what it has forked goes on."""
-        if self._server is not None:
-            self._server.communicate(timeout=END_TIMEOUT_S)
-            shutil.rmtree(Path(self._path).parent)
+        """End the servers that are mine; what they have forked goes on."""
+        for path, server in self._servers.items():
+            # A word, since a child that was forked here may hold the pipe's end open.
+            server.communicate(b".", timeout=END_TIMEOUT_S)
+            shutil.rmtree(Path(path).parent)
 
 
 WARM = WarmStart()
@@ -244,6 +252,12 @@ def _umask() -> int:
     return mask
 
 
+def _namespaces() -> list[str]:
+    """Those of this process: what they are called, and which they are."""
+    folder = Path("/proc/self/ns")
+    return sorted(os.readlink(folder / name) for name in os.listdir(folder))
+
+
 def _interpreters(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(INTERPRETERS)}
 
@@ -252,7 +266,7 @@ def _interpreters(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(listener: socket.socket) -> Order | None:
-    """Forks, until stdin ends. Returns in each child, with its order, and in the server with None.
+    """Forks, until stdin says anything, or ends. Returns in each child, with its order, and in the server with None.
 
     A relay between us makes the child nobody's, as a cold start does.
     """

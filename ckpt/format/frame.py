@@ -156,24 +156,25 @@ class FrameWriter:
         bulk_bytes = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
         if bulk_bytes and number not in _HAS_CRC:
             meta += _CRC.pack(crc32(bulk))
-        flags = 0
+        mac = self._bulk_mac if bulk_bytes and lent is None else None
         if lent is not None:
-            flags = _LENT
             meta += _PLACE.pack(lent.region, lent.offset)
-        elif bulk_bytes and self._bulk_mac is not None:
-            flags = _TAGGED
-            self._bulk_mac.begin(self._sequence)
-            self._bulk_mac.add(bulk)
-            meta += self._bulk_mac.end()
-        if len(meta) > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
+        meta_bytes = len(meta) + (0 if mac is None else TAG_BYTES)
+        if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise Refused(
-                f"{type(message).__name__} of {len(meta)} + {bulk_bytes} bytes "
+                f"{type(message).__name__} of {meta_bytes} + {bulk_bytes} bytes "
                 "does not fit one frame"
             )
+        flags = 0 if lent is None else _LENT
+        if mac is not None:
+            flags = _TAGGED
+            mac.begin(self._sequence)
+            mac.add(bulk)
+            meta += mac.end()
         head = _PREFIX.pack(MAGIC, VERSION, number, flags, len(meta), bulk_bytes, request, epoch)
-        mac = self._mac.of(self._sequence, head, meta)
+        proof = self._mac.of(self._sequence, head, meta)
         self._sequence += 1
-        return head + mac + meta
+        return head + proof + meta
 
 
 class FrameReader:

@@ -80,7 +80,9 @@ def restart(directory: Path) -> None:
 def test_status_names_the_coordinator_and_every_target(directory: Path, store: str) -> None:
     status = status_of(store)
     ready = json.loads((directory / "ready.json").read_text())
-    assert status["coordinator"] == {"address": ready["address"], "pid": ready["coordinator_pid"]}
+    assert status["coordinator"] == {
+        "address": ready["address"], "pid": ready["coordinator_pid"], "wire": "auto",
+    }  # fmt: skip
     assert (status["running"], status["health"]) == (True, "HEALTH_OK")
     targets = targets_of(store)
     assert tuple(targets) == TARGETS
@@ -364,7 +366,7 @@ def test_a_stopped_cluster_is_reported_not_started(directory: Path, store: str) 
     assert f"the cluster in {directory} is not running" in ended.out
     assert f"ckptd local {directory}" in ended.out
     status = status_of(store)
-    assert status["coordinator"] == {"address": None, "pid": None}
+    assert status["coordinator"] == {"address": None, "pid": None, "wire": ""}
     targets = targets_of(store)
     assert tuple(targets) == TARGETS
     for target in targets.values():

@@ -265,6 +265,20 @@ def test_a_server_hears_what_its_client_wants_and_nobody_changes_that(wanted: Wi
     assert end.wire is wanted
 
 
+@pytest.mark.parametrize("changed", ["hello of the client", "hello of the server"])
+def test_nobody_on_the_way_talks_two_peers_down_to_the_version_without_tags(changed: str) -> None:
+    a, b = client(), server(wire=Wire.MAC)
+    hello = a.hello(Wire.MAC)
+    if changed == "hello of the client":
+        hello = structs.replace(hello, version=1)
+    answer = b.receive(hello)
+    assert isinstance(answer, ServerHello)
+    if changed == "hello of the server":
+        answer = structs.replace(answer, version=1)
+    with pytest.raises(Unauthorized):
+        a.receive(answer)
+
+
 @pytest.mark.parametrize("older", ["client", "server"])
 def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
     older: str, monkeypatch: pytest.MonkeyPatch
