@@ -144,8 +144,8 @@ class WarmRank:
 
 
 class WarmStart:
-    """I start processes. The server, if there is none, runs from the first start on, and another one
-    once this process has gone to namespaces of its own: benches do, for a loopback of theirs.
+    """I start processes. The server, if there is none, runs from the first start on, and another
+    one once this process has gone to namespaces of its own: benches do, for their own loopback.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,8 @@ def _interpreters(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(listener: socket.socket) -> Order | None:
-    """Forks, until stdin says anything, or ends. Returns in each child, with its order, and in the server with None.
+    """Forks, until stdin says anything, or ends. Returns in each child, with its order, and in the
+    server with None.
 
     A relay between us makes the child nobody's, as a cold start does.
     """
