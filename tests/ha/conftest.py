@@ -19,6 +19,5 @@ def _etcd_is_here() -> None:
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One member, for all tests of a file: each works below a prefix of its own."""
-    made = Etcd(tmp_path_factory.mktemp("etcd"))
-    yield made
-    made.end()
+    with Etcd(tmp_path_factory.mktemp("etcd")) as made:
+        yield made

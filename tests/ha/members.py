@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from tests.ha.finding import etcd_path
 from tests.waiting import ASKED_S, wait_until
@@ -93,7 +94,7 @@ class Member:
 
 
 class Etcd:
-    """One or three members that are one etcd. Nothing of me runs after `end`."""
+    """One or three members that are one etcd, for as long as the block lasts."""
 
     def __init__(
         self, directory: Path, count: int = 1, flags: Sequence[str] = (), scheme: str = "http"
@@ -111,7 +112,7 @@ class Etcd:
             for member in self.members:
                 member.wait_up()
         except BaseException:
-            self.end()
+            self._end()
             raise
 
     @property
@@ -119,7 +120,13 @@ class Etcd:
         """As a URL names them."""
         return ",".join(member.address for member in self.members)
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for member in self.members:
             member.kill()
 

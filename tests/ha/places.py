@@ -9,9 +9,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckptd.catalog.backup import read_backup
 from ckptd.catalog.etcd.catalog import EtcdCatalog
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.url import parse_etcd_url
@@ -23,7 +25,7 @@ _COUNT = itertools.count()
 
 
 class Prefix:
-    """Where one catalog lies; a place of `ckpt.testing.catalog_contract` without copies."""
+    """Where one catalog lies: a place of `ckpt.testing.catalog_contract`."""
 
     def __init__(self, addresses: str, name: str = "", options: str = "") -> None:
         self.name = name or f"test/{next(_COUNT)}"
@@ -37,8 +39,8 @@ class Prefix:
             parse_etcd_url(self.url), cluster, new_cluster, patience_s=patience_s, history=history
         )
 
-    def read_copy(self, path: object) -> CatalogImage:
-        raise NotImplementedError
+    def read_copy(self, path: Path) -> CatalogImage:
+        return read_backup(path, "c1")
 
     def by_way_of(self, addresses: str) -> Prefix:
         """The same catalog through other addresses."""

@@ -67,8 +67,7 @@ async def test_members_and_coordinator_show_their_certificates(
     path = certificates.path
     flags = ["--client-cert-auth", "--trusted-ca-file", path("ca.pem")]
     flags += ["--cert-file", path("server.pem"), "--key-file", path("server.key")]
-    etcd = Etcd(tmp_path / "etcd", flags=flags, scheme="https")
-    try:
+    with Etcd(tmp_path / "etcd", flags=flags, scheme="https") as etcd:
         trusted = f"?ca={path('ca.pem')}"
         shown = f"{trusted}&cert={path('client.pem')}&key={path('client.key')}"
         place = Prefix(etcd.addresses, options=shown)
@@ -78,8 +77,6 @@ async def test_members_and_coordinator_show_their_certificates(
         for options in ("", trusted, f"?ca={path('client.pem')}"):
             with pytest.raises(Unavailable, match=etcd.addresses):
                 await Prefix(etcd.addresses, options=options).open(patience_s=0.0)
-    finally:
-        etcd.end()
 
 
 @on_a_loop
@@ -107,8 +104,7 @@ async def test_a_file_of_the_url_that_cannot_be_used_is_named(
 
 @on_a_loop
 async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path / "etcd")
-    try:
+    with Etcd(tmp_path / "etcd") as etcd:
         (member,) = etcd.members
         for name in ("root", "ckpt"):
             asked(member, "/v3/auth/user/add", {"name": name, "password": f"{name}-word"})
@@ -135,8 +131,6 @@ async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_pat
         ]:  # fmt: skip
             with pytest.raises(Unauthorized, match="user= and password_file="):
                 await Prefix(etcd.addresses, prefix, options).open()
-    finally:
-        etcd.end()
 
 
 @pytest.mark.parametrize(
@@ -146,14 +140,11 @@ async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_pat
 async def test_an_etcd_that_takes_less_at_once_is_refused_before_anything_is_written(
     tmp_path: Path, flags: tuple[str, str]
 ) -> None:
-    etcd = Etcd(tmp_path / "etcd", flags=flags)
-    try:
+    with Etcd(tmp_path / "etcd", flags=flags) as etcd:
         place = Prefix(etcd.addresses)
         with pytest.raises(Refused, match=flags[0]):
             await place.open()
         assert names_in(etcd, place) == set()
-    finally:
-        etcd.end()
 
 
 @contextmanager

@@ -17,8 +17,7 @@ def test_a_member_answers_and_says_its_version(etcd: Etcd) -> None:
 
 
 def test_three_members_are_one_and_a_killed_one_comes_back(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path, 3)
-    try:
+    with Etcd(tmp_path, 3) as etcd:
         first, second, third = etcd.members
         asked(first, "/v3/kv/put", ONE)
         first.kill()
@@ -29,5 +28,3 @@ def test_three_members_are_one_and_a_killed_one_comes_back(tmp_path: Path) -> No
             found = asked(member, "/v3/kv/range", {"key": TWO["key"]})
             assert found["count"] == "1"
             assert TWO["value"] in str(found["kvs"])
-    finally:
-        etcd.end()

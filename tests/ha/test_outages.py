@@ -55,8 +55,7 @@ async def test_who_comes_while_the_lease_lives_is_refused_by_name(etcd: Etcd) ->
 
 @on_a_loop
 async def test_a_commit_goes_on_when_etcd_s_leader_is_killed(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path / "etcd", 3)
-    try:
+    with Etcd(tmp_path / "etcd", 3) as etcd:
         place = Prefix(etcd.addresses)
         async with writing(place) as writer:
             for step in range(30):
@@ -65,14 +64,11 @@ async def test_a_commit_goes_on_when_etcd_s_leader_is_killed(tmp_path: Path) -> 
                 await writer.write(attempt(step))
             assert writer.failures == []
         assert set((await found(place)).rows) == {checkpoint(step) for step in range(30)}
-    finally:
-        etcd.end()
 
 
 @on_a_loop
 async def test_tickets_wait_for_a_majority_and_are_stored_then(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path / "etcd", 3)
-    try:
+    with Etcd(tmp_path / "etcd", 3) as etcd:
         place = Prefix(etcd.addresses)
         async with writing(place) as writer:
             await writer.write(attempt(0))
@@ -85,14 +81,11 @@ async def test_tickets_wait_for_a_majority_and_are_stored_then(tmp_path: Path) -
             await writer.wait_until(lambda: len(writer.durable) == 20)
             assert writer.failures == []
         assert set((await found(place)).rows) == {checkpoint(step) for step in range(20)}
-    finally:
-        etcd.end()
 
 
 @on_a_loop
 async def test_without_a_majority_a_start_and_an_end_say_so(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path / "etcd", 3)
-    try:
+    with Etcd(tmp_path / "etcd", 3) as etcd:
         place = Prefix(etcd.addresses)
         async with writing(place) as writer:
             await writer.write(attempt(0))
@@ -107,15 +100,12 @@ async def test_without_a_majority_a_start_and_an_end_say_so(tmp_path: Path) -> N
         for member in etcd.members[1:]:
             member.start()
         assert checkpoint(0) in (await found(place)).rows
-    finally:
-        etcd.end()
 
 
 @on_a_loop
 async def test_a_member_that_stands_still_costs_neither_ticket_nor_lease(tmp_path: Path) -> None:
     """It takes connections, and never answers."""
-    etcd = Etcd(tmp_path / "etcd", 3)
-    try:
+    with Etcd(tmp_path / "etcd", 3) as etcd:
         still = etcd.members[(leader_of(etcd) + 1) % 3]
         others = [member.address for member in etcd.members if member is not still]
         place = Prefix(",".join([still.address, *others]))
@@ -127,14 +117,11 @@ async def test_a_member_that_stands_still_costs_neither_ticket_nor_lease(tmp_pat
             assert writer.failures == []
             still.go_on()
         assert len((await found(place)).rows) == 8
-    finally:
-        etcd.end()
 
 
 @on_a_loop
 async def test_a_full_etcd_ends_the_writing_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    etcd = Etcd(tmp_path / "etcd", flags=["--quota-backend-bytes", str(8 << 20)])
-    try:
+    with Etcd(tmp_path / "etcd", flags=["--quota-backend-bytes", str(8 << 20)]) as etcd:
         place, (member,) = Prefix(etcd.addresses), etcd.members
         async with writing(place) as writer:
             for step in range(40):
@@ -153,5 +140,3 @@ async def test_a_full_etcd_ends_the_writing_and_loses_nothing_acknowledged(tmp_p
             asked(member, "/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
         steps = set(range(len(writer.durable)))
         assert {id.step for id in (await found(place)).rows} == steps
-    finally:
-        etcd.end()

@@ -88,8 +88,7 @@ async def test_a_placement_that_etcd_would_refuse_is_refused_by_name_and_whole(
 @on_a_loop
 async def test_what_was_overwritten_goes_when_it_is_old(tmp_path: Path) -> None:
     """Here after a tenth of a second."""
-    etcd = Etcd(tmp_path / "etcd")
-    try:
+    with Etcd(tmp_path / "etcd") as etcd:
         place, (member,) = Prefix(etcd.addresses), etcd.members
         first: dict[str, object] = {"key": in_base64(f"{place.name}:meta"), "revision": 2}
         writer = Writer(await place.open(history=RevisionHistory(kept_s=0.1, every_s=0.0)))
@@ -107,8 +106,6 @@ async def test_what_was_overwritten_goes_when_it_is_old(tmp_path: Path) -> None:
         await writer.write(attempt(2))
         await writer.catalog.close()
         assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
-    finally:
-        etcd.end()
 
 
 @on_a_loop
