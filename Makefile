@@ -17,6 +17,7 @@
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
+#   make test-gpu      on an accelerator that torch finds; says loudly that there is none: tests/gpu
 #   make test-wheel    the sdist and the wheel, installed under each Python that is here: tests/wheel
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
@@ -59,7 +60,7 @@ SIM_CORE := $(patsubst %,tests/sim/test_%.py,\
 SIM_SIDE := $(filter-out $(SIM_CORE),$(wildcard tests/sim/test_*.py))
 FAULTS := tests/e2e_remote tests/machines tests/soak
 # What the core leaves to the other targets.
-APART := tests/frameworks tests/stores tests/ha tests/bench_e2e tests/wheel tests/mutants \
+APART := tests/frameworks tests/gpu tests/stores tests/ha tests/bench_e2e tests/wheel tests/mutants \
 	tests/e2e/test_crowds.py $(FAULTS) $(SIM_SIDE)
 # A file's tests share one cluster, so they stay together; the longest files go first
 # (tests/conftest.py).
@@ -69,7 +70,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-stores test-ha test-sim coverage mutants check docs bench soak clean
+.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -107,6 +108,11 @@ test-ha: $(READY)
 test-frameworks: $(FRAMEWORKS_READY)
 	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		-o faulthandler_timeout=590 --durations=12 tests/frameworks
+
+# One worker: the accelerator is one. Elsewhere all are skipped, after one loud line.
+test-gpu: $(FRAMEWORKS_READY)
+	$(BIN)/python -m tests.gpu.finding
+	$(BIN)/pytest -n 0 -m "not slow" tests/gpu
 
 # Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
 # on each cell of the fault matrix must be hit: make soak.

@@ -23,7 +23,7 @@ from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
 from ckpt_client.save.stagers import Stagers
-from ckpt_client.save.turn import SaveTurn
+from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
@@ -175,6 +175,7 @@ class Store(Keeper):
         replicated: bool = False,
         check_finite: bool = False,
         metrics: Mapping[str, SupportsFloat] | None = None,
+        staging: str = "copy",
     ) -> Save:
         """Copy this rank's state and return; sending and committing go on beside the training.
 
@@ -187,6 +188,10 @@ class Store(Keeper):
         metrics: what is known of the step, such as {"loss": 0.3}: at most 64 finite numbers, listed
             by `steps`, `ckpt ls` and `ckpt show`; `keep(best=...)` goes by them. Those of the
             lowest rank that gives any count.
+        staging: `overlap` returns before the state is copied, and copies it beside the training:
+            nothing of it may change before `Save.staged.wait()`. What is found changed earlier ends
+            the save on all ranks, by name: a sample of each array is compared, so a change between
+            its elements is not seen. Memory that is missing ends the Save then, not this call.
 
         Raises Refused naming the path of what cannot be stored. That refuses the step: the other
         ranks' saves of it are aborted, naming this rank and why, and the next save of the step
@@ -199,8 +204,9 @@ class Store(Keeper):
         self.check_for_errors()
         with turn:
             turn.say(metrics)
+            overlaps = staging_overlaps(staging)
             turn.pack(state, replicated=replicated, check_finite=check_finite)
-        return turn.stage()
+        return turn.overlap() if overlaps else turn.stage()
 
     def turn(
         self,

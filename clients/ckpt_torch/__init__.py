@@ -16,6 +16,16 @@ with needing("ckpt_torch"):
     from ckpt_torch.dcp_writer import CkptWriter
     from ckpt_torch.loading import load
     from ckpt_torch.saving import async_save, save
+    from ckpt_torch.staging.guard import guard
     from ckpt_torch.whole import load_whole
 
-__all__ = ["CkptReader", "CkptStager", "CkptWriter", "async_save", "load", "load_whole", "save"]
+__all__ = [
+    "CkptReader",
+    "CkptStager",
+    "CkptWriter",
+    "async_save",
+    "guard",
+    "load",
+    "load_whole",
+    "save",
+]

@@ -46,7 +46,8 @@ from ckpt_torch.dcp_names import (
 )
 from ckpt_torch.dcp_tries import WatchedPlanner, begin_try, end_tries
 from ckpt_torch.place import CheckpointName, Step, find_step
-from ckpt_torch.tensors import as_array
+from ckpt_torch.staging.copying import TorchCopier
+from ckpt_torch.staging.stand_ins import StandIns
 
 _log = logging.getLogger("ckpt.save")
 
@@ -226,8 +227,14 @@ class CkptWriter(StorageWriter):
         with step.turn(self._rank, world_size) as turn:
             step.store.check_for_errors()
             turn.say(self.metrics)
-            turn.pack(self._tree(plan, planner), check_finite=self.check_finite)
-        return turn.stage()
+            stand_ins = StandIns()
+            packing = turn.lay_out(self._tree(plan, planner, stand_ins))
+            if self.check_finite:
+                stand_ins.check_all_finite(packing)
+            packing = stand_ins.replaced(packing)
+            turn.take(packing)
+            copier = TorchCopier(packing.arrays)
+        return turn.stage(copier)
 
     def _make_up(self, step: Step, world_size: int) -> None:
         """Tries of the step that DCP gave up here count, as they may have staged elsewhere."""
@@ -253,7 +260,7 @@ class CkptWriter(StorageWriter):
             return plan.storage_data
         return dist.get_world_size() if dist.is_initialized() else 1
 
-    def _tree(self, plan: SavePlan, planner: SavePlanner) -> Tree:
+    def _tree(self, plan: SavePlan, planner: SavePlanner, stand_ins: StandIns) -> Tree:
         tree: Tree = {MARK_KEY: MARK_VERSION}
         shards: dict[str, list[Shard]] = {}
         for item in plan.items:
@@ -261,7 +268,7 @@ class CkptWriter(StorageWriter):
             if item.type is WriteItemType.BYTE_IO:
                 put(tree, path_of(fqn, plan.planner_data), self._value(item, planner))
             else:
-                shards.setdefault(fqn, []).append(_shard(item, planner))
+                shards.setdefault(fqn, []).append(_shard(item, planner, stand_ins))
         for fqn, boxes in shards.items():
             leaf = boxes[0] if len(boxes) == 1 else Shards(tuple(boxes))
             put(tree, path_of(fqn, plan.planner_data), leaf)
@@ -280,14 +287,12 @@ class CkptWriter(StorageWriter):
         return {key: _whole(array) for key, array in packed.items()}
 
 
-def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
+def _shard(item: WriteItem, planner: SavePlanner, stand_ins: StandIns) -> Shard:
     tensor = cast(torch.Tensor, planner.resolve_data(item)).detach()
     data = item.tensor_data
     assert data is not None, "an item that is not bytes is a tensor"
-    if tensor.device.type == "cuda":
-        tensor = tensor.cpu()
     try:
-        return Shard(as_array(tensor), tuple(data.size), tuple(data.chunk.offsets))
+        return Shard(stand_ins.array(tensor), tuple(data.size), tuple(data.chunk.offsets))
     except Refused as error:
         raise Refused(f"{item.index.fqn}: {error.message}", hint=error.hint) from None
 

@@ -108,7 +108,8 @@ class Exchange:
 
     def __init__(self, who: Who, shape: Shape, digests: Mapping[str, bytes]) -> None:
         """digests: as `digests_of` the plain values."""
-        self._who = who
+        self.who = who
+        """The ranks that talk, and this one of them."""
         self._shape = shape
         self._digests = digests
         #: What all ranks said when this one last said the same; a key of `_known`.
@@ -127,7 +128,7 @@ class Exchange:
         Where ranks cannot talk, every rank is taken to hold the same names. Raises Refused by path
         for a plain value that differs between ranks, Aborted when another rank does not save.
         """
-        who, shape = self._who, self._shape
+        who, shape = self.who, self._shape
         if self._round is None:
             everyone = tuple(range(who.world_size))
             boxes, plain = (

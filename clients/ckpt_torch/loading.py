@@ -26,8 +26,10 @@ from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.boxes import LocalBox, held, is_tensor
 from ckpt_torch.dcp_names import unpack_value, value_name
+from ckpt_torch.device.accelerators import accelerator_of
+from ckpt_torch.device.page_locks import locked_memory
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
-from ckpt_torch.tensors import as_array, torch_dtype
+from ckpt_torch.tensors import as_array, check_plain, torch_dtype
 from ckpt_torch.tree import asked, is_plain, is_stateful, leaves, pickle_name, refill, unpickled
 
 
@@ -131,8 +133,10 @@ class _Reading:
     contents: Contents
     who: Who
     wants: list[Want] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """(CUDA tensor, what was read for it)."""
+    copies: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = field(
+        default_factory=dict
+    )
+    """(tensor of an accelerator, what was read for it)."""
     seen: set[str] = field(default_factory=set)
     absent: list[str] = field(default_factory=list)
     found: _Found = field(default_factory=_Found)
@@ -156,9 +160,16 @@ class _Reading:
         self._check_names(strict, values)
         self.found.check_pickles(allow_pickle)
         self.contents.fill(self.wants)
-        for target, source in self.copies:
-            target.copy_(source)
+        self._copy_in()
         return self.found
+
+    def _copy_in(self) -> None:
+        through = []
+        for device, pairs in self.copies.items():
+            sources, targets = [one for _, one in pairs], [one for one, _ in pairs]
+            through.append(accelerator_of(device).copy_in(sources, targets))
+        for point in through:
+            point.wait()
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
         if not (strict or self.absent):
@@ -226,10 +237,12 @@ class _Reading:
     def _want(self, name: str, box: LocalBox, rank: Rank, replica: bool) -> None:
         target = box.tensor.detach()
         memory = target
-        if target.device.type == "cuda":
-            memory = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
-            self.copies.append((target, memory))
         try:
+            if not target.is_cpu:
+                check_plain(target)
+                memory = locked_memory(target.device, target.nbytes).view(target.dtype)
+                memory = memory.view(target.shape)
+                self.copies.setdefault(target.device, []).append((target, memory))
             array = as_array(memory)
         except Refused as error:
             raise Refused(f"{name}: {error.message}", hint=error.hint) from None

@@ -18,24 +18,23 @@ from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from ckpt.base.errors import CkptError, Refused
-from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.save.finite import check_finite
 from ckpt_client.save.forms import Found
 from ckpt_client.save.handle import Commit, Save
+from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_client.save.state import AnyArray
-from ckpt_client.save.turn import SaveTurn
+from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
-from ckpt_torch.known import TORCH, Known, recall, recognise, remember
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
-from ckpt_torch.tensors import as_array
+from ckpt_torch.staging.copying import TorchCopier
+from ckpt_torch.staging.known import Known, recall, recognise, remember
+from ckpt_torch.staging.stand_ins import StandIns
 from ckpt_torch.tree import (
     PICKLE_KEY,
     as_scalar,
@@ -88,7 +87,8 @@ def async_save(
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
     metrics: Mapping[str, SupportsFloat] | None = None,
-) -> Future[Commit]:
+    staging: str = "copy",
+) -> CommitFuture:
     """Copy the state and return; the future gives the Commit, or raises what ended the save.
 
     The state may be changed as soon as this returns. All ranks of the process group call it. An
@@ -109,6 +109,10 @@ def async_save(
         only below these top-level keys.
     metrics: what is known of the step, such as {"loss": 0.3}, as `Store.save` takes it: numbers of
         Python, numpy or torch; those of the lowest rank that gives any count.
+    staging: `overlap` returns before the state is copied. `guard(optimizer)` lets the copy come
+        before the optimizer's next step, or wait for the future's `staged` before anything of the
+        state changes. A tensor whose version shows that it was changed too early ends the save on
+        all ranks, by name. torch counts no version for what is written past it (`.data`, pointers).
 
     Raises Refused by path for what cannot be stored, and for a metric that is no finite number,
     before anything is staged: on all ranks when one refuses. Raises the error of an earlier save
@@ -123,7 +127,7 @@ def async_save(
         turn = step.turn(who.rank, who.world_size, begun_s)
     staged = stage(
         turn, step.store, state_dict, who,
-        allow_pickle=allow_pickle, check_finite=check_finite, metrics=metrics,
+        allow_pickle=allow_pickle, check_finite=check_finite, metrics=metrics, staging=staging,
     )  # fmt: skip
     return commit_future(staged)
 
@@ -137,11 +141,13 @@ def stage(
     allow_pickle: bool = False,
     check_finite: bool | tuple[str, ...] = False,
     metrics: Mapping[str, SupportsFloat] | None = None,
+    staging: str = "copy",
 ) -> Save:
     """`async_save` where this rank's turn in `store` has begun. A state of the form that it saved
     last is only compared and copied.
     """
     with refusing_together(turn, who):
+        overlaps = staging_overlaps(staging)
         # Raised later, an earlier save's error would leave the others to wait for this rank.
         store.check_for_errors()
         turn.say(metrics)
@@ -153,41 +159,63 @@ def stage(
         packing = known.layout.packing(found) if known is not None and found is not None else None
         digests = digests_of(plain) if who.speaking else {}
     exchange = Exchange(who, shape, digests)
-    if packing is not None and known is not None:
-        turn.take(packing)
-        _copy_beside(exchange, turn)
-        holders = _heard(exchange, turn) if who.speaking else known.holders
-        if holders is known.holders or turn.copy_failed:
-            return turn.hand_over()
-        turn.drop()
-    else:
+    if packing is None or known is None:
         holders = exchange.holders()
+    else:
+        staging_known = _overlap_known if overlaps else _copy_known
+        save, holders = staging_known(turn, packing, exchange, known)
+        if save is not None:
+            return save
     with turn:
         parts = parts or _parts_of(state, allow_pickle, check_finite)
         tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-        packing = turn.pack(tree)
+        packing = parts.stand_ins.replaced(turn.lay_out(tree))
+        turn.take(packing)
         # The next state of this form is only compared and copied.
         remember(store, state, packing.layout, parts.shape(), holders)
-    return turn.stage()
+        copier = TorchCopier(packing.arrays, watched=overlaps)
+    return turn.overlap(copier) if overlaps else turn.stage(copier)
 
 
-def _copy_beside(exchange: Exchange, turn: SaveTurn) -> None:
-    """A state of the known form, copied while the ranks still talk: nearly always they agree."""
+def _copy_known(
+    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known
+) -> tuple[Save | None, Holders]:
+    """A state of the known form, copied while the ranks still talk: nearly always they agree. No
+    Save, and what they came to, when they do not.
+    """
+    turn.take(packing)
     try:
-        turn.copy(TORCH)
+        turn.copy(TorchCopier(packing.arrays))
     except BaseException:
         with suppress(CkptError):
-            exchange.holders()  # The others may have more to say, and wait for an answer.
+            _agreed(exchange, known)  # The others may have more to say, and wait for an answer.
         raise
-
-
-def _heard(exchange: Exchange, turn: SaveTurn) -> Holders:
-    """What the ranks came to; when that is not to save, nothing is."""
     try:
-        return exchange.holders()
-    except BaseException:
+        holders = _agreed(exchange, known)
+    except BaseException:  # They came to save nothing.
         turn.drop()
         raise
+    if holders is known.holders or turn.copy_failed:
+        return turn.hand_over(), holders
+    turn.drop()
+    return None, holders
+
+
+def _overlap_known(
+    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known
+) -> tuple[Save | None, Holders]:
+    """The same, copied beside the training once the ranks agree."""
+    copier = TorchCopier(packing.arrays, watched=True)
+    holders = _agreed(exchange, known)
+    if holders is not known.holders:
+        return None, holders
+    turn.take(packing)
+    return turn.overlap(copier), holders
+
+
+def _agreed(exchange: Exchange, known: Known) -> Holders:
+    """What the ranks came to; where they do not talk, what is known."""
+    return exchange.holders() if exchange.who.speaking else known.holders
 
 
 def _told(
@@ -231,9 +259,11 @@ class CommitFuture(Future[Commit]):
     I was dropped, say, the store speaks in its next save, or when it is closed.
     """
 
-    def __init__(self, staged: Save) -> None:
+    def __init__(self, save: Save) -> None:
         super().__init__()
-        self._staged = staged
+        self.staged = save.staged
+        """Whether the state may be changed; with `staging="overlap"` not at once."""
+        self._save = save
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> Commit:
@@ -250,10 +280,10 @@ class CommitFuture(Future[Commit]):
 
     def _note_asked(self) -> None:
         if self.done():  # Else the time was over, or a Ctrl-C ended it.
-            self._staged.mark_told()
+            self._save.mark_told()
 
 
-def commit_future(staged: Save) -> Future[Commit]:
+def commit_future(staged: Save) -> CommitFuture:
     """A future of what becomes of a save; a thread of its own waits for it.
 
     A plain one: a `Thread` is waited for until it runs, for milliseconds while other ranks copy.
@@ -301,6 +331,7 @@ class _Parts:
 
     allow_pickle: bool
     check_finite: bool | tuple[str, ...]
+    stand_ins: StandIns = field(default_factory=StandIns)
     tensors: dict[str, _Tensor] = field(default_factory=dict)
     plain: dict[str, Scalar] = field(default_factory=dict)
 
@@ -308,7 +339,7 @@ class _Parts:
         """Raises Refused by path."""
         try:
             if is_tensor(leaf):
-                self.tensors[name] = _tensor_of(leaf)
+                self.tensors[name] = self._tensor_of(leaf)
             elif isinstance(leaf, np.ndarray | np.generic):
                 self.tensors[name] = _whole(np.asarray(leaf))
             elif is_plain(leaf):
@@ -325,7 +356,12 @@ class _Parts:
             raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
         if is_array(leaf) and self._is_checked(name):
             for _, array in self.tensors[name].boxes:
-                check_finite(name, array)
+                self.stand_ins.check_finite(name, array)
+
+    def _tensor_of(self, leaf: object) -> _Tensor:
+        found = held(leaf)
+        boxes = tuple((box.offset, self.stand_ins.array(box.tensor)) for box in found.boxes)
+        return _Tensor(found.global_shape, boxes)
 
     def _is_checked(self, name: str) -> bool:
         if isinstance(self.check_finite, bool):
@@ -362,21 +398,6 @@ def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
     if not shards:
         return None  # Outside of the tensor's mesh: nothing of it is here.
     return shards[0] if len(shards) == 1 else Shards(tuple(shards))
-
-
-def _tensor_of(leaf: object) -> _Tensor:
-    found = held(leaf)
-    boxes = tuple((box.offset, _host_array(box.tensor)) for box in found.boxes)
-    return _Tensor(found.global_shape, boxes)
-
-
-def _host_array(tensor: torch.Tensor) -> AnyArray:
-    """A CPU tensor's own memory; a CUDA tensor's copy."""
-    if tensor.device.type == "cuda":
-        return as_array(tensor.detach().cpu())
-    array = as_array(tensor)
-    dtype_name(array.dtype)
-    return array
 
 
 def _whole(array: AnyArray) -> _Tensor:

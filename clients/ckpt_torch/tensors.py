@@ -31,11 +31,11 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
 
     Raises Refused for what has no such memory or no numpy type of its own.
     """
-    _check_plain(tensor)
+    check_plain(tensor)
+    if not tensor.is_cpu:
+        raise Refused(f"a tensor on {tensor.device}", hint="move it to the CPU")
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
     extension = _EXTENSIONS.get(tensor.dtype)
     try:
         if extension is not None:
@@ -46,7 +46,8 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
         raise Refused(f"a {tensor.dtype} tensor has no numpy form: {error}") from None
 
 
-def _check_plain(tensor: torch.Tensor) -> None:
+def check_plain(tensor: torch.Tensor) -> None:
+    """Raises Refused unless the tensor's memory, on the CPU or an accelerator, is what it says."""
     kind = type(tensor)
     if kind not in PLAIN_TENSORS:
         raise Refused(
@@ -55,8 +56,18 @@ def _check_plain(tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
-    if tensor.device.type != "cpu":
-        raise Refused(f"a tensor on {tensor.device}", hint="only CPU and CUDA tensors are stored")
+    if not tensor.is_cpu and tensor.device.type not in _accelerators():
+        raise Refused(
+            f"a tensor on {tensor.device}", hint="only those of a CPU or an accelerator are stored"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
+
+
+def _accelerators() -> tuple[str, ...]:
+    """Types of devices whose tensors are copied by streams; torch has one at a time."""
+    found = torch.accelerator.current_accelerator()
+    return () if found is None else (found.type,)
 
 
 def from_array(array: AnyArray) -> torch.Tensor:

@@ -16,8 +16,8 @@ import torch.distributed.checkpoint as dcp
 import ckpt
 import ckpt_torch
 from ckpt_client.default import process_store
-from ckpt_torch.known import Known, recall
 from ckpt_torch.place import Who
+from ckpt_torch.staging.known import Known, recall
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_save import FLOATS, build, caught, state_of, stepped, whole
 

@@ -1,19 +1,22 @@
 """How do the bytes of a state get into a half of the arena? With one call for each leaf, or fewer.
 
-That copy is the stall. Where each leaf goes, as an array of its own type over the half's memory, is
-made once for a layout and kept with the half: the next save only copies.
+That copy is the stall, unless it is done beside the training. Where each leaf goes, as an array of
+its own type over the half's memory, is made once for a layout and kept with the half: the next save
+only copies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import repeat
 from typing import Final, Protocol, cast
 
 import numpy as np
 
 from ckpt.format.dtypes import dtype_of
+from ckpt_client.accelerator import Accelerator
+from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import TAIL_BYTES, PackingPlan, Picker, Span, StateLayout, picker
 from ckpt_client.save.state import AnyArray
 
@@ -21,30 +24,53 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Copier(Protocol):
-    """What the elements of `PackingPlan.arrays` are, and how they are copied."""
+    """How one save's arrays, the elements of `PackingPlan.arrays`, get into a half."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Copiers of one kind, for one layout and half, can use what one of them has prepared."""
+
+    @property
+    def accelerators(self) -> Sequence[Accelerator]:
+        """On which arrays lie; none for those in host memory."""
 
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
         """An array over these bytes, of the element type and shape."""
 
-    def copy(self, places: Sequence[object], arrays: Sequence[object]) -> None:
-        """Each array into its place, of the same type and shape; any strides."""
+    def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
+        """What `copy` needs to copy such arrays into these places, of the same types and shapes."""
 
-    def array(self, array: object) -> AnyArray:
-        """The same memory as a numpy array."""
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        """Copy each array into its place, or queue that; any strides."""
+
+    def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        """The same with bytes [start, start + len(target)) of the array's elements in C order."""
+
+    def finish(self) -> None:
+        """Until all that is queued is there."""
 
 
 class NumpyCopier:
     """Of numpy arrays."""
 
+    kind: Hashable = "numpy"
+    accelerators: Sequence[Accelerator] = ()
+
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
         return memory.view(dtype_of(dtype)).reshape(shape)
 
-    def copy(self, places: Sequence[object], arrays: Sequence[object]) -> None:
-        # The loop is C's; types and shapes are the same, so that this is `np.copyto`, cheaper.
-        deque(map(_SET, cast(Sequence[AnyArray], places), repeat(...), arrays), maxlen=0)
+    def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
+        return places
 
-    def array(self, array: object) -> AnyArray:
-        return cast(AnyArray, array)
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        # The loop is C's; types and shapes are the same, so that this is `np.copyto`, cheaper.
+        deque(map(_SET, cast(Sequence[AnyArray], prepared), repeat(...), arrays), maxlen=0)
+
+    def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        copy_bytes(cast(AnyArray, array), start, target)
+
+    def finish(self) -> None:
+        """Nothing is queued."""
 
 
 _SET: Final = np.ndarray.__setitem__
@@ -58,29 +84,57 @@ class HalfWriter:
         self.memory = memory
         """Writable."""
         self._bytes: Bytes = np.frombuffer(memory, np.uint8)
-        #: Made for the last layout and copier, since most saves have the same: the places of all
-        #: whole leaves, in the order of their spans, and what takes their arrays.
-        self._last: tuple[StateLayout, Copier, tuple[list[object], Picker]] | None = None
+        #: Made for the last layout and kind of copier, since most saves have the same: what the
+        #: copier has prepared for all whole leaves, and what takes their arrays.
+        self._last: tuple[StateLayout, Hashable, tuple[object, Picker]] | None = None
+        #: Those that copy into this memory by themselves.
+        self._locked: list[Accelerator] = []
 
     def write(self, packing: PackingPlan, copier: Copier = NUMPY) -> None:
-        """Copy everything; the half has at least `layout.half_bytes`."""
+        """Copy everything; the half has at least `layout.half_bytes`. It is all there once
+        `copier.finish` returns.
+        """
         layout = packing.layout
         assert len(self.memory) >= layout.half_bytes
+        for accelerator in copier.accelerators:
+            if accelerator not in self._locked and accelerator.lock_pages(self.memory):
+                self._locked.append(accelerator)
+        prepared, whole = self._prepared(packing, copier)
+        copier.copy(prepared, whole(packing.arrays))
+        for span in layout.parts:
+            target = self._bytes[span.offset : span.offset + span.length]
+            copier.copy_part(packing.arrays[span.leaf], span.start, target)
         document = packing.document
         self.memory[: len(document)] = document
         self._bytes[len(document) : layout.document_room] = 0
         self._bytes[layout.payload_bytes : layout.payload_bytes + TAIL_BYTES] = 0
-        places, whole = self._places(layout, copier)
-        copier.copy(places, whole(packing.arrays))
-        for span in layout.parts:
-            array = copier.array(packing.arrays[span.leaf])
-            copy_bytes(array, span.start, self._bytes[span.offset : span.offset + span.length])
         self.memory[layout.declaration_offset : layout.half_bytes] = layout.declaration
 
-    def _places(self, layout: StateLayout, copier: Copier) -> tuple[list[object], Picker]:
-        if self._last is None or self._last[0] is not layout or self._last[1] is not copier:
+    def check_finite(self, packing: PackingPlan) -> None:
+        """Look at the leaves that are to be checked here, where all is copied. Raises Refused
+        naming the first that holds NaN or infinity.
+        """
+        layout = packing.layout
+        for leaf in packing.checked:
+            array = np.empty(layout.shapes[leaf], dtype_of(layout.dtypes[leaf]))
+            flat = array.reshape(-1).view(np.uint8)
+            for span in (span for span in layout.spans if span.leaf == leaf):
+                here = self._bytes[span.offset : span.offset + span.length]
+                flat[span.start : span.start + span.length] = here
+            check_finite(layout.names[leaf], array)
+
+    def release(self) -> None:
+        """Before the memory is given up: no accelerator copies into it any more."""
+        while self._locked:
+            self._locked.pop().unlock_pages(self.memory)
+
+    def _prepared(self, packing: PackingPlan, copier: Copier) -> tuple[object, Picker]:
+        layout = packing.layout
+        if self._last is None or self._last[0] is not layout or self._last[1] != copier.kind:
             places = [self._place(layout, span, copier) for span in layout.whole.values()]
-            self._last = layout, copier, (places, picker(tuple(layout.whole)))
+            whole = picker(tuple(layout.whole))
+            prepared = copier.prepare(places, whole(packing.arrays))
+            self._last = layout, copier.kind, (prepared, whole)
         return self._last[2]
 
     def _place(self, layout: StateLayout, span: Span, copier: Copier) -> object:

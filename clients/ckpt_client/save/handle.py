@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from ckpt.base.ids import Generation
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
+from ckpt_client.save.staged import staged_already
 from ckpt_client.stager import wire
 from ckpt_client.warn import warn
 
@@ -116,9 +118,11 @@ class Waiter(Protocol):
 
 
 class Save:
-    """One rank's save, as `Store.save` returns it: copied, and on its way to its commit."""
+    """One rank's save, as `Store.save` returns it: copied (see `staged`), and on its way to its
+    commit.
+    """
 
-    def __init__(self, run: str, step: int, rank: int, stager: Waiter | None) -> None:
+    def __init__(self, run: str, step: int, rank: int, stager: Waiter) -> None:
         self.run = run
         self.step = step
         self.rank = rank
@@ -128,8 +132,10 @@ class Save:
         """Seconds that `Store.save` took here, `fault_in_s` not counted."""
         self.fault_in_s = 0.0
         """Seconds of the same call that the stager's start and its memory's first touch took."""
-        self.skipped = stager is None
+        self.skipped = False
         """The arena was full and the store's policy is to skip; nothing was staged."""
+        self.staged = staged_already()
+        """Whether the state may be changed; with `staging="overlap"` not at once."""
         self._stager = stager
         self._commit: Commit | None = None
         self._error: CkptError | None = None
@@ -180,12 +186,15 @@ class Save:
         """`wait`, but an error that ended the save is left for others to raise. Raises
         Unavailable, Busy.
         """
-        if self._stager is None:
+        begun_s = time.monotonic()
+        copied = self.staged.wait(timeout_s)
+        if self.skipped:
             raise Busy(
                 f"{self.run}@{self.step} was skipped: an earlier save still held the arena",
                 hint="save again later, or open the store with when_full='wait'",
             )
-        if not self.ended and not self._stager.wait_until(lambda: self.ended, timeout_s):
+        left_s = None if timeout_s is None else max(0.0, begun_s + timeout_s - time.monotonic())
+        if not self.ended and not (copied and self._stager.wait_until(lambda: self.ended, left_s)):
             raise Unavailable(
                 f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
                 hint="wait again, or see ckpt status",
@@ -212,6 +221,10 @@ class Save:
             after_us = outcome.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S
             self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint, after_s))
+
+    def skip(self) -> None:
+        """The store's policy says so."""
+        self.skipped = True
 
     def fail(self, error: CkptError) -> None:
         """Nothing more will be heard of it."""

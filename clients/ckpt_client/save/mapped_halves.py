@@ -48,7 +48,9 @@ class MappedHalves:
             self._drop(half)
 
     def _drop(self, half: int) -> None:
-        self._mapped.pop(half, None)
+        writer = self._mapped.pop(half, None)
+        if writer is not None:
+            writer.release()
         descriptor, _ = self._unmapped.pop(half, (-1, 0))
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,6 +1,6 @@
 """Where does each byte that a rank stages lie in its half of the arena?
 
-    | tree document |00| own leaves, shards | share of copies |0000| others' shares | declaration |
+    | tree document |00| own leaves, shards, share of copies  |0000| others' shares | declaration |
     |<----------------------- payload ----------------------->|    |<-- witness --->|             |
     0                                             payload_bytes                         half_bytes
 
@@ -25,7 +25,7 @@ from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import CODE_COLUMNS_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
-from ckpt.base.units import align_up, format_bytes
+from ckpt.base.units import MiB, align_up, format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate
@@ -36,6 +36,8 @@ from ckpt_client.save.state import AnyArray, FlatState, Leaf, flatten
 from ckpt_client.stager.declaration import Witness, write_declaration
 
 ITEM_ALIGN: Final = 64
+SMALL_BYTES: Final = MiB
+"""Parts below this lie side by side: an accelerator gathers them, and moves them as one copy."""
 TAIL_BYTES: Final = CODE_COLUMNS_MAX * PAGE_BYTES
 """The last stripe's padding stays below k pages."""
 
@@ -109,6 +111,8 @@ class PackingPlan:
     document: bytes
     arrays: tuple[object, ...]
     """The leaves' memory, in the layout's order: whatever the copier takes."""
+    checked: tuple[int, ...] = ()
+    """Leaves that are refused for NaN and infinity once they are copied: they lie on a device."""
 
     def check_finite(self) -> None:
         """Of numpy arrays. Raises Refused naming the first that holds NaN or infinity."""
@@ -238,14 +242,20 @@ def _parts(numbers: Sequence[int], sizes: Sequence[int], first: int, last: int) 
 
 
 def _place(parts: Iterable[Part], begin: int) -> list[Span]:
-    """Parts one after the other from `begin` on, each aligned; empty ones need no place."""
+    """Parts one after the other from `begin` on, small ones first, each aligned; empty ones need
+    no place.
+    """
     spans: list[Span] = []
-    for leaf, start, end in parts:
+    for leaf, start, end in sorted(parts, key=_is_large):
         if start < end:
             offset = align_up(begin, ITEM_ALIGN)
             spans.append(Span(leaf, start, end - start, offset))
             begin = offset + end - start
     return spans
+
+
+def _is_large(part: Part) -> bool:
+    return part[2] - part[1] >= SMALL_BYTES
 
 
 def _declare(

@@ -211,6 +211,13 @@ class StagerLink:
             save.mark_told()
             raise
 
+    def note_failed(self, save: Save, error: CkptError) -> None:
+        """A save that was staged beside the training never came to its hand-over."""
+        with self._news:
+            save.fail(error)
+            self._failed.append(save)
+            self._news.notify_all()
+
     def take_error(self) -> CkptError | None:
         """The oldest error that was not raised yet."""
         self.take_news()

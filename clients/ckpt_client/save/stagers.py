@@ -12,6 +12,7 @@ from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, next_save_number
+from ckpt_client.save.beside import Beside
 from ckpt_client.save.packing import PackingPlan, PackingPlanner
 from ckpt_client.save.parked_stagers import find_stager, park
 from ckpt_client.save.stager_link import StagerLink
@@ -28,6 +29,8 @@ class Stagers:
         self.lock = threading.RLock()
         """Guards all that follows. Hold it to copy and hand over a save ahead of other threads'."""
         self.links: dict[RankPlace, StagerLink] = {}
+        self.beside = Beside()
+        """Saves that are staged beside the training. What follows in time comes after them."""
         #: Of the state that was saved last, through this store.
         self._planner = PackingPlanner()
         #: From `park` on no save begins.
@@ -78,6 +81,7 @@ class Stagers:
 
     def refuse(self, run: RunName, step: Step, place: RankPlace, why: str) -> None:
         """That rank does not save the step. Raises Unavailable, Refused when parked."""
+        self.beside.drain()
         with self.lock:
             self._connection.ensure_cluster()
             self._link(place).refuse(next_save_number(), run, step, why)
@@ -106,9 +110,11 @@ class Stagers:
         """Until no save is under way: the number of those that still are at the deadline, a time
         of `time.monotonic`.
         """
+        if not self.beside.drain(_left_s(deadline_s)):
+            return 1
         late = 0
         for link in self.links.values():
-            left = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            left = _left_s(deadline_s)
             # A stager's end is the end of its saves: they say so.
             with suppress(CkptError):
                 if not _wait_idle(link, left):
@@ -118,6 +124,8 @@ class Stagers:
     def park(self) -> None:
         """Let go of all: they finish what was handed over, and the next store finds them."""
         self._parked = True
+        # What is copied is handed over, and no accelerator copies into memory that is let go.
+        self.beside.close()
         for link in self.links.values():
             park(self._connection.cluster, link)
         self.links.clear()
@@ -135,6 +143,10 @@ class Stagers:
             known.close()
         link = self.links[place] = find_stager(self._connection, self._settings, place)
         return link
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
 
 def _wait_idle(link: StagerLink, timeout_s: float | None) -> bool:

@@ -1,19 +1,30 @@
-"""One save's way into its stager's memory: asked for, copied into, handed over; or refused."""
+"""One save's way into its stager's memory: asked for, copied into, handed over; or refused.
+
+copy, then hand_over or drop     while the training stands still
+overlap                          on another thread, all of it: the training goes on
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import Aborted, CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import Copier
 from ckpt_client.save.handle import Save
+from ckpt_client.save.overlap import OverlapCopier
 from ckpt_client.save.packing import PackingPlan
+from ckpt_client.save.staged import Staged
 from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
 from ckpt_client.warn import warn
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 @dataclass(slots=True)
@@ -52,6 +63,53 @@ class Staging:
 
         begun_s: `time.monotonic()` when the training stopped. Raises what refused it.
         """
+        save = self._save()
+        if self._touch_s is not None:
+            save.fault_in_s += self._touch_s
+        save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
+        self._end(save)
+        return save
+
+    def overlap(
+        self, copier: OverlapCopier, begun_s: float, run: Callable[[Callable[[], None]], None]
+    ) -> Save:
+        """`copy` and `hand_over` on the thread of `run`. What refuses it ends the Save."""
+        save = self._save()
+        save.staged = staged = Staged(copier.follow)
+
+        def beside() -> None:
+            try:
+                self._touch_s = self._copied(copier, staged.note_queued)
+                self._refuse_changed(copier)
+            except BaseException as failure:
+                self.failure = failure
+            try:
+                self._end(save)
+            except CkptError as error:
+                self.stager.note_failed(save, error)
+            except BaseException as error:
+                self.stager.note_failed(save, Aborted(f"{self.run}@{self.step}: {error!r}"))
+            finally:
+                staged.note_over()
+
+        run(beside)
+        save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
+        return save
+
+    def drop(self) -> None:
+        """Nothing is saved, and nobody else hears of it. Raises only what interrupted the copy."""
+        self.stager.drop(self.number)
+        if self.failure is not None and not isinstance(self.failure, Exception):
+            raise self.failure
+
+    def _save(self) -> Save:
+        save = Save(self.run, self.step, self.place.rank, self.stager)
+        save.staged_bytes = self.packing.layout.payload_bytes
+        save.fault_in_s = self.start_s
+        return save
+
+    def _end(self, save: Save) -> None:
+        """Hand the copied save over, or let the others hear why not, and raise that."""
         if self.failure is not None:
             error = self.failure
             self._refuse(error.message if isinstance(error, CkptError) else repr(error))
@@ -59,11 +117,8 @@ class Staging:
         if self._touch_s is None:
             self._refuse("it was skipped, because an earlier save still held the arena")
             warn(f"{self.run}@{self.step} was skipped: the arena is full")
-            return Save(self.run, self.step, self.place.rank, None)
-        save = Save(self.run, self.step, self.place.rank, self.stager)
-        save.staged_bytes = self.packing.layout.payload_bytes
-        save.fault_in_s = self.start_s + self._touch_s
-        save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
+            save.skip()
+            return
         self.stager.hand_over(
             self.number,
             save,
@@ -73,26 +128,37 @@ class Staging:
             references=self.settings.references,
             metrics=self.metrics,
         )
-        return save
 
-    def drop(self) -> None:
-        """Nothing is saved, and nobody else hears of it. Raises only what interrupted the copy."""
-        self.stager.drop(self.number)
-        if self.failure is not None and not isinstance(self.failure, Exception):
-            raise self.failure
-
-    def _copied(self, copier: Copier) -> float | None:
+    def _copied(self, copier: Copier, on_queued: Callable[[], None] = _nothing) -> float | None:
+        """Ask for memory and copy into it: the seconds that its first touch took, None when the
+        save is skipped. on_queued: called when all is copied, or queued on a device.
+        """
         half_bytes, policy = self.packing.layout.half_bytes, self.settings.when_full
         early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy)
         if early is not None:
             early.write(self.packing, copier)
         granted = self.stager.wait_half(self.number)
         if granted is None:
+            copier.finish()
             return None
         half, touch_s = granted
         if half is not early:
             half.write(self.packing, copier)
+        on_queued()
+        copier.finish()
+        half.check_finite(self.packing)
         return touch_s
+
+    def _refuse_changed(self, copier: OverlapCopier) -> None:
+        """A torn state is no checkpoint."""
+        changed = [self.packing.layout.names[leaf] for leaf in copier.changed()]
+        if changed:
+            others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise Aborted(
+                f"{changed[0]}{others} changed while rank {self.place.rank} staged it",
+                hint="let ckpt_torch.guard(optimizer), or save.staged.wait(), come before the "
+                'change, or save with staging="copy"',
+            )
 
     def _refuse(self, why: str) -> None:
         if self.place.world_size > 1:

@@ -4,6 +4,8 @@
       ^                                      │
       └─────────────────drop─────────────────┘      refuse: from BEGUN or PACKED to OVER
 
+    overlap: from PACKED to OVER; another thread copies and hands over
+
 Ranks save a step together, so a turn always ends in one of two ways: the rank hands a save over, or
 it refuses, and the other ranks' saves are aborted with its reason. A rank that did neither would
 let them wait.
@@ -15,14 +17,15 @@ import enum
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, SupportsFloat
+from typing import Final, Self, SupportsFloat
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import NUMPY, Copier
 from ckpt_client.save.handle import Save
 from ckpt_client.save.metrics import given_metrics
+from ckpt_client.save.overlap import OverlapCopier, SampledCopier
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.staging import Staging
@@ -33,6 +36,16 @@ class _At(enum.Enum):
     PACKED = enum.auto()
     COPIED = enum.auto()
     OVER = enum.auto()
+
+
+STAGINGS: Final = ("copy", "overlap")
+
+
+def staging_overlaps(staging: str) -> bool:
+    """What users give as `staging`: whether the copy is beside the training. Raises Refused."""
+    if staging not in STAGINGS:
+        raise Refused(f"staging={staging!r}", hint=f"one of {', '.join(STAGINGS)}")
+    return staging == "overlap"
 
 
 class SaveTurn:
@@ -78,16 +91,20 @@ class SaveTurn:
     def pack(
         self, state: object, *, replicated: bool = False, check_finite: bool = False
     ) -> PackingPlan:
+        """`lay_out` and `take`."""
+        packing = self.lay_out(state, replicated=replicated)
+        if check_finite:
+            packing.check_finite()
+        self.take(packing)
+        return packing
+
+    def lay_out(self, state: object, *, replicated: bool = False) -> PackingPlan:
         """Take the state apart and lay it out; nothing is copied. Takes what `Store.save` takes.
 
         Raises Refused naming the path of what cannot be stored.
         """
         self._expect(_At.BEGUN)
-        packing = self._stagers.pack(state, self._place, replicated=replicated)
-        if check_finite:
-            packing.check_finite()
-        self.take(packing)
-        return packing
+        return self._stagers.pack(state, self._place, replicated=replicated)
 
     def take(self, packing: PackingPlan) -> None:
         """Save this, which was laid out elsewhere: a state of a form that is known."""
@@ -99,11 +116,27 @@ class SaveTurn:
         self._expect(_At.BEGUN, _At.PACKED)
         self._metrics = given_metrics(metrics)
 
-    def stage(self) -> Save:
+    def stage(self, copier: Copier = NUMPY) -> Save:
         """Copy and hand over, ahead of what other threads save. Raises what refused the step."""
         with self._stagers.lock:
-            self.copy()
+            self.copy(copier)
             return self.hand_over()
+
+    def overlap(self, copier: OverlapCopier | None = None) -> Save:
+        """Copy and hand over beside the caller, who changes the arrays only after
+        `Save.staged.follow` or `wait`. What refuses the step ends the Save.
+
+        copier: as in `copy`, made for these arrays before they may change.
+        """
+        packing = self._expect(_At.PACKED)._packing
+        assert packing is not None
+        self._at = _At.OVER
+        copier = copier or SampledCopier(packing.arrays)
+        with self._stagers.lock:
+            staging = self._stagers.staging(
+                self._run, self._step, self._place, packing, self._metrics
+            )
+            return staging.overlap(copier, self._begun_s, self._stagers.beside.run)
 
     def copy(self, copier: Copier = NUMPY) -> None:
         """Copy, while it is still open whether to save: `hand_over` or `drop` follows, before the
@@ -113,6 +146,7 @@ class SaveTurn:
         """
         packing = self._expect(_At.PACKED)._packing
         assert packing is not None
+        self._stagers.beside.drain()
         # Without a stager nobody could hear a refusal either.
         self._at = _At.OVER
         self._staging = self._stagers.staging(

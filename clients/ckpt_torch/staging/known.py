@@ -2,26 +2,22 @@
 
 A training's second save has the names, types, shapes and placements of its first: one walk sees
 that and collects the local tensors (`ckpt_client.save.forms`); none becomes a numpy array on the
-way. What is no plain CPU tensor, one-box DTensor, numpy array or plain value goes the long way
-always.
+way. What is no plain tensor, one-box DTensor, numpy array or plain value goes the long way always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from ckpt.base.errors import Refused
 from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
-from ckpt_client.save.copying import NUMPY, Bytes
 from ckpt_client.save.forms import (
     ArrayForm,
     CopiedScalarForm,
@@ -34,12 +30,13 @@ from ckpt_client.save.forms import (
     sequence_form,
 )
 from ckpt_client.save.packing import StateLayout
-from ckpt_client.save.state import ARRAYS, AnyArray
+from ckpt_client.save.state import ARRAYS
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.exchange import Holders, Shape
 from ckpt_torch.place import Who
-from ckpt_torch.tensors import PLAIN_TENSORS, as_array, from_array
+from ckpt_torch.staging.copying import devices_of
+from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import is_plain
 
 
@@ -89,18 +86,30 @@ def remember(
     if walk.strange:
         return
     with torch.no_grad():
-        form = learn_form(root, state, _all_fit)
+        form = learn_form(root, state, _fits(state, root))
     if form is not None:
         plain = tuple(walk.plain)
         _known[store] = Known(layout.rank, layout.world_size, form, layout, shape, plain, holders)
 
 
-def _all_fit(found: list[object]) -> bool:
-    """Whether all are numpy arrays, or dense CPU tensors whose memory is what they say."""
+def _fits(state: Mapping[str, object], root: Form) -> Callable[[list[object]], bool]:
+    """Whether all are numpy arrays, or dense tensors whose memory is what they say, each on the
+    device where it is in this state.
+    """
+    first = Found()
+    root.gather(state, first)
+    devices = devices_of(first.arrays)
+
+    def all_fit(found: list[object]) -> bool:
+        return _are_plain(found) and devices_of(found) == devices
+
+    return all_fit
+
+
+def _are_plain(found: list[object]) -> bool:
     tensors = [one for one in found if type(one) not in ARRAYS]
     return (
         PLAIN_TENSORS.issuperset(map(type, tensors))
-        and all(map(attrgetter("is_cpu"), tensors))
         and _DENSE.issuperset(map(attrgetter("layout"), tensors))
         and not any(map(torch.Tensor.is_conj, tensors))
         and not any(map(torch.Tensor.is_neg, tensors))
@@ -156,37 +165,3 @@ class DTensorForm:
         found.arrays.append(cut.to_local())
         same = cut.shape == self.shape and cut.placements == self.placements
         return bool(same and cut.device_mesh == self.mesh)
-
-
-class TorchCopier:
-    """Of CPU tensors and numpy arrays."""
-
-    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-        array = NUMPY.place(memory, dtype, shape)
-        try:
-            return from_array(cast(AnyArray, array))
-        except Refused:  # Torch has no such type: its source is a numpy array.
-            return array
-
-    def copy(self, places: Sequence[object], arrays: Sequence[object]) -> None:
-        sources: list[torch.Tensor] = []
-        targets: list[torch.Tensor] = []
-        for place, array in zip(places, arrays, strict=True):
-            if isinstance(array, torch.Tensor):
-                targets.append(cast(torch.Tensor, place))
-                sources.append(array)
-            else:
-                np.copyto(_array_of(place), cast(AnyArray, array))
-        if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
-
-    def array(self, array: object) -> AnyArray:
-        return _array_of(array)
-
-
-def _array_of(value: object) -> AnyArray:
-    return as_array(value) if isinstance(value, torch.Tensor) else cast(AnyArray, value)
-
-
-TORCH: Final = TorchCopier()

@@ -1,0 +1,32 @@
+"""Staging beside the training: one thread, one save after the other, never two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+
+
+class Beside:
+    """I run what I am given in order, on a thread that begins with the first. At the interpreter's
+    end what was given is still run.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """After all that was given before. `work` raises nothing."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-staging")
+        self._last = self._thread.submit(work)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Until nothing is left to run; False when the time is over first."""
+        return self._last is None or not wait_for([self._last], timeout_s).not_done
+
+    def close(self) -> None:
+        """`drain`, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()

@@ -1,0 +1,77 @@
+"""Copying while the training goes on: what was changed too early is found, and nothing torn is
+saved.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+import numpy as np
+
+from ckpt_client.save.copying import Copier, NumpyCopier
+from ckpt_client.save.state import AnyArray
+
+SAMPLE_ELEMENTS: Final = 64
+"""Of each array, evenly spread; which ones differs from save to save."""
+
+
+class OverlapCopier(Copier, Protocol):
+    """A Copier that is made when its arrays are as they are to be saved."""
+
+    def follow(self) -> None:
+        """From here on the calling thread may change the arrays; called when all is copied or
+        queued.
+        """
+
+    def changed(self) -> Sequence[int]:
+        """Numbers of the arrays that were changed before `follow`, or before this."""
+
+
+class ChangeWatch:
+    """I compare what `look` says of each array now and when nobody may have changed it yet."""
+
+    def __init__(self, look: Callable[[], Sequence[object]]) -> None:
+        self._look = look
+        self._before = look()
+        #: Both the training's thread and the one that copies ask.
+        self._lock = threading.Lock()
+        self._changed: list[int] | None = None
+
+    def changed(self) -> list[int]:
+        """Numbers of those that differ; found once, since afterwards all may change."""
+        with self._lock:
+            if self._changed is None:
+                after = self._look()
+                pairs = zip(self._before, after, strict=True)
+                self._changed = [n for n, (before, now) in enumerate(pairs) if before != now]
+                self._before = after
+            return self._changed
+
+
+class SampledCopier(NumpyCopier):
+    """Of numpy arrays, which have no version: a sample of each is compared before and after. What
+    changes between the sampled elements alone is not seen.
+    """
+
+    def __init__(self, arrays: Sequence[object]) -> None:
+        start = random.random()
+        self._watch = ChangeWatch(lambda: [sample(cast(AnyArray, one), start) for one in arrays])
+
+    def follow(self) -> None:
+        self._watch.changed()
+
+    def changed(self) -> Sequence[int]:
+        return self._watch.changed()
+
+
+def sample(array: AnyArray, start: float) -> bytes:
+    """Bytes of some elements; start: in [0, 1), shifts which ones."""
+    step = max(1, array.size // SAMPLE_ELEMENTS)
+    first = int(start * min(step, max(array.size, 1)))
+    if array.flags.c_contiguous:
+        return array.reshape(-1)[first::step].tobytes()
+    places = np.arange(first, array.size, step)
+    return array[np.unravel_index(places, array.shape)].tobytes()

@@ -1,0 +1,79 @@
+"""How far are the bytes of a save on their way into the arena? What a training waits for before it
+changes them.
+
+    save() ──> queued: what comes after `follow` changes nothing that is copied ──> over
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+from weakref import WeakSet
+
+#: Of this process, until they are over.
+_under_way: Final[WeakSet[Staged]] = WeakSet()
+
+
+class Staged:
+    """Of one save, which somebody else copies. Thread safe."""
+
+    def __init__(self, follow: Callable[[], None] | None = None) -> None:
+        """follow: called when all that the host copies is copied and all else is queued on its
+        devices: what the calling thread queues from then on is done after the copies. Without it
+        `Staged.follow` waits until all is copied.
+        """
+        self._follow = follow
+        self._queued = threading.Event()
+        self._over = threading.Event()
+        _under_way.add(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether the state may be changed: it is copied, or never will be."""
+        return self._over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the state may be changed; False when the time is over first."""
+        return self._over.wait(timeout_s)
+
+    def follow(self) -> float:
+        """From here on the calling thread may change the state. What a device copies is waited for
+        by the device, in its queue, not by this call. Returns the seconds that it took.
+        """
+        begun_s = time.monotonic()
+        if not self._over.is_set():
+            self._queued.wait()
+            follow = self._follow
+            if follow is not None:
+                follow()
+            else:
+                self._over.wait()
+        return time.monotonic() - begun_s
+
+    # ----------------------------------------------------------------------- for who copies
+
+    def note_queued(self) -> None:
+        """The devices know what to copy, and the host has copied what it copies."""
+        self._queued.set()
+
+    def note_over(self) -> None:
+        """All is copied, or nothing more will be."""
+        # It would keep the state alive as long as the save.
+        self._follow = None
+        self._over.set()
+        self._queued.set()
+        _under_way.discard(self)
+
+
+def staged_already() -> Staged:
+    """Of a save that was copied before its call returned."""
+    staged = Staged()
+    staged.note_over()
+    return staged
+
+
+def stagings_under_way() -> Iterable[Staged]:
+    """Of this process, in no order."""
+    return list(_under_way)

@@ -1,0 +1,1 @@
+"""How a state of tensors gets into the arena, and what must not change meanwhile."""

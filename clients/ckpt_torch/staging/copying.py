@@ -1,0 +1,166 @@
+"""How do tensors get into a half of the arena? Those in host memory by torch's own loops, those of
+an accelerator by itself (ckpt_torch.device), after what the caller's stream had to do at the save.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, cast
+
+import numpy as np
+import torch
+
+from ckpt.base.errors import Refused
+from ckpt_client.accelerator import Accelerator, OutPlan, StreamPoint
+from ckpt_client.save.copying import NUMPY, Bytes, copy_bytes
+from ckpt_client.save.overlap import ChangeWatch, sample
+from ckpt_client.save.packing import Picker, picker
+from ckpt_client.save.state import ARRAYS, AnyArray
+from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
+from ckpt_torch.tensors import as_array, from_array
+
+Devices = tuple[torch.device, ...] | None
+"""Of each array, in order; None when all lie in host memory."""
+CPU: Final = torch.device("cpu")
+
+
+def devices_of(arrays: Sequence[object]) -> Devices:
+    """Where numpy arrays and tensors lie."""
+    tensors = [one for one in arrays if type(one) not in ARRAYS]
+    if all(map(_is_cpu, tensors)):
+        return None
+    if len(tensors) == len(arrays):
+        return tuple(map(_device_of, tensors))
+    return tuple(CPU if type(one) in ARRAYS else _device_of(one) for one in arrays)
+
+
+_is_cpu: Final = attrgetter("is_cpu")
+_device_of: Final = attrgetter("device")
+_version_of: Final = attrgetter("_version")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Which arrays go where, and how."""
+
+    host: Picker
+    """Takes the tensors in host memory."""
+    host_places: list[torch.Tensor]
+    plain: tuple[tuple[int, AnyArray], ...]
+    """(number of a numpy array, its place)."""
+    queued: tuple[tuple[torch.device, Picker, OutPlan], ...]
+
+
+class TorchCopier:
+    """Of tensors on any device, and of numpy arrays, as they are when I am made."""
+
+    def __init__(self, arrays: Sequence[object], *, watched: bool = False) -> None:
+        """watched: find what is changed while I copy; see OverlapCopier."""
+        devices = devices_of(arrays)
+        self.kind: Hashable = "torch", devices
+        elsewhere = set(devices or ()) - {CPU}
+        self._accelerators = {device: accelerator_of(device) for device in elsewhere}
+        self._begun = {device: one.now() for device, one in self._accelerators.items()}
+        #: What the devices were asked to copy, and when each is through.
+        self._queued: list[tuple[TorchAccelerator, StreamPoint]] = []
+        #: What they copy from beside `arrays`, until then.
+        self._kept: list[torch.Tensor] = []
+        shift = random.random()
+        self._watch = ChangeWatch(lambda: _marks(arrays, shift)) if watched else None
+
+    @property
+    def accelerators(self) -> Sequence[Accelerator]:
+        return tuple(self._accelerators.values())
+
+    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
+        array = NUMPY.place(memory, dtype, shape)
+        try:
+            return from_array(cast(AnyArray, array))
+        except Refused:  # Torch has no such type: its source is a numpy array.
+            return array
+
+    def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
+        plain, host = [], []
+        by_device: dict[torch.device, list[int]] = {}
+        for number, array in enumerate(arrays):
+            if not isinstance(array, torch.Tensor):
+                plain.append((number, _array_of(places[number])))
+            elif array.is_cpu:
+                host.append(number)
+            else:
+                by_device.setdefault(array.device, []).append(number)
+        queued = []
+        for device, numbers in by_device.items():
+            pick = picker(tuple(numbers))
+            plan = self._accelerators[device].plan_out(pick(arrays), pick(places))
+            queued.append((device, pick, plan))
+        host_places = [cast(torch.Tensor, places[number]) for number in host]
+        return _Prepared(picker(tuple(host)), host_places, tuple(plain), tuple(queued))
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        """What devices copy is queued first, so that they do it beside the host's part."""
+        assert isinstance(prepared, _Prepared)
+        for device, pick, plan in prepared.queued:
+            self._queue(device, plan, pick(arrays))
+        for number, place in prepared.plain:
+            np.copyto(place, cast(AnyArray, arrays[number]))
+        if prepared.host_places:
+            sources = list(cast(Sequence[torch.Tensor], prepared.host(arrays)))
+            with torch.no_grad():
+                torch._foreach_copy_(prepared.host_places, sources)
+
+    def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        if not isinstance(array, torch.Tensor) or array.is_cpu:
+            copy_bytes(_array_of(array), start, target)
+            return
+        accelerator, place = self._accelerators[array.device], torch.from_numpy(target)
+        source = accelerator.flat_bytes(array, self._begun[array.device])
+        part = source[start : start + target.size]
+        self._kept.append(source)
+        self._queue(array.device, accelerator.plan_out([part], [place]), [part])
+
+    def finish(self) -> None:
+        for _, moment in self._queued:
+            moment.wait()
+        self._kept.clear()
+
+    def follow(self) -> None:
+        assert self._watch is not None
+        self._watch.changed()
+        for accelerator, moment in self._queued:
+            accelerator.follow(moment)
+
+    def changed(self) -> Sequence[int]:
+        assert self._watch is not None
+        return self._watch.changed()
+
+    def _queue(self, device: torch.device, plan: OutPlan, sources: Sequence[object]) -> None:
+        accelerator = self._accelerators[device]
+        moment = accelerator.copy_out(plan, sources, self._begun[device])
+        self._queued.append((accelerator, moment))
+
+
+def _marks(arrays: Sequence[object], shift: float) -> Sequence[object]:
+    """See `_mark`; of tensors alone the loop is C's."""
+    try:
+        return list(map(_version_of, arrays))
+    except (AttributeError, RuntimeError):  # An array of numpy's, a tensor of inference mode.
+        return [_mark(array, shift) for array in arrays]
+
+
+def _mark(array: object, shift: float) -> object:
+    """What differs once the array is changed: the version that torch counts for a tensor, else a
+    sample of its elements. A tensor of inference mode on a device has neither.
+    """
+    if not isinstance(array, torch.Tensor):
+        return sample(cast(AnyArray, array), shift)
+    if not array.is_inference():
+        return array._version
+    return sample(as_array(array), shift) if array.is_cpu else None
+
+
+def _array_of(value: object) -> AnyArray:
+    return as_array(value) if isinstance(value, torch.Tensor) else cast(AnyArray, value)

@@ -1,0 +1,80 @@
+"""`guard`: an optimizer's step waits for the copy of the state that it changes.
+
+guard = ckpt_torch.guard(optimizer)
+...
+ckpt_torch.async_save(state, checkpoint_id=f"run/{step}", staging="overlap")
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ckpt.base.errors import Refused
+from ckpt_client.save.staged import stagings_under_way
+
+SPOKEN_S: Final = 0.001
+"""A shorter wait is not spoken of."""
+_log = logging.getLogger("ckpt.save")
+
+
+class StagingGuard:
+    """I let saves with `staging="overlap"` copy before what I guard changes, until `remove` or the
+    end of a `with`.
+    """
+
+    def __init__(self, guarded: tuple[torch.optim.Optimizer | torch.nn.Module, ...]) -> None:
+        self.waited_s = 0.0
+        """How long the training has stood here, all together, in seconds."""
+        self._handles: list[RemovableHandle] = []
+        for one in guarded:
+            if isinstance(one, torch.optim.Optimizer):
+                self._handles.append(one.register_step_pre_hook(self._wait))
+            elif isinstance(one, torch.nn.Module):
+                self._handles.append(one.register_forward_pre_hook(self._wait))
+            else:
+                self.remove()
+                raise Refused(
+                    f"a {type(one).__module__}.{type(one).__qualname__} cannot be guarded",
+                    hint="give optimizers, and modules whose forward changes their buffers",
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Guard no more. Idempotent."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _wait(self, *_: object) -> None:
+        waited_s = sum(staged.follow() for staged in stagings_under_way())
+        self.waited_s += waited_s
+        if waited_s >= SPOKEN_S:
+            _log.info("the training waited %.1f ms for a save to be copied", waited_s * 1000)
+
+
+def guard(*guarded: torch.optim.Optimizer | torch.nn.Module) -> StagingGuard:
+    """Let every step of these optimizers come after the copies of saves that are under way.
+
+    guarded: optimizers; and modules whose forward changes their state, such as the running means of
+        a BatchNorm.
+
+    The wait is only for what is left. What an accelerator copies is waited for by its own queue:
+    the call queues on, and the step's kernels run when the copy is through.
+
+    Raises Refused for anything else.
+    """
+    return StagingGuard(guarded)

@@ -1,0 +1,1 @@
+"""On an accelerator: skipped, loudly, where there is none."""
