@@ -10,6 +10,7 @@ that goes to DCP's own process is copied there by torch, whatever the stager did
 
 from __future__ import annotations
 
+import _thread
 import io
 import time
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ckpt.base.errors import Refused
+from ckpt_client.save.staged import Staged, staged_already
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.dcp_names import MARK_KEY, MARK_VERSION, Tree, pack_pickle, pack_value, put
 from ckpt_torch.dcp_writer import CkptWriter
@@ -33,15 +35,24 @@ class CkptStager:
 
     process_group: for what ranks say to each other while they stage, in the caller's thread; any
         group of the save's ranks that no other thread uses meanwhile. None is the default group.
+    staging: `overlap` as in `ckpt_torch.async_save`: `stage` returns before the state is copied;
+        `synchronize_staging`, or the future, says when it is. `ckpt_torch.guard()` waits by itself.
     """
 
     _synchronize_after_execute = False
 
     def __init__(
-        self, writer: CkptWriter, *, process_group: dist.ProcessGroup | None = None
+        self,
+        writer: CkptWriter,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        staging: str = "copy",
     ) -> None:
         self._writer = writer
         self._group = process_group
+        self._staging = staging
+        #: Of the last save.
+        self._staged = staged_already()
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -49,7 +60,8 @@ class CkptStager:
         return self._synchronize_after_execute
 
     def stage(self, state_dict: StateDict) -> Future[StateDict]:
-        """Copy the state; it may be changed as soon as the future is done, which it is on return.
+        """Copy the state; it may be changed as soon as the future is done, which it is on return
+        unless staging is `overlap`.
 
         The dict that the future gives is for planning only: its tensors are the caller's own.
         Raises Refused by path for what cannot be stored, on all ranks.
@@ -65,17 +77,33 @@ class CkptStager:
         staged_save = stage(
             turn, step.store, state, who,
             check_finite=self._writer.check_finite, metrics=self._writer.metrics,
+            staging=self._staging,
         )  # fmt: skip
         self._writer.adopt(staged_save)
-        staged: Future[StateDict] = Future()
-        staged.set_result(state_dict)
-        return staged
+        self._staged = staged_save.staged
+        return _done_after(self._staged, state_dict)
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for."""
+        """Until the state may be changed."""
+        self._staged.wait()
 
     def close(self) -> None:
         """The arena is the store's."""
+
+
+def _done_after(staged: Staged, state_dict: StateDict) -> Future[StateDict]:
+    """DCP plans the dict once it is done; what ended the staging is the save's to raise."""
+    future: Future[StateDict] = Future()
+
+    def wait() -> None:
+        staged.wait()
+        future.set_result(state_dict)
+
+    if staged.done:
+        wait()
+    else:
+        _thread.start_new_thread(wait, ())
+    return future
 
 
 def _nested(state_dict: StateDict, allow_pickle: bool) -> Tree:

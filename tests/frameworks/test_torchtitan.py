@@ -140,7 +140,7 @@ def steps_of(cluster: str, run: str) -> list[int]:
         return [commit.step for commit in store.steps(run)]
 
 
-@pytest.mark.parametrize("mode", ["disabled", "async"])
+@pytest.mark.parametrize("mode", ["disabled", "async", "async_with_pinned_mem"])
 def test_a_training_goes_on_with_the_same_bits(cluster: str, ranks: Ranks, mode: str) -> None:
     whole = {"async_mode": mode, "last_save_model_only": False}
     calm = {"folder": f"{cluster}/titan/calm-{mode}", **whole}

@@ -12,6 +12,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
+from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.lightning import paths
 from ckpt_torch.lightning.metrics import KEY
@@ -19,6 +20,7 @@ from ckpt_torch.lightning.paths import FilePath, Paths
 from ckpt_torch.loading import load
 from ckpt_torch.place import Where, find_where, find_who
 from ckpt_torch.saving import async_save, wait_for
+from ckpt_torch.staging.guard import guard
 from ckpt_torch.whole import load_whole, whole_of
 
 CHECKED: Final = ("state_dict", "optimizer_states")
@@ -69,6 +71,9 @@ class CkptIO(CheckpointIO):
         need it; else it is refused by path.
     check_finite: refuse a model or optimizer state with a tensor that holds NaN or infinity, by
         path. Callbacks keep such values of their own: ModelCheckpoint an infinite `kth_value`.
+    staging: `overlap` lets the training go on before the checkpoint is copied, and every optimizer
+        of this process step after the copy, until `teardown`. What else changes the state earlier,
+        such as a BatchNorm's forward, ends the save by name: see `ckpt_torch.async_save`.
     """
 
     def __init__(
@@ -78,11 +83,14 @@ class CkptIO(CheckpointIO):
         store: Store | str | None = None,
         allow_pickle: bool = False,
         check_finite: bool = False,
+        staging: str = "copy",
     ) -> None:
         self._run = os.fspath(run).rstrip("/")
         self._store = store
         self._allow_pickle = allow_pickle
         self._check_finite = check_finite
+        self._staging = staging
+        self._guard = guard() if staging_overlaps(staging) else None
         self._paths = Paths()
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
@@ -142,6 +150,8 @@ class CkptIO(CheckpointIO):
         """Wait until everything is committed, named and removed. Raises the first error."""
         self.wait()
         self._paths.close()
+        if self._guard is not None:
+            self._guard.remove()
 
     # ----------------------------------------------------------------------- for strategies too
 
@@ -173,6 +183,7 @@ class CkptIO(CheckpointIO):
             allow_pickle=self._allow_pickle,
             check_finite=CHECKED if self._check_finite else False,
             metrics=measured if metrics is None else metrics,
+            staging=self._staging,
         )
         self._pending.append(future)
         if find_who(None, no_dist=no_dist).rank == 0:

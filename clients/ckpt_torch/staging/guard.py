@@ -1,6 +1,6 @@
 """`guard`: an optimizer's step waits for the copy of the state that it changes.
 
-guard = ckpt_torch.guard(optimizer)
+ckpt_torch.guard()
 ...
 ckpt_torch.async_save(state, checkpoint_id=f"run/{step}", staging="overlap")
 """
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ckpt.base.errors import Refused
@@ -31,6 +32,8 @@ class StagingGuard:
         self.waited_s = 0.0
         """How long the training has stood here, all together, in seconds."""
         self._handles: list[RemovableHandle] = []
+        if not guarded:
+            self._handles.append(register_optimizer_step_pre_hook(self._wait))
         for one in guarded:
             if isinstance(one, torch.optim.Optimizer):
                 self._handles.append(one.register_step_pre_hook(self._wait))
@@ -69,8 +72,8 @@ class StagingGuard:
 def guard(*guarded: torch.optim.Optimizer | torch.nn.Module) -> StagingGuard:
     """Let every step of these optimizers come after the copies of saves that are under way.
 
-    guarded: optimizers; and modules whose forward changes their state, such as the running means of
-        a BatchNorm.
+    guarded: optimizers, none for all of this process; and modules whose forward changes their
+        state, such as the running means of a BatchNorm.
 
     The wait is only for what is left. What an accelerator copies is waited for by its own queue:
     the call queues on, and the step's kernels run when the copy is through.

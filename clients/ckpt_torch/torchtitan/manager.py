@@ -21,9 +21,10 @@ from torchtitan.observability import structured_logger
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt_client.save.handle import Commit
+from ckpt_client.save.staged import Staged
 from ckpt_client.warn import warn
 from ckpt_torch.place import Where, find_where, find_who
-from ckpt_torch.saving import async_save, refusing_together, wait_for
+from ckpt_torch.saving import CommitFuture, async_save, refusing_together, wait_for
 from ckpt_torch.torchtitan.initial import InitialLoad
 from ckpt_torch.torchtitan.reading import fill_from, resolve_step
 from ckpt_torch.torchtitan.states import TrainingStates
@@ -55,8 +56,9 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         """
 
         async_mode: _Mode = "disabled"
-        """Whether a save returns when it is committed ("disabled") or when the state is copied,
-        which the other two mean alike."""
+        """When a save returns: once it is committed ("disabled"), once the state is copied
+        ("async"), or before that ("async_with_pinned_mem"): the trainer's optimizers wait then for
+        what is left of the copy."""
 
         allow_pickle: bool = False
         """Keep and load objects that are no plain data as pickles."""
@@ -91,10 +93,13 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         self.enable = config.enable
         if not self.enable:
             return
-        self.save_future: Future[Commit] | None = None
+        self.save_future: CommitFuture | None = None
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
         self._config = config
+        self._overlaps = config.async_mode == "async_with_pinned_mem"
+        #: Of the last save, until the trainer has asked.
+        self._staged: Staged | None = None
         self._where = _run_of(config.folder)
         self._rule_is_said = config.keep_latest_k == 0
         # The trainer's dict, as torchtitan's own managers do it.
@@ -133,7 +138,9 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
             checkpoint_id=f"{self._where.run}/{curr_step}",
             store=self._where.store,
             allow_pickle=self._config.allow_pickle,
+            staging="overlap" if self._overlaps else "copy",
         )
+        self._staged = self.save_future.staged
         self._pending.append(self.save_future)
         if last_step or self._config.async_mode == "disabled":
             self._wait_for_saving()
@@ -161,7 +168,10 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         return True
 
     def _maybe_wait_for_staging(self) -> None:
-        """A save has copied everything when it returns."""
+        """The trainer changes the state from here on."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.follow()
 
     def _wait_for_saving(self) -> None:
         """Until all saves are committed. Raises the first error."""

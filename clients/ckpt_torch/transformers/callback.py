@@ -14,6 +14,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
+from ckpt_client.save.staged import stagings_under_way
+from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.loading import load
 from ckpt_torch.measured import collected
@@ -39,6 +41,9 @@ class CkptCallback(TrainerCallback):
     grace_s: how many seconds a process has from SIGTERM or SIGUSR1 to its kill. With it, all ranks
         end the training with one saved step once any of them gets such a signal
         (`Store.preemption`); without it signals do what they always did.
+    staging: `overlap` lets the training go on before the state is copied, and the Trainer's next
+        optimizer step wait for what is left. What else changes the state earlier, such as a
+        BatchNorm's forward, ends the save by name: see `ckpt_torch.async_save`.
 
     With `save_total_limit` the store keeps as many steps of the run, and the best among them, in
     the place of earlier rules of `ckpt keep`. With `metric_for_best_model` a step that is evaluated
@@ -53,7 +58,10 @@ class CkptCallback(TrainerCallback):
         store: Store | str | None = None,
         check_finite: bool = False,
         grace_s: float | None = None,
+        staging: str = "copy",
     ) -> None:
+        staging_overlaps(staging)  # Refuses what is neither.
+        self._staging = staging
         self._run = run.rstrip("/")
         self._every = every
         self._store = store
@@ -128,6 +136,17 @@ class CkptCallback(TrainerCallback):
     ) -> None:
         """Save what was evaluated after the step before."""
         self._save_evaluated(args, state, kwargs)
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
+        """The state changes next: what is copied comes first."""
+        for staged in stagings_under_way():
+            staged.follow()
 
     def on_step_end(
         self,
@@ -268,6 +287,7 @@ class CkptCallback(TrainerCallback):
             store=self._store,
             check_finite=self._check_finite,
             metrics=metrics,
+            staging=self._staging,
         )
         self._pending.append(future)
         self._saved_step = state.global_step
