@@ -108,6 +108,7 @@ def main() -> None:
     torch.manual_seed(1000 + rank)  # Dropout differs from rank to rank.
 
     store = ckpt.open(options.store)
+    ckpt_torch.guard()  # A step of the optimizer waits for what is left of a save's copy.
     step = resume(store, options.name, model, optimizer, batches)
     tell(options.losses, rank=rank, pid=os.getpid(), start=step, world_size=world_size)
     saving = None
@@ -125,7 +126,7 @@ def main() -> None:
         if step % options.every == 0 or step == options.steps:
             state = state_of(model, optimizer, batches)
             saving = ckpt_torch.async_save(
-                state, checkpoint_id=f"{options.name}/{step}", store=store
+                state, checkpoint_id=f"{options.name}/{step}", store=store, staging="overlap"
             )
         time.sleep(options.pause)
     if saving is not None:
