@@ -34,7 +34,7 @@ class Accelerator(Protocol):
     """One device of this process, with a stream of its own for copies.
 
     `sources` and `targets` are arrays of the framework, pairwise of one dtype and shape; those in
-    host memory are contiguous. Calls may come from any thread, one at a time.
+    host memory are contiguous. Calls may come from any thread.
     """
 
     @property

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import _thread
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import SupportsFloat
+from typing import SupportsFloat, cast
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from ckpt.base.errors import CkptError, Refused
@@ -32,7 +33,7 @@ from ckpt_client.store import Store
 from ckpt_torch.boxes import Extent, held, is_tensor
 from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
-from ckpt_torch.staging.copying import TorchCopier
+from ckpt_torch.staging.copying import TorchCopier, Whole
 from ckpt_torch.staging.known import Known, recall, recognise, remember
 from ckpt_torch.staging.stand_ins import StandIns
 from ckpt_torch.tree import (
@@ -163,22 +164,32 @@ def stage(
         holders = exchange.holders()
     else:
         staging_known = _overlap_known if overlaps else _copy_known
-        save, holders = staging_known(turn, packing, exchange, known)
+        wholes = _wholes_of(known, found) if overlaps else []
+        save, holders = staging_known(turn, packing, exchange, known, wholes)
         if save is not None:
             return save
     with turn:
         parts = parts or _parts_of(state, allow_pickle, check_finite)
         tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-        packing = parts.stand_ins.replaced(turn.lay_out(tree))
+        packing = turn.lay_out(tree)
+        wholes = parts.stand_ins.wholes(packing)
+        packing = parts.stand_ins.replaced(packing)
         turn.take(packing)
         # The next state of this form is only compared and copied.
         remember(store, state, packing.layout, parts.shape(), holders)
-        copier = TorchCopier(packing.arrays, watched=overlaps)
+        copier = TorchCopier(packing.arrays, watched=overlaps, wholes=wholes)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
 
 
+def _wholes_of(known: Known, found: Found | None) -> list[Whole]:
+    """The DTensors of a state of the known form, by the numbers of their arrays."""
+    assert found is not None
+    places = cast(Sequence[int], known.layout.place_of(found)) if found.wholes else ()
+    return [(places[number], cast(torch.Tensor, whole)) for number, whole in found.wholes]
+
+
 def _copy_known(
-    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known
+    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known, _: Sequence[Whole]
 ) -> tuple[Save | None, Holders]:
     """A state of the known form, copied while the ranks still talk: nearly always they agree. No
     Save, and what they came to, when they do not.
@@ -202,10 +213,14 @@ def _copy_known(
 
 
 def _overlap_known(
-    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known
+    turn: SaveTurn,
+    packing: PackingPlan,
+    exchange: Exchange,
+    known: Known,
+    wholes: Sequence[Whole],
 ) -> tuple[Save | None, Holders]:
     """The same, copied beside the training once the ranks agree."""
-    copier = TorchCopier(packing.arrays, watched=True)
+    copier = TorchCopier(packing.arrays, watched=True, wholes=wholes)
     holders = _agreed(exchange, known)
     if holders is not known.holders:
         return None, holders
@@ -360,7 +375,7 @@ class _Parts:
 
     def _tensor_of(self, leaf: object) -> _Tensor:
         found = held(leaf)
-        boxes = tuple((box.offset, self.stand_ins.array(box.tensor)) for box in found.boxes)
+        boxes = tuple((box.offset, self.stand_ins.array(box.tensor, leaf)) for box in found.boxes)
         return _Tensor(found.global_shape, boxes)
 
     def _is_checked(self, name: str) -> bool:

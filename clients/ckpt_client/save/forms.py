@@ -34,6 +34,8 @@ class Found:
     arrays: list[object] = field(default_factory=list)
     """Of every tensor or box; what an element is, the form's own `arrays_fit` says."""
     scalars: list[Scalar] = field(default_factory=list)
+    wholes: list[tuple[int, object]] = field(default_factory=list)
+    """(number of an array, what it is the local part of)."""
 
 
 class Form(Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -39,6 +39,13 @@ class ChangeWatch:
         #: Both the training's thread and the one that copies ask.
         self._lock = threading.Lock()
         self._changed: list[int] | None = None
+        #: What `note` has said.
+        self._noted: set[int] = set()
+
+    def note(self, numbers: Iterable[int]) -> None:
+        """Somebody who was seen changes these; afterwards all may change."""
+        with self._lock:
+            self._noted.update(numbers)
 
     def changed(self) -> list[int]:
         """Numbers of those that differ; found once, since afterwards all may change."""
@@ -46,7 +53,8 @@ class ChangeWatch:
             if self._changed is None:
                 after = self._look()
                 pairs = zip(self._before, after, strict=True)
-                self._changed = [n for n, (before, now) in enumerate(pairs) if before != now]
+                found = {n for n, (before, now) in enumerate(pairs) if before != now}
+                self._changed = sorted(found | self._noted)
                 self._before = after
             return self._changed
 

@@ -90,6 +90,14 @@ class StateLayout:
     def half_bytes(self) -> int:
         return self.declaration_offset + len(self.declaration)
 
+    def place_of(self, found: Found) -> Sequence[object]:
+        """The number of each array, by its number in the walk."""
+        order = self.sorted(range(len(found.arrays)))
+        places: list[object] = [0] * len(order)
+        for place, number in enumerate(cast(Sequence[int], order)):
+            places[number] = place
+        return places
+
     def packing(self, found: Found) -> PackingPlan | None:
         """The plan of a state of this form; None when its scalars need more room than there is, or
         cannot be stored.

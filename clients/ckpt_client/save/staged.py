@@ -6,6 +6,7 @@ changes them.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -65,6 +66,10 @@ class Staged:
         self._over.set()
         self._queued.set()
         _under_way.discard(self)
+
+
+# The thread that copies is not in a forked child: nobody there may wait for it.
+os.register_at_fork(after_in_child=_under_way.clear)
 
 
 def staged_already() -> Staged:

@@ -11,6 +11,7 @@ Staging, for each save:
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,13 +119,15 @@ class _Plan:
 
 
 class TorchAccelerator:
-    """See Accelerator. Calls that queue come from one thread at a time."""
+    """See Accelerator. Thread safe: each store stages on a thread of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = str(device)
         self._device = device
         self._stream = torch.Stream(device=device)
         self._locks = PageLocks(device)
+        #: Held while copies out are queued, which share what follows.
+        self._queueing = threading.Lock()
         #: Small tensors meet here, chunk after chunk, in the order of the stream.
         self._buffer: torch.Tensor | None = None
         #: Two, of locked memory of torch's own, for where the arena's pages cannot be locked.
@@ -154,7 +157,7 @@ class TorchAccelerator:
         assert isinstance(plan, _Plan)
         assert isinstance(after, TorchStreamPoint)
         tensors = cast(Sequence[torch.Tensor], sources)
-        with _device_errors(self.name), self._on_stream():
+        with self._queueing, _device_errors(self.name), self._on_stream():
             self._stream.wait_event(after.event)
             for few in plan.gathered:
                 for group in few.groups:

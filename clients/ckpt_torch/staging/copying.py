@@ -20,11 +20,14 @@ from ckpt_client.save.overlap import ChangeWatch, sample
 from ckpt_client.save.packing import Picker, picker
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
+from ckpt_torch.staging.steps import watch_steps
 from ckpt_torch.tensors import as_array, from_array
 
 Devices = tuple[torch.device, ...] | None
 """Of each array, in order; None when all lie in host memory."""
 CPU: Final = torch.device("cpu")
+Whole = tuple[int, torch.Tensor]
+"""(number of an array, the DTensor that it is the local part of)."""
 
 
 def devices_of(arrays: Sequence[object]) -> Devices:
@@ -57,8 +60,12 @@ class _Prepared:
 class TorchCopier:
     """Of tensors on any device, and of numpy arrays, as they are when I am made."""
 
-    def __init__(self, arrays: Sequence[object], *, watched: bool = False) -> None:
-        """watched: find what is changed while I copy; see OverlapCopier."""
+    def __init__(
+        self, arrays: Sequence[object], *, watched: bool = False, wholes: Sequence[Whole] = ()
+    ) -> None:
+        """watched: find what is changed while I copy; see OverlapCopier.
+        wholes: what some of the arrays are local parts of.
+        """
         devices = devices_of(arrays)
         self.kind: Hashable = "torch", devices
         elsewhere = set(devices or ()) - {CPU}
@@ -68,8 +75,7 @@ class TorchCopier:
         self._queued: list[tuple[TorchAccelerator, StreamPoint]] = []
         #: What they copy from beside `arrays`, until then.
         self._kept: list[torch.Tensor] = []
-        shift = random.random()
-        self._watch = ChangeWatch(lambda: _marks(arrays, shift)) if watched else None
+        self._watch = _TensorWatch(arrays, wholes) if watched else None
 
     @property
     def accelerators(self) -> Sequence[Accelerator]:
@@ -128,8 +134,7 @@ class TorchCopier:
         self._kept.clear()
 
     def follow(self) -> None:
-        assert self._watch is not None
-        self._watch.changed()
+        self.changed()
         for accelerator, moment in self._queued:
             accelerator.follow(moment)
 
@@ -141,6 +146,32 @@ class TorchCopier:
         accelerator = self._accelerators[device]
         moment = accelerator.copy_out(plan, sources, self._begun[device])
         self._queued.append((accelerator, moment))
+
+
+class _TensorWatch:
+    """I find which arrays change: by their versions, those of what they are parts of, and by the
+    steps of optimizers.
+    """
+
+    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
+        self._arrays = arrays
+        #: Numbers of the arrays whose marks the watch compares.
+        self._numbers = [*range(len(arrays)), *(number for number, _ in wholes)]
+        shift, more = random.random(), [whole for _, whole in wholes]
+        self._watch = ChangeWatch(lambda: [*_marks(arrays, shift), *_marks(more, shift)])
+        watch_steps(self)
+
+    def note_step(self, addresses: set[int]) -> None:
+        """See StepWatcher."""
+        self._watch.note(n for n, one in enumerate(self._arrays) if _address(one) in addresses)
+
+    def changed(self) -> list[int]:
+        """Their numbers, once."""
+        return sorted({self._numbers[place] for place in self._watch.changed()})
+
+
+def _address(array: object) -> int:
+    return array.untyped_storage().data_ptr() if isinstance(array, torch.Tensor) else 0
 
 
 def _marks(arrays: Sequence[object], shift: float) -> Sequence[object]:

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.staged import stagings_under_way
+from ckpt_torch.staging.steps import begin_guard, end_guard
 
 SPOKEN_S: Final = 0.001
 """A shorter wait is not spoken of."""
@@ -32,8 +33,11 @@ class StagingGuard:
         self.waited_s = 0.0
         """How long the training has stood here, all together, in seconds."""
         self._handles: list[RemovableHandle] = []
+        self._optimizers = [one for one in guarded if isinstance(one, torch.optim.Optimizer)]
         if not guarded:
             self._handles.append(register_optimizer_step_pre_hook(self._wait))
+        if self._optimizers or not guarded:
+            begin_guard(self, self._optimizers)
         for one in guarded:
             if isinstance(one, torch.optim.Optimizer):
                 self._handles.append(one.register_step_pre_hook(self._wait))
@@ -61,6 +65,7 @@ class StagingGuard:
         """Guard no more. Idempotent."""
         while self._handles:
             self._handles.pop().remove()
+        end_guard(self, self._optimizers)
 
     def _wait(self, *_: object) -> None:
         waited_s = sum(staged.follow() for staged in stagings_under_way())

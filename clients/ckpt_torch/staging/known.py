@@ -162,6 +162,7 @@ class DTensorForm:
         if type(value) is not DTensor:
             return False
         cut = cast(DTensor, value)
+        found.wholes.append((len(found.arrays), cut))
         found.arrays.append(cut.to_local())
         same = cut.shape == self.shape and cut.placements == self.placements
         return bool(same and cut.device_mesh == self.mesh)

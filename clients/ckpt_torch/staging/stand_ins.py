@@ -12,10 +12,12 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
+from ckpt_torch.staging.copying import Whole
 from ckpt_torch.tensors import as_array, check_plain
 
 
@@ -27,10 +29,14 @@ class StandIns:
         self._tensors: dict[int, tuple[AnyArray, torch.Tensor]] = {}
         #: Ids of arrays whose tensors are to be checked for NaN and infinity once they are copied.
         self._checked: set[int] = set()
+        #: DTensors, by the id of the array of their local part.
+        self._wholes: dict[int, DTensor] = {}
 
-    def array(self, tensor: torch.Tensor) -> AnyArray:
+    def array(self, tensor: torch.Tensor, whole: object = None) -> AnyArray:
         """A view of a CPU tensor's memory, else an array of the dtype and shape. Raises Refused for
         a tensor that cannot be stored.
+
+        whole: what the tensor is the local part of.
         """
         if tensor.is_cpu:
             array = as_array(tensor)
@@ -38,6 +44,8 @@ class StandIns:
             check_plain(tensor)
             array = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))
         self._tensors[id(array)] = array, tensor
+        if isinstance(whole, DTensor):
+            self._wholes[id(array)] = whole
         return array
 
     def check_finite(self, name: str, array: AnyArray) -> None:
@@ -54,6 +62,11 @@ class StandIns:
         """The same of all arrays of a plan."""
         for name, array in zip(packing.layout.names, packing.arrays, strict=True):
             self.check_finite(name, cast(AnyArray, array))
+
+    def wholes(self, packing: PackingPlan) -> list[Whole]:
+        """Of a plan whose arrays were not replaced yet."""
+        places = {id(array): number for number, array in enumerate(packing.arrays)}
+        return [(places[key], whole) for key, whole in self._wholes.items() if key in places]
 
     def replaced(self, packing: PackingPlan) -> PackingPlan:
         """The plan with the tensors themselves."""
