@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -37,7 +36,8 @@ class HeldCopier(TorchCopier):
 def held_save(url: str, step: int, state: dict[str, object]) -> ckpt_torch.saving.CommitFuture:
     """Nothing is copied until `may_copy`."""
     HeldCopier.may_copy.clear()
-    with mock.patch("ckpt_torch.saving.TorchCopier", HeldCopier):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpt_torch.saving.TorchCopier", HeldCopier)
         return ckpt_torch.async_save(state, checkpoint_id=f"{url}/{step}", staging="overlap")
 
 
