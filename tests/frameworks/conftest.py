@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm, warm_servers
 from tests.warm_start import WARM
+
+if TYPE_CHECKING:
+    from tests.frameworks.device.emulated import Emulated
 
 TIMEOUT_S = 600
 """Of a test without one of its own: processes import torch anew, on shared machines."""
@@ -65,3 +69,25 @@ def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rank
     pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def emulated(pytestconfig: pytest.Config) -> Emulated:
+    """The emulated device, compiled when its sources are new; torch knows it from here on."""
+    # Here: torch is imported by those who ask for the device.
+    from tests.frameworks.device.build import built, compiler
+    from tests.frameworks.device.emulated import loaded
+
+    cxx = compiler()
+    if cxx is None:
+        pytest.skip("NO C++ COMPILER: nothing is shown about accelerators; install g++, or set CXX")
+    cache = pytestconfig.cache
+    assert cache is not None
+    return loaded(built(cache.mkdir("emulated-device"), cxx))
+
+
+@pytest.fixture
+def device(emulated: Emulated) -> Iterator[Emulated]:
+    """torch's accelerator for one test, as new; without it torch is as on a host that has none."""
+    with emulated.attached():
+        yield emulated
