@@ -229,7 +229,7 @@ class TorchAccelerator:
         if not self._locks.failed:
             target.copy_(source, non_blocking=True)
             return
-        self._through_slots(source.reshape(-1).view(torch.uint8), target.view(-1).view(torch.uint8))
+        self._through_slots(_bytes_of(source), _bytes_of(target))
 
     def _through_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """A chunk crosses while the one before it is copied on by the host."""
