@@ -1,0 +1,33 @@
+"""What tests/gpu asks of an accelerator, asked of the emulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ckpt
+from tests.frameworks.device.emulated import Emulated
+from tests.gpu.test_guard import (  # noqa: F401
+    Training,
+    test_every_save_of_a_guarded_training_is_the_state_of_its_step,
+)
+from tests.gpu.test_saves import (  # noqa: F401
+    test_a_state_that_grows_has_its_new_memory_locked,
+    test_every_bit_comes_back_by_the_long_way_and_by_the_known_form,
+    test_memory_whose_pages_cannot_be_locked_is_slower_and_whole,
+    test_thousands_of_small_tensors_come_back,
+    test_what_is_not_finite_is_refused_by_name,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device computes on the CPU."""
+    monkeypatch.setattr(Training.__init__, "__defaults__", (128, 4))
+
+
+@pytest.fixture
+def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
+    with ckpt.open(cluster) as found:
+        yield found
