@@ -37,11 +37,16 @@ class Want:
     """Other ranks of this load want the same box; a whole global tensor is taken for one anyway."""
 
 
+def shape_alone(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
+    """An array without memory of its own, to ask about a want that is read in pieces."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 class _Shapes(FirstTouch):
     """Arrays without memory of their own."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
-        return np.broadcast_to(np.zeros((), dtype), shape)
+        return shape_alone(shape, dtype)
 
 
 class _NothingRead:
@@ -93,21 +98,39 @@ class Contents:
         """Memory for a want, whose pages `fill` touches ahead of the bytes; not filled."""
         return self._memory.array(shape, dtype)
 
+    def is_shared(self, want: Want) -> bool:
+        """Whether other ranks of this load are taken to want the same box, so that it is read by
+        one and passed on. Nothing is read, and the array may be one without memory
+        (`shape_alone`). Raises as `fill`.
+        """
+        tensor = self._checked(want)
+        is_whole = tensor.meaning is not Meaning.OWN and want.array.shape == tensor.global_shape
+        return want.replica or is_whole
+
     def fill(self, wants: Iterable[Want]) -> None:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
         another dtype or a box that reaches out of the tensor; nothing is read then.
+
+        May be called again, over the same connections. What is shared (`is_shared`) ends together
+        on all ranks that read it at the same time, and counts as the same only within one call:
+        ranks that read it in several calls part it in the same way and order.
         """
         reads = self._reading.new_reads()
         reads.memory = self._memory
         for want in wants:
-            tensor = self._tensor(want)
-            box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
-            checked_dtype(want.name, tensor, want.array)
+            tensor = self._checked(want)
             boxes = tensor.boxes
             if tensor.meaning is Meaning.OWN and want.rank is not None:
                 boxes = tuple(box for box in boxes if box.rank == want.rank)
             reads.add_box(tensor, boxes, want.offset, want.array, want.rank, replica=want.replica)
         self._reading.read(reads)
+
+    def _checked(self, want: Want) -> IndexTensor:
+        """What it is a box of."""
+        tensor = self._tensor(want)
+        box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
+        checked_dtype(want.name, tensor, want.array)
+        return tensor
 
     def _tensor(self, want: Want) -> IndexTensor:
         found = self.variants(want.name)

@@ -1,0 +1,73 @@
+"""Host memory of bounded size, through which bytes pass on their way into a device's memory.
+
+    slot 0   |read 0|copy 0|      |read 2|copy 2|
+    slot 1          |read 1|copy 1|      |read 3|copy 3|
+
+Reading fills a slot while the device copies from the others. The slots are all the memory there is,
+however much passes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from ckpt.base.errors import CkptError
+from ckpt_client.accelerator import Moment
+
+Memory = TypeVar("Memory")
+
+
+class Ring(Generic[Memory]):
+    """I hand out slots in turn, each when the copies from it are through. One thread uses me; I
+    expect `sent` after each `take` whose slot was filled. `close` me before the memory that is
+    copied into is anybody else's.
+    """
+
+    def __init__(self, make: Callable[[], Memory], slot_count: int) -> None:
+        """make: gives a slot's memory; asked when a slot is first needed."""
+        self._make = make
+        self._slot_count = slot_count
+        #: Slots with the moments when the copies from them are through, in the device's order.
+        self._sent: deque[tuple[Memory, Moment]] = deque()
+        #: The slot that is being filled.
+        self._taken: Memory | None = None
+
+    def take(self) -> Memory:
+        """A slot to fill: that of the last `take` when nothing was sent since. Waits until copies
+        from it are through. Raises Aborted.
+        """
+        if self._taken is None:
+            self._taken = self._free()
+        return self._taken
+
+    def sent(self, moment: Moment) -> None:
+        """Copies from the slot that was taken are queued, and through at `moment`."""
+        assert self._taken is not None
+        self._sent.append((self._taken, moment))
+        self._taken = None
+
+    def wait_copied(self) -> None:
+        """Until all that was sent is in the device's memory. Raises Aborted."""
+        for _, moment in self._sent:
+            moment.wait()
+
+    def close(self) -> None:
+        """As `wait_copied`, and let the memory go. What the device says to that is of no use to
+        who gives up; who wants to know has waited before.
+        """
+        for _, moment in self._sent:
+            with suppress(CkptError):
+                moment.wait()
+        self._sent.clear()
+        self._taken = None
+
+    def _free(self) -> Memory:
+        if len(self._sent) < self._slot_count:
+            return self._make()
+        memory, moment = self._sent[0]
+        moment.wait()
+        self._sent.popleft()
+        return memory
