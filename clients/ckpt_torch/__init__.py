@@ -14,15 +14,17 @@ with needing("ckpt_torch"):
     from ckpt_torch.dcp_reader import CkptReader
     from ckpt_torch.dcp_stager import CkptStager
     from ckpt_torch.dcp_writer import CkptWriter
-    from ckpt_torch.loading import load
+    from ckpt_torch.reading.async_loading import async_load
+    from ckpt_torch.reading.loading import load
+    from ckpt_torch.reading.whole import load_whole
     from ckpt_torch.saving import async_save, save
     from ckpt_torch.staging.guard import guard
-    from ckpt_torch.whole import load_whole
 
 __all__ = [
     "CkptReader",
     "CkptStager",
     "CkptWriter",
+    "async_load",
     "async_save",
     "guard",
     "load",

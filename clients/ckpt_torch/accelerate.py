@@ -22,7 +22,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
-from ckpt_torch.loading import load
+from ckpt_torch.reading.loading import load
 from ckpt_torch.saving import async_save, wait_for
 
 with needing("ckpt_torch.accelerate"):

@@ -35,7 +35,8 @@ from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, DcpPath, parse_name, unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who
-from ckpt_torch.tensors import as_array, torch_dtype
+from ckpt_torch.reading.device_reads import DeviceReads, DeviceWant
+from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import PICKLE_KEY
 
 _SUFFIXES = (VALUE_KEY, PICKLE_KEY)
@@ -111,8 +112,9 @@ class CkptReader(StorageReader):
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read everything at once, straight into the planner's tensors. Raises Refused for pickles
-        that are not allowed; Unavailable, Lost.
+        """Read everything, straight into the planner's tensors, or through a ring of host memory
+        where these lie on a device. Raises Refused for pickles that are not allowed; Unavailable,
+        Lost; Aborted when a device fails.
         """
         if self._checkpoint is None:
             self.read_metadata()
@@ -195,33 +197,38 @@ class CkptReader(StorageReader):
         replicas: set[int],
     ) -> list[tuple[ReadItem, io.BytesIO]]:
         wants: list[Want] = []
-        landed: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+        apart: list[DeviceWant] = []
+        landed: list[tuple[ReadItem, torch.Tensor]] = []
         objects: list[tuple[ReadItem, AnyArray]] = []
         for item in items:
+            also = id(item) in replicas
             if item.type is LoadItemType.BYTE_IO:
                 want = self._object(contents, item.storage_index)
                 objects.append((item, want.array))
+                wants.append(dataclasses.replace(want, replica=also))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            landed.append((item, target))
+            want = dataclasses.replace(self._tensor(item, target), replica=also)
+            if is_apart(target.device):
+                apart.append(DeviceWant.of(contents, target, want))
             else:
-                target = planner.resolve_tensor(item).detach()
-                memory = target if target.device.type == "cpu" else torch.empty_like(
-                    target, device="cpu"
-                )  # fmt: skip
-                landed.append((item, target, memory))
-                want = self._tensor(item, memory)
-            wants.append(dataclasses.replace(want, replica=id(item) in replicas))
-        contents.fill(wants)
-        for item, target, memory in landed:
-            if memory is not target:
-                target.copy_(memory)
+                wants.append(want)
+        with DeviceReads(target.device for _, target in landed) as devices:
+            devices.expect(apart)
+            devices.fill(contents, wants, apart)
+            devices.wait_copied()
+        for item, target in landed:
             planner.commit_tensor(item, target)
         return [(item, self._stream(item, array)) for item, array in objects]
 
-    def _tensor(self, item: ReadItem, memory: torch.Tensor) -> Want:
+    def _tensor(self, item: ReadItem, target: torch.Tensor) -> Want:
         index = item.storage_index
-        begin = index.offset if index.offset is not None else (0,) * memory.ndim
+        begin = index.offset if index.offset is not None else (0,) * target.ndim
         offset = tuple(a + b for a, b in zip(begin, item.storage_offsets, strict=True))
         try:
-            return Want(path_text(self._paths[index.fqn]), as_array(memory), offset)
+            array = as_shape(target) if is_apart(target.device) else as_array(target)
+            return Want(path_text(self._paths[index.fqn]), array, offset)
         except Refused as error:
             raise Refused(f"{index.fqn}: {error.message}", hint=error.hint) from None
 

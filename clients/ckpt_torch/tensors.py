@@ -11,6 +11,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
+from ckpt_client.load.contents import shape_alone
 from ckpt_client.save.state import AnyArray
 
 #: torch type -> (integer type of its size that torch shares with numpy, the numpy type).
@@ -56,7 +57,7 @@ def check_plain(tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
-    if not tensor.is_cpu and tensor.device.type not in _accelerators():
+    if not (tensor.is_cpu or is_apart(tensor.device)):
         raise Refused(
             f"a tensor on {tensor.device}", hint="only those of a CPU or an accelerator are stored"
         )
@@ -64,10 +65,25 @@ def check_plain(tensor: torch.Tensor) -> None:
         raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
 
 
-def _accelerators() -> tuple[str, ...]:
-    """Types of devices whose tensors are copied by streams; torch has one at a time."""
+def is_apart(device: torch.device) -> bool:
+    """Whether it is an accelerator, whose tensors are copied by streams; torch has one type of them
+    at a time.
+    """
     found = torch.accelerator.current_accelerator()
-    return () if found is None else (found.type,)
+    return found is not None and device.type == found.type
+
+
+def as_shape(tensor: torch.Tensor) -> AnyArray:
+    """What `as_array` gives for a tensor like this in the host's memory, with its shape and dtype
+    alone; also of an accelerator. Raises as `as_array`.
+    """
+    check_plain(tensor)
+    return shape_alone(tuple(tensor.shape), _numpy_dtype(tensor.dtype))
+
+
+@cache
+def _numpy_dtype(kind: torch.dtype) -> np.dtype[np.generic]:
+    return as_array(torch.empty((), dtype=kind)).dtype
 
 
 def from_array(array: AnyArray) -> torch.Tensor:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from operator import add
 
 import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.ids import Rank
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
+from ckpt_client.load import from_store
+from ckpt_client.load.batches import WholeBox, batches
+from ckpt_client.load.contents import Contents, Want, shape_alone
+from ckpt_client.load.stored_reading import StoredReading
 from tests.objects.sources import MemorySource, same_bits
 
 BIG = np.arange(600_000, dtype="<f4").reshape(600, 1000)
@@ -82,3 +89,51 @@ def test_reading_a_directory_loads_neither_zarr_nor_fsspec(url: str) -> None:
     line = [sys.executable, "-c", probe]
     done = subprocess.run(line, capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def contents(url: str) -> Iterator[Contents]:
+    reading = StoredReading(from_store.open_url(f"{url}@500"))
+    yield Contents(reading)
+    reading.close()
+
+
+def test_a_box_is_read_piece_by_piece(contents: Contents) -> None:
+    boxes = [WholeBox((590, 990), 4), WholeBox((6,), 8)]
+    targets = [np.zeros((590, 990), "<f4"), np.zeros(6, np.int64)]
+    offsets = [(5, 7), (0,)]
+    count = 0
+    for batch in batches(boxes, 256 * 1024):
+        wants = []
+        for part in batch:
+            where = tuple(slice(a, a + n) for a, n in zip(part.start, part.shape, strict=True))
+            offset = tuple(map(add, offsets[part.box], part.start))
+            wants.append(Want("w" if part.box == 0 else "small", targets[part.box][where], offset))
+        contents.fill(wants)
+        count += 1
+    assert count > 8
+    assert same_bits(targets[0], BIG[5:595, 7:997])
+    assert targets[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("want", "shared"),
+    [
+        (Want("w", shape_alone((600, 1000), np.dtype("<f4")), (0, 0)), True),
+        (Want("w", shape_alone((300, 1000), np.dtype("<f4")), (0, 0)), False),
+        (Want("w", shape_alone((300, 1000), np.dtype("<f4")), (0, 0), replica=True), True),
+        (Want("mine", shape_alone((3,), np.dtype(np.int64)), (0,), Rank(1)), False),
+    ],
+)
+def test_whole_tensors_and_replicas_are_shared(
+    contents: Contents, want: Want, shared: bool
+) -> None:
+    assert contents.is_shared(want) is shared
+
+
+def test_a_want_that_does_not_fit_is_refused_before_it_is_read(contents: Contents) -> None:
+    for shape, offset, dtype in (((2, 2), (599, 0), "<f4"), ((2, 2), (0, 0), "<f8")):
+        with pytest.raises(ckpt.Refused, match="w: "):
+            contents.is_shared(Want("w", shape_alone(shape, np.dtype(dtype)), offset))
+    with pytest.raises(ckpt.NotFound, match="no tensor of that name"):
+        contents.is_shared(Want("v", shape_alone((1,), np.dtype("<f4")), (0,)))

@@ -17,11 +17,11 @@ from ckpt_client.store import Store
 from ckpt_torch.lightning import paths
 from ckpt_torch.lightning.metrics import KEY
 from ckpt_torch.lightning.paths import FilePath, Paths
-from ckpt_torch.loading import load
 from ckpt_torch.place import Where, find_where, find_who
+from ckpt_torch.reading.loading import load
+from ckpt_torch.reading.whole import load_whole, whole_of
 from ckpt_torch.saving import async_save, wait_for
 from ckpt_torch.staging.guard import guard
-from ckpt_torch.whole import load_whole, whole_of
 
 CHECKED: Final = ("state_dict", "optimizer_states")
 Metrics = Mapping[str, SupportsFloat]

@@ -20,8 +20,8 @@ from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.tensor_info import TensorInfo
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.url import LocalUrl, parse_url
-from ckpt_torch.loading import fill
 from ckpt_torch.place import find_where, find_who
+from ckpt_torch.reading.loading import fill
 from ckpt_torch.tensors import torch_dtype
 from ckpt_torch.torchtitan.states import TrainingStates
 

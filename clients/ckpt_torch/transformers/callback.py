@@ -17,9 +17,9 @@ from ckpt_client.save.handle import Commit
 from ckpt_client.save.staged import stagings_under_way
 from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
-from ckpt_torch.loading import load
 from ckpt_torch.measured import collected
 from ckpt_torch.place import find_guard, find_where, find_who
+from ckpt_torch.reading.loading import load
 from ckpt_torch.saving import async_save, refusing_together, wait_for
 from ckpt_torch.transformers.folder import check_is_folder
 from ckpt_torch.transformers.limit import BEST, SaveLimit, best_step

@@ -13,7 +13,7 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt_client.store import Store
 from ckpt_torch.fetched import put_folder
 from ckpt_torch.place import find_where
-from ckpt_torch.whole import whole_of
+from ckpt_torch.reading.whole import whole_of
 
 
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:

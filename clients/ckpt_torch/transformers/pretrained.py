@@ -13,8 +13,8 @@ from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
+from ckpt_torch.reading.whole import whole_of
 from ckpt_torch.saving import async_save
-from ckpt_torch.whole import whole_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

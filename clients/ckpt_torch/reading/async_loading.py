@@ -1,0 +1,129 @@
+"""`async_load`: a load whose first parts can be used while the rest is still read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.store import Store
+from ckpt_torch.place import CheckpointName, find_where, find_who
+from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
+from ckpt_torch.reading.loading import LoadJob, devices_of, give_back, names_of
+from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.wants import NewLeaves
+from ckpt_torch.tree import asked
+
+Value = TypeVar("Value")
+
+
+def async_load(
+    state_dict: dict[str, object],
+    *,
+    order: Sequence[str],
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+    strict: bool = False,
+    timeout_s: float = 30.0,
+    ring_bytes: int = RING_BYTES,
+) -> Loading:
+    """Begin a `load` and return when the checkpoint is found; a thread reads it.
+
+    order: paths that are read first, in that order, such as ["model"]; each has a future in
+        `Loading.prefixes`. All else as in `load`.
+
+    A prefix's future is done when every tensor there holds the bytes of the step, verified, in its
+    place on its device. From then on this load never writes them again. Only the whole load
+    settles which step all ranks load: when the rest turns out to be damaged beyond repair, or
+    other ranks load another generation, a `load` without futures would begin again with that one.
+    This one ends with Lost instead, once a prefix was handed out, and what was handed out stays as
+    it is: load again from the beginning. So use what you were given, but keep nothing that was
+    made with it (a step of the optimizer, a save) before `Loading.result` has returned.
+
+    Until `result` has returned, leave tensors alone whose future is not done.
+
+    Raises Refused for an `order` that does not fit the state, NotFound, Unavailable, Lost; what
+    goes wrong later is raised by the futures and by `result`.
+    """
+    where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
+    state = asked(state_dict)
+    loading = Loading(state_dict, state, order)
+    parts = LoadOrder(order, names_of(state), loading._hand_out)
+    job = LoadJob(state, who, parts, strict, allow_pickle)
+    devices = DeviceReads(devices_of(state), ring_bytes)
+    checkpoint = where.store.resolve(
+        where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
+    )
+    loading._begin(job, checkpoint, devices)
+    return loading
+
+
+class Loading:
+    """A load under way."""
+
+    def __init__(
+        self, state_dict: dict[str, object], state: dict[str, object], order: Sequence[str]
+    ) -> None:
+        """Made by `async_load`."""
+        self.prefixes: Mapping[str, Future[None]] = {prefix: _begun() for prefix in order}
+        """By prefix, as `order` has them: done when what lies there can be used. Raises what ended
+        the load before."""
+        self._state_dict = state_dict
+        self._state = state
+        self._read: Future[tuple[NewLeaves, int]] = _begun()
+        self._is_given_back = False
+
+    def result(self, timeout_s: float | None = None) -> int:
+        """Wait for the whole load and return the step; whatever is no tensor is replaced now, and
+        objects with `load_state_dict()` get their part, in the calling thread. Call it before the
+        backward pass of what such objects have computed: they write their parameters once more,
+        with the bytes that are there.
+
+        Raises as `load`, or TimeoutError while it is still read.
+        """
+        found, step = self._read.result(timeout_s)
+        if not self._is_given_back:
+            give_back(self._state_dict, self._state, found)
+            self._is_given_back = True
+        return step
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        return self._read.done()
+
+    def _begin(self, job: LoadJob, checkpoint: Checkpoint, devices: DeviceReads) -> None:
+        thread = threading.Thread(
+            target=self._run, args=(job, checkpoint, devices), name="ckpt-load", daemon=True
+        )
+        thread.start()
+
+    def _run(self, job: LoadJob, checkpoint: Checkpoint, devices: DeviceReads) -> None:
+        try:
+            with devices, checkpoint:
+                found = job.read(checkpoint, devices)
+                step = checkpoint.step
+        except BaseException as error:
+            # Whoever asks hears it, whatever it is.
+            for future in self.prefixes.values():
+                if not future.done():
+                    future.set_exception(error)
+            self._read.set_exception(error)
+        else:
+            self._read.set_result((found, step))
+
+    def _hand_out(self, prefix: str) -> None:
+        self.prefixes[prefix].set_result(None)
+
+
+def _begun() -> Future[Value]:
+    """One that cannot be cancelled: nobody stops what it stands for."""
+    future: Future[Value] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -1,0 +1,149 @@
+"""`load`: DCP's call, without planner and storage reader. It fills the caller's own state dict.
+
+Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with; what
+several ranks want at the same time is read by one of them and passed on
+(ckpt_client.load.together.sharing). Plain values come from the rank's own tree, else from
+whichever rank had the name. What lies on a device goes there through a ring of host memory
+(ckpt_torch.reading.device_reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.load.contents import Contents
+from ckpt_client.store import Store
+from ckpt_torch.place import CheckpointName, Who, find_where, find_who
+from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
+from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.wants import NewLeaves, StateWants
+from ckpt_torch.tree import asked, is_stateful, leaves, refill
+
+
+def load(
+    state_dict: dict[str, object],
+    *,
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+    strict: bool = False,
+    timeout_s: float = 30.0,
+    order: Sequence[str] = (),
+    ring_bytes: int = RING_BYTES,
+) -> int:
+    """Fill the tensors of `state_dict` in place, replace all else in it; returns the step.
+
+    state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
+        saved dtype and global shape. Objects with `state_dict()` get their part through
+        `load_state_dict()`.
+    checkpoint_id, store: as in `async_save`; without a step the newest, the same for all ranks.
+    process_group, no_dist: as in `async_save`.
+    allow_pickle: load objects that were saved with it; runs whatever code they name.
+    strict: refuse a checkpoint that holds names which `state_dict` does not ask for.
+    timeout_s: how many seconds to wait for a checkpoint that is out of reach.
+    order: paths, such as ["model"]: what lies there is read first, in that order, the same on all
+        ranks. `async_load` lets it be used before the rest is here.
+    ring_bytes: page-locked host memory through which tensors of devices are read, of each process:
+        all there is for them, whatever their size. The same on all ranks.
+
+    Raises Refused by path for a name that the checkpoint lacks, another dtype or global shape, and
+    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost; Aborted
+    when a device fails. After an error that comes later, the tensors may hold anything.
+    """
+    where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
+    state = asked(state_dict)
+    job = LoadJob(state, who, LoadOrder(order, names_of(state)), strict, allow_pickle)
+    with (
+        DeviceReads(devices_of(state), ring_bytes) as devices,
+        where.store.resolve(
+            where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
+        ) as checkpoint,
+    ):
+        found = job.read(checkpoint, devices)
+        step = checkpoint.step
+    give_back(state_dict, state, found)
+    return step
+
+
+def fill(
+    checkpoint: Checkpoint,
+    state_dict: dict[str, object],
+    who: Who,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """`load` of a checkpoint that is resolved, and stays open. Raises what `load` raises."""
+    state = asked(state_dict)
+    job = LoadJob(state, who, LoadOrder((), ()), strict=False, allow_pickle=allow_pickle)
+    with DeviceReads(devices_of(state)) as devices:
+        found = job.read(checkpoint, devices)
+    give_back(state_dict, state, found)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """One load of a state, over all its attempts."""
+
+    state: Mapping[str, object]
+    """As `asked` gives it."""
+    who: Who
+    order: LoadOrder
+    strict: bool
+    allow_pickle: bool
+
+    def read(self, checkpoint: Checkpoint, devices: DeviceReads) -> NewLeaves:
+        """Read all of it; what is not filled in place is what `give_back` takes. Raises as
+        `load`."""
+        return checkpoint.read(lambda contents: self._once(checkpoint, contents, devices))
+
+    def _once(self, checkpoint: Checkpoint, contents: Contents, devices: DeviceReads) -> NewLeaves:
+        """One attempt: all problems are named, then everything is read."""
+        wanted = StateWants(contents, self.who, self.order)
+        wanted.look_up(self.state, strict=self.strict, allow_pickle=self.allow_pickle)
+        generation = checkpoint.info.checkpoint
+        self.order.begin(generation)
+        devices.expect(each for part in wanted.parts for each in part.on_devices)
+        for number, part in enumerate(wanted.parts):
+            if self.order.is_handed_out(number):
+                devices.fill(contents, part.new, ())
+                continue
+            devices.fill(contents, [*part.in_place, *part.new], part.on_devices)
+            if self.order.hands_out:
+                devices.wait_copied()
+                self.order.hand_out(number, generation)
+        devices.wait_copied()
+        return wanted.found
+
+
+def names_of(state: Mapping[str, object]) -> Iterator[str]:
+    """Of all leaves."""
+    return (name for name, _ in leaves(state))
+
+
+def devices_of(state: Mapping[str, object]) -> Iterator[torch.device]:
+    """Those that tensors of this rank lie on, again and again."""
+    for _, leaf in leaves(state):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.device
+        elif isinstance(leaf, ShardedTensor):
+            yield from (shard.tensor.device for shard in leaf.local_shards())
+
+
+def give_back(state_dict: dict[str, object], state: dict[str, object], found: NewLeaves) -> None:
+    """Put what was not filled in place into the caller's dict, and into its objects."""
+    refill(state, found.value)
+    for key, value in state.items():
+        target = state_dict[key]
+        if is_stateful(target):
+            assert isinstance(value, dict)
+            target.load_state_dict(value)
+        else:
+            state_dict[key] = value

@@ -1,0 +1,192 @@
+"""What does a load want of a checkpoint? Each leaf of a state dict is looked up by its path.
+
+Everything is looked up, and all problems are named, before the first byte is read. Each rank wants
+the boxes that it holds, whatever the sharding that they were saved with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import Rank
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.tree import Scalar
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.trees import listed
+from ckpt_client.save.state import AnyArray
+from ckpt_torch.boxes import LocalBox, held, is_tensor
+from ckpt_torch.dcp_names import unpack_value, value_name
+from ckpt_torch.place import Who
+from ckpt_torch.reading.device_reads import DeviceWant
+from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
+from ckpt_torch.tree import is_plain, leaves, pickle_name, unpickled
+
+
+@dataclass(slots=True)
+class NewLeaves:
+    """What replaces the leaves of the caller's tree, when every byte is here."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    pickles: dict[str, AnyArray] = field(default_factory=dict)
+    packed: dict[str, AnyArray] = field(default_factory=dict)
+    """Plain data as DCP's planner cuts it: a list of numbers is one leaf."""
+
+    def value(self, name: str, leaf: object) -> object:
+        """What stands there afterwards; `leaf` itself where it was filled in place."""
+        if name in self.pickles:
+            return unpickled(self.pickles[name])
+        if name in self.packed:
+            return unpack_value(self.packed[name])
+        return self.values.get(name, leaf)
+
+    def check_pickles(self, allowed: bool) -> None:
+        """Raises Refused for any that is not allowed."""
+        if self.pickles and not allowed:
+            raise Refused(
+                f"{listed(sorted(self.pickles))}: stored as a pickle, which runs code when loaded",
+                hint="pass allow_pickle if you trust whoever saved it",
+            )
+
+
+@dataclass(slots=True)
+class Part:
+    """What is read of the leaves of one part of the state (ckpt_torch.reading.order)."""
+
+    in_place: list[Want] = field(default_factory=list)
+    """The caller's own memory, of the host."""
+    on_devices: list[DeviceWant] = field(default_factory=list)
+    """The caller's own memory, elsewhere."""
+    new: list[Want] = field(default_factory=list)
+    """What is given to the caller when the load is through."""
+
+
+@dataclass(slots=True)
+class StateWants:
+    """I look up what one attempt of a load reads; used once."""
+
+    contents: Contents
+    who: Who
+    order: LoadOrder
+    parts: list[Part] = field(init=False)
+    found: NewLeaves = field(default_factory=NewLeaves)
+    _seen: set[str] = field(default_factory=set)
+    _absent: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parts = [Part() for _ in range(self.order.part_count)]
+
+    def look_up(self, state: Mapping[str, object], *, strict: bool, allow_pickle: bool) -> None:
+        """Fill `parts` and `found`, whose arrays hold nothing yet. Raises Refused."""
+        ranks = self.contents.ranks()
+        mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
+        values = self.contents.values(mine)
+        missing: dict[str, object] = {}
+        for name, leaf in leaves(state):
+            if not self._look_up(name, leaf, mine, values):
+                missing[name] = leaf
+        if missing:
+            for rank in ranks:
+                if rank != mine:
+                    values = {**self.contents.values(rank), **values}
+            self._absent = [
+                name for name, leaf in missing.items()
+                if not self._look_up(name, leaf, mine, values)
+            ]  # fmt: skip
+        self._check_names(strict, values)
+        self.found.check_pickles(allow_pickle)
+
+    def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
+        if not (strict or self._absent):
+            return
+        stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
+        surplus = sorted(stored - self._seen)
+        problems = [f"the checkpoint has no {listed(self._absent)}"] if self._absent else []
+        if strict and surplus:
+            problems.append(f"the state dict does not name {listed(surplus)}")
+            hint = "strict=False takes a part"
+        elif surplus:  # A prefix too many or too few shows here.
+            hint = f"it has {listed(surplus)}, which the state dict does not name"
+        else:
+            hint = "leave out of the state dict what was not saved"
+        if problems:
+            raise Refused("; ".join(problems), hint=hint)
+
+    def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
+        """Plan one leaf; False when the checkpoint has nothing of that name."""
+        if is_tensor(leaf):
+            return self._tensor(name, leaf, rank, values)
+        if name in values:
+            if not is_plain(leaf):  # Also not an array, which is replaced like a plain value.
+                raise Refused(f"{name}: stored as a plain value, here it is a {_kind(leaf)}")
+            self._seen.add(name)
+            self.found.values[name] = values[name]
+            return True
+        if self.contents.variants(pickle_name(name)):
+            inner = pickle_name(name)
+            self._seen.add(inner)
+            self.found.pickles[name] = self._array(name, inner, rank)
+            return True
+        inner = value_name(name)
+        if self.contents.variants(inner):
+            self._seen.add(inner)
+            self.found.packed[name] = self._array(name, inner, rank)
+            return True
+        if self.contents.variants(name):
+            if isinstance(leaf, np.ndarray | np.generic):
+                self._seen.add(name)
+                self.found.values[name] = self._array(name, name, rank)
+                return True
+            raise Refused(f"{name}: stored as a tensor, here it is a {_kind(leaf)}")
+        return False
+
+    def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
+        found = self.contents.variants(name)
+        # None stands for what other ranks alone hold.
+        if name in values and (values[name] is not None or not found):
+            raise Refused(f"{name}: stored as a plain value, here it is a tensor")
+        if not found:
+            return False
+        self._seen.add(name)
+        here = held(leaf)
+        self._check_shape(name, here.global_shape, found[0].global_shape)
+        for box in here.boxes:
+            if box.tensor.dtype != torch_dtype(found[0].dtype):
+                raise Refused(
+                    f"{name}: stored as {torch_dtype(found[0].dtype)}, here {box.tensor.dtype}",
+                    hint="nothing is converted: load into a tensor of that dtype",
+                )
+            self._want(name, box, rank, here.replicated)
+        return True
+
+    def _want(self, name: str, box: LocalBox, rank: Rank, replica: bool) -> None:
+        target, part = box.tensor.detach(), self.parts[self.order.part_of(name)]
+        try:
+            array = as_shape(target) if is_apart(target.device) else as_array(target)
+        except Refused as error:
+            raise Refused(f"{name}: {error.message}", hint=error.hint) from None
+        want = Want(name, array, box.offset, rank, replica)
+        if is_apart(target.device):
+            part.on_devices.append(DeviceWant.of(self.contents, target, want))
+        else:
+            part.in_place.append(want)
+
+    def _array(self, leaf: str, name: str, rank: Rank) -> AnyArray:
+        """A new one for what is stored under the name, for a leaf."""
+        tensor = self.contents.variants(name)[0]
+        array: AnyArray = self.contents.new_array(tensor.global_shape, dtype_of(tensor.dtype))
+        want = Want(name, array, (0,) * array.ndim, rank)
+        self.parts[self.order.part_of(leaf)].new.append(want)
+        return array
+
+    def _check_shape(self, name: str, here: tuple[int, ...], stored: tuple[int, ...]) -> None:
+        if here != stored:
+            raise Refused(f"{name}: stored with global shape {stored}, here {here}")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,210 @@
+"""Parts of a state that are loaded first, and may be used before the rest is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt_client.load.contents import Contents
+from ckpt_torch.place import Who
+from ckpt_torch.reading.device_reads import DeviceReads
+from ckpt_torch.reading.loading import LoadJob, names_of
+from ckpt_torch.reading.order import LoadOrder
+
+ALONE = Who(0, 1, None, speaking=False)
+
+
+class Counted(torch.nn.Linear):
+    """A model whose state is asked for by `state_dict()`."""
+
+    given_back = 0
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self.given_back += 1
+        return super().load_state_dict(*args, **kwargs)
+
+
+def state_of(value: float) -> dict[str, Any]:
+    """A model, its optimizer's moments, and something plain."""
+    return {
+        "optimizer": {"exp_avg": torch.full((300, 400), value + 2), "lr": value},
+        "model": {"a": torch.full((500, 70), value), "b": [torch.full((9,), value + 1)]},
+        "seen": [value, 3],
+    }
+
+
+def same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def run_job(
+    url: str, state: dict[str, Any], prefixes: list[str], on_part: Callable[[str], None] | None
+) -> None:
+    """A load into tensors of the state, in this thread."""
+    store = ckpt.open(url)
+    order = LoadOrder(prefixes, names_of(state), on_part)
+    job = LoadJob(state, ALONE, order, strict=False, allow_pickle=False)
+    with (
+        store,
+        store.resolve("order", 1, rank=0, world_size=1) as checkpoint,
+        DeviceReads(()) as devices,
+    ):
+        job.read(checkpoint, devices)
+
+
+@pytest.fixture(scope="module")
+def url(cluster: str) -> str:
+    ckpt_torch.save(state_of(1.0), checkpoint_id=f"{cluster}/order/1")
+    return cluster
+
+
+def test_a_load_with_an_order_is_the_same_load(url: str) -> None:
+    state = state_of(0.0)
+    assert ckpt_torch.load(state, checkpoint_id=f"{url}/order/1", order=["model", "seen"]) == 1
+    assert same(state, state_of(1.0))
+
+
+def test_a_prefix_is_whole_before_the_next_is_read(url: str) -> None:
+    state, expected = state_of(0.0), state_of(1.0)
+    # Plain values are given back after the load.
+    state["optimizer"]["lr"] = 1.0
+    heard = []
+
+    def look(prefix: str) -> None:
+        parts = ((state[key], expected[key]) for key in ("model", "optimizer"))
+        tensors = [same(here, wanted) for here, wanted in parts]
+        heard.append((prefix, *tensors))
+
+    run_job(url, state, ["model/b", "model", "optimizer"], look)
+    assert heard == [("model/b", False, False), ("model", True, False), ("optimizer", True, True)]
+
+
+def test_who_waits_for_a_prefix_can_use_it(url: str) -> None:
+    state = state_of(0.0)
+    loading = ckpt_torch.async_load(state, order=["model"], checkpoint_id=f"{url}/order/1")
+    assert list(loading.prefixes) == ["model"]
+    loading.prefixes["model"].result(60)
+    assert same(state["model"], state_of(1.0)["model"])
+    assert loading.result(60) == 1
+    assert loading.done()
+    assert same(state, state_of(1.0))
+    assert loading.result() == 1
+
+
+def test_objects_get_their_part_once_when_the_result_is_asked_for(url: str) -> None:
+    saved, model = torch.nn.Linear(3, 4), Counted(3, 4)
+    ckpt_torch.save({"net": saved, "n": 5}, checkpoint_id=f"{url}/objects/1")
+    state: dict[str, Any] = {"net": model, "n": 0}
+    loading = ckpt_torch.async_load(state, order=["net"], checkpoint_id=f"{url}/objects/1")
+    loading.prefixes["net"].result(60)
+    assert same(model.state_dict(), saved.state_dict())
+    assert (state["n"], model.given_back) == (0, 0)
+    loading.result(60)
+    loading.result(60)
+    assert (state["n"], model.given_back) == (5, 1)
+
+
+def test_what_was_handed_out_is_not_written_again_when_the_load_begins_again(url: str) -> None:
+    state, tries = state_of(0.0), []
+
+    def fail_once(prefix: str) -> None:
+        tries.append(prefix)
+        if len(tries) == 1:
+            state["model"]["a"].fill_(-1)
+            raise ckpt.Unavailable("a target went away")
+
+    run_job(url, state, ["model", "optimizer"], fail_once)
+    assert tries == ["model", "optimizer"]
+    assert bool((state["model"]["a"] == -1).all())
+    assert same(state["optimizer"]["exp_avg"], state_of(1.0)["optimizer"]["exp_avg"])
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+def test_another_generation_ends_a_load_that_has_handed_out(cluster: str, handed_out: bool) -> None:
+    run, state = "out" if handed_out else "in", state_of(0.0)
+    ckpt_torch.save(state_of(1.0), checkpoint_id=f"{cluster}/{run}/1")
+    order = LoadOrder(["model"], names_of(state), (lambda _: None) if handed_out else None)
+    job = LoadJob(state, ALONE, order, strict=False, allow_pickle=False)
+
+    def overtaken(contents: Contents) -> object:
+        """The step is saved again after the first attempt, which then comes to nothing."""
+        found = job._once(checkpoint, contents, devices)
+        if checkpoint.generation == first:
+            ckpt_torch.save(state_of(5.0), checkpoint_id=f"{cluster}/{run}/1")
+            raise ckpt.Unavailable("a target went away")
+        return found
+
+    with (
+        ckpt.open(cluster) as store,
+        store.resolve(run, 1, rank=0, world_size=1) as checkpoint,
+        DeviceReads(()) as devices,
+    ):
+        first = checkpoint.generation
+        ends = pytest.raises(ckpt.Lost, match=r"model of .* in use.*again from the beginning")
+        with pytest.warns(UserWarning, match="is loaded"), ends if handed_out else nullcontext():
+            checkpoint.read(overtaken)
+    assert same(state["model"], state_of(1.0 if handed_out else 5.0)["model"])
+
+
+def test_an_error_ends_every_future_that_is_not_done(url: str) -> None:
+    state = {**state_of(0.0), "more": torch.zeros(3)}
+    loading = ckpt_torch.async_load(state, order=["model"], checkpoint_id=f"{url}/order/1")
+    for future in (loading.prefixes["model"], loading):
+        with pytest.raises(ckpt.Refused, match="has no more"):
+            future.result(60)
+    assert same(state["model"], state_of(0.0)["model"])
+
+
+def test_nobody_cancels_a_prefix(url: str) -> None:
+    state = state_of(0.0)
+    loading = ckpt_torch.async_load(state, order=["model"], checkpoint_id=f"{url}/order/1")
+    future: Future[None] = loading.prefixes["model"]
+    assert not future.cancel()
+    assert loading.result(60) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [(["model", "modell"], "order names modell"), (["model", "model"], "twice"), (["mod"], "mod")],
+)
+def test_an_order_that_does_not_fit_is_refused(url: str, order: list[str], message: str) -> None:
+    with pytest.raises(ckpt.Refused, match=message):
+        ckpt_torch.load(state_of(0.0), checkpoint_id=f"{url}/order/1", order=order)
+
+
+def test_a_leaf_belongs_to_the_first_prefix_above_it() -> None:
+    names = ["a/b", "a/b/c", "a/bc", "a", "d"]
+    order = LoadOrder(["a/b", "a"], names)
+    assert [order.part_of(name) for name in names] == [0, 0, 1, 1, 2]
+    shadowed = LoadOrder(["a", "a/b"], names)
+    assert [shadowed.part_of(name) for name in names] == [0, 0, 0, 0, 2]
+
+
+def test_parts_are_counted_out_once() -> None:
+    heard: list[str] = []
+    first, second = (
+        CheckpointId(RunName("r"), Step(1), Generation(1, number)) for number in (1, 2)
+    )
+    order = LoadOrder(["a", "b"], ["a/x", "b/x", "c"], heard.append)
+    for number in range(order.part_count):
+        order.hand_out(number, first)
+        order.hand_out(number, first)
+    assert heard == ["a", "b"]
+    assert [order.is_handed_out(number) for number in range(3)] == [True, True, False]
+    order.begin(first)
+    with pytest.raises(ckpt.Lost, match=r"a, b of r@1.* in use"):
+        order.begin(second)
