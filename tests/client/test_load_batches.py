@@ -34,9 +34,9 @@ class LateDevice:
     through: int = 0
     """Copies that were done."""
 
-    def copy_in(self, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> LateMoment:
+    def copy_in(self, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> LatePoint:
         self.queued.extend(zip(sources, targets, strict=True))
-        return LateMoment(self, self.through + len(self.queued))
+        return LatePoint(self, self.through + len(self.queued))
 
     def run_to(self, count: int) -> None:
         if self.lost:
@@ -48,8 +48,8 @@ class LateDevice:
 
 
 @dataclass
-class LateMoment:
-    """See ckpt_client.accelerator.Moment."""
+class LatePoint:
+    """See ckpt_client.accelerator.StreamPoint."""
 
     device: LateDevice
     count: int
@@ -155,6 +155,22 @@ def test_a_slot_that_was_not_sent_is_handed_out_again() -> None:
 
     ring = Ring(make, 2)
     assert ring.take() is ring.take()
+    assert len(made) == 1
+
+
+def test_a_device_that_keeps_up_needs_one_slot() -> None:
+    device = LateDevice()
+    made: list[Bytes] = []
+
+    def make() -> Bytes:
+        made.append(np.zeros(64, np.uint8))
+        return made[-1]
+
+    ring = Ring(make, 4)
+    for _ in range(9):
+        point = device.copy_in([ring.take()], [np.zeros(64, np.uint8)])
+        ring.sent(point)
+        device.run_to(point.count)
     assert len(made) == 1
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ckpt.base.errors import CkptError
-from ckpt_client.accelerator import Moment
+from ckpt_client.accelerator import StreamPoint
 
 Memory = TypeVar("Memory")
 
@@ -27,11 +27,11 @@ class Ring(Generic[Memory]):
     """
 
     def __init__(self, make: Callable[[], Memory], slot_count: int) -> None:
-        """make: gives a slot's memory; asked when a slot is first needed."""
+        """make: gives a slot's memory; asked while none of those that there are is free."""
         self._make = make
         self._slot_count = slot_count
-        #: Slots with the moments when the copies from them are through, in the device's order.
-        self._sent: deque[tuple[Memory, Moment]] = deque()
+        #: Slots with the points when the copies from them are through, in the device's order.
+        self._sent: deque[tuple[Memory, StreamPoint]] = deque()
         #: The slot that is being filled.
         self._taken: Memory | None = None
 
@@ -43,31 +43,32 @@ class Ring(Generic[Memory]):
             self._taken = self._free()
         return self._taken
 
-    def sent(self, moment: Moment) -> None:
-        """Copies from the slot that was taken are queued, and through at `moment`."""
+    def sent(self, point: StreamPoint) -> None:
+        """Copies from the slot that was taken are queued, and through at `point`."""
         assert self._taken is not None
-        self._sent.append((self._taken, moment))
+        self._sent.append((self._taken, point))
         self._taken = None
 
     def wait_copied(self) -> None:
         """Until all that was sent is in the device's memory. Raises Aborted."""
-        for _, moment in self._sent:
-            moment.wait()
+        for _, point in self._sent:
+            point.wait()
 
     def close(self) -> None:
         """As `wait_copied`, and let the memory go. What the device says to that is of no use to
         who gives up; who wants to know has waited before.
         """
-        for _, moment in self._sent:
+        for _, point in self._sent:
             with suppress(CkptError):
-                moment.wait()
+                point.wait()
         self._sent.clear()
         self._taken = None
 
     def _free(self) -> Memory:
-        if len(self._sent) < self._slot_count:
+        is_full = len(self._sent) == self._slot_count
+        if not (is_full or (self._sent and self._sent[0][1].passed)):
             return self._make()
-        memory, moment = self._sent[0]
-        moment.wait()
+        memory, point = self._sent[0]
+        point.wait()
         self._sent.popleft()
         return memory

@@ -20,7 +20,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB, format_bytes
-from ckpt_client.accelerator import Accelerator, Moment
+from ckpt_client.accelerator import Accelerator, StreamPoint
 from ckpt_client.load.batches import ALIGN_BYTES, Batch, BoxPart, WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.ring import Ring
@@ -128,8 +128,11 @@ class _Lane:
         self.ring = Ring(self._slot, SLOTS)
         self._device = device
         self._accelerator: Accelerator = accelerator_of(device)
+        #: Empty: copies wait for what the accelerator's current stream has queued, and beside an
+        #: `async_load` that would be the caller's forward pass.
+        self._stream = torch.Stream(device=device)
         #: What the caller had queued, until it is through: it may still write the tensors.
-        self._before: Moment | None = self._accelerator.now()
+        self._before: StreamPoint | None = self._accelerator.now()
         #: A state that is smaller than a slot needs no more than itself.
         self._needed_bytes = slot_bytes
 
@@ -151,7 +154,8 @@ class _Lane:
         if self._before is not None:
             self._before.wait()
             self._before = None
-        self.ring.sent(self._accelerator.copy_in(sources, targets))
+        with self._stream:
+            self.ring.sent(self._accelerator.copy_in(sources, targets))
 
     def _slot(self) -> torch.Tensor:
         return locked_memory(self._device, self._needed_bytes)
