@@ -1,0 +1,79 @@
+"""`ckptbench gpu`: what a save costs a training on an accelerator."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ckpt.base.errors import CkptError
+from ckpt.base.extras import needing
+from ckpt.base.units import parse_bytes
+from ckpt.erasure.code import Code
+from ckptbench.cluster import BenchCluster, ClusterPlan
+from ckptbench.gpu.plan import GpuFigures, GpuPlan
+from ckptbench.report.gpu_text import gpu_text
+from ckptbench.roofline import describe_machine
+
+NONE = "no accelerator: skipped; --device=cpu measures the host's memory by the same lines"
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0 as well where there is no accelerator, which is said."""
+    parser = argparse.ArgumentParser(
+        prog="ckptbench gpu",
+        description="Saves of tensors on an accelerator, one rank: how long training stands still, "
+        "bandwidth beside a plain copy's, steps with and without saves, a load. Targets check what "
+        "they are sent and drop it, so that no disk is measured.",
+    )
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help="as torch names it [the accelerator]"
+    )
+    parser.add_argument(
+        "--size", type=parse_bytes, default="4Gi", metavar="BYTES", help="of the state [4Gi]"
+    )
+    parser.add_argument("--loops", type=int, default=7, metavar="COUNT", help="that count [7]")
+    parser.add_argument(
+        "--width", type=int, default=4096, metavar="COUNT", help="of the training's layers [4096]"
+    )
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="for what DCP writes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    device = options.device or _accelerator()
+    if not device:
+        print(NONE, file=sys.stderr)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="ckptbench-", dir=options.directory) as name:
+        found = _measured(
+            GpuPlan(device, name, options.size, loops=options.loops, width=options.width)
+        )
+    machine = describe_machine()
+    document = msgspec.json.encode({"machine": machine, "figures": found})
+    print(msgspec.json.format(document).decode() if options.json else gpu_text(found, machine))
+    return 0
+
+
+def _accelerator() -> str:
+    """torch's, empty when there is none. Raises Refused without torch."""
+    with needing("ckpt_torch"):
+        import torch
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "" if found is None else f"{found.type}:0"
+
+
+def _measured(plan: GpuPlan) -> GpuFigures:
+    cluster = ClusterPlan(Code(4, 2), 6, discard=True, tcp=False, directory=Path(plan.directory))
+    with BenchCluster(cluster) as running:
+        line = [sys.executable, "-m", "ckptbench.gpu.measure", msgspec.json.encode(plan).decode()]
+        process = subprocess.run(
+            [*line, running.url, str(running.keep_file)],
+            env=running.environment, stdout=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    if process.returncode:
+        raise CkptError("the measurement ended with an error, which stands above")
+    return msgspec.json.decode(process.stdout, type=GpuFigures)
