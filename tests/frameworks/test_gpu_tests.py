@@ -12,6 +12,11 @@ from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
 )
+from tests.gpu.test_loads import (  # noqa: F401
+    test_a_part_can_be_computed_with_before_the_rest_is_there,
+    test_every_bit_comes_in_through_a_small_ring,
+    test_the_ring_is_refused_where_it_holds_nothing,
+)
 from tests.gpu.test_saves import (  # noqa: F401
     test_a_state_that_grows_has_its_new_memory_locked,
     test_every_bit_comes_back_by_the_long_way_and_by_the_known_form,
