@@ -1,1 +1,1 @@
-"""`ckptbench gpu`: what a save costs a training on an accelerator, or on a CPU by the same lines."""
+"""`ckptbench gpu`: what a save costs a training on an accelerator, or on a CPU alike."""

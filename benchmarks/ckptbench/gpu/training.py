@@ -24,5 +24,7 @@ class GpuTraining:
         self._model(self._inputs).square().mean().backward()
 
     def state(self) -> dict[str, object]:
-        """Of what a save takes."""
-        return {"model": self._model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """As a save takes it."""
+        # DCP's stager takes no OrderedDict (torch 2.11).
+        model = dict(self._model.state_dict())
+        return {"model": model, "optimizer": self.optimizer.state_dict()}

@@ -10,40 +10,19 @@ Staging, for each save:
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, cast
+from typing import cast
 
 import torch
 
 from ckpt.base.errors import Aborted
-from ckpt.base.units import MiB
 from ckpt_client.accelerator import OutPlan, StreamPoint
-from ckpt_client.save.packing import ITEM_ALIGN, SMALL_BYTES, Picker, picker
+from ckpt_torch.device.gathering import GATHER_BYTES, Gathered, runs_of
 from ckpt_torch.device.page_locks import PageLocks, locked_memory
-
-GATHER_BYTES: Final = 16 * MiB
-"""Of device memory, for good, on each device with small tensors; and one slot of locked memory."""
-#: CUDA's gather computes with some types, and by that makes other NaNs of NaNs.
-_BITS: Final = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.bool: torch.uint8,
-    **dict.fromkeys(
-        (
-            torch.float8_e4m3fn,
-            torch.float8_e5m2,
-            torch.float8_e4m3fnuz,
-            torch.float8_e5m2fnuz,
-            torch.float8_e8m0fnu,
-        ),
-        torch.uint8,
-    ),
-}
 
 
 @cache
@@ -81,39 +60,11 @@ class TorchStreamPoint:
             self.event.synchronize()
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Small tensors of one dtype."""
-
-    pick: Picker
-    """Takes their sources."""
-    bits: torch.dtype | None
-    """The type that they are copied as, where their own would not keep every bit."""
-    places: list[torch.Tensor]
-    """Where they go in the device's buffer."""
-
-    def gather(self, sources: Sequence[object]) -> None:
-        """Queue it on the current stream."""
-        picked = cast(Sequence[torch.Tensor], self.pick(sources))
-        bits = self.bits
-        found = list(picked) if bits is None else [source.view(bits) for source in picked]
-        torch._foreach_copy_(self.places, found)
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """Small tensors that lie side by side in their targets: one copy moves them."""
-
-    target: torch.Tensor
-    """Their bytes in host memory, gaps between them included."""
-    groups: list[_Group]
-
-
 @dataclass(slots=True)
 class _Plan:
     """See OutPlan."""
 
-    gathered: list[_Gathered] = field(default_factory=list)
+    gathered: list[Gathered] = field(default_factory=list)
     single: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     """(number of the source, target)."""
 
@@ -146,11 +97,11 @@ class TorchAccelerator:
     def plan_out(self, sources: Sequence[object], targets: Sequence[object]) -> OutPlan:
         plan = _Plan()
         here = cast(Sequence[torch.Tensor], targets)
-        for run in _runs(here):
+        for run in runs_of(here):
             if len(run) == 1:
                 plan.single.append((run[0], here[run[0]]))
             else:
-                plan.gathered.append(self._gathered(run, here))
+                plan.gathered.append(Gathered.of(run, here, self._gather_buffer()))
         return plan
 
     def copy_out(self, plan: OutPlan, sources: Sequence[object], after: StreamPoint) -> StreamPoint:
@@ -203,27 +154,11 @@ class TorchAccelerator:
         with torch.no_grad(), self._stream:
             yield
 
-    def _gathered(self, run: Sequence[int], targets: Sequence[torch.Tensor]) -> _Gathered:
+    def _gather_buffer(self) -> torch.Tensor:
         if self._buffer is None:
             with _device_errors(self.name), self._on_stream():
                 self._buffer = torch.zeros(GATHER_BYTES, dtype=torch.uint8, device=self._device)
-        first = targets[run[0]].data_ptr()
-        by_dtype: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}
-        for number in run:
-            target = targets[number]
-            start = target.data_ptr() - first
-            kind = _BITS.get(target.dtype, target.dtype)
-            place = self._buffer[start : start + target.nbytes].view(kind)
-            numbers, places = by_dtype.setdefault(target.dtype, ([], []))
-            numbers.append(number)
-            places.append(place.view(target.shape))
-        last = targets[run[-1]]
-        memory = _host_bytes(first, last.data_ptr() + last.nbytes - first)
-        groups = [
-            _Group(picker(tuple(numbers)), _BITS.get(kind), places)
-            for kind, (numbers, places) in by_dtype.items()
-        ]
-        return _Gathered(memory, groups)
+        return self._buffer
 
     def _move_out(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if not self._locks.failed:
@@ -256,29 +191,6 @@ def _take_over(crossing: tuple[torch.Tensor, torch.Tensor, TorchStreamPoint] | N
         target.copy_(slot)
 
 
-def _runs(targets: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Numbers of targets that one copy can fill: small ones, side by side; large ones alone."""
-    run: list[int] = []
-    first = end = 0
-    for number, target in enumerate(targets):
-        start, size = target.data_ptr(), target.nbytes
-        beside = 0 <= start - end < ITEM_ALIGN and start + size - first <= GATHER_BYTES
-        if run and not (beside and size < SMALL_BYTES and targets[run[0]].nbytes < SMALL_BYTES):
-            yield run
-            run = []
-        if not run:
-            first = start
-        run.append(number)
-        end = start + size
-    if run:
-        yield run
-
-
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """In C order; a copy of a strided one."""
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _host_bytes(address: int, size: int) -> torch.Tensor:
-    """A view of memory that somebody else keeps."""
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
