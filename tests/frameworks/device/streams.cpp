@@ -248,9 +248,9 @@ void synchronize(Event* event) {
   Machine& m = machine();
   Lock lock(m.mutex);
   count_wait();
-  if (take_fault(WAIT)) throw DeviceError("emulated device: a wait for an event failed");
   const auto marker = event->marker;
   m.changed.wait(lock, [&] { return marker->has_passed; });
+  if (take_fault(WAIT)) throw DeviceError("emulated device: a wait for an event failed");
   raise_error();
 }
 

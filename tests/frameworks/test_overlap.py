@@ -1,0 +1,317 @@
+"""Saves that overlap the training, on a device that forgives nothing: what comes back is the state
+as it was at the call. Six mistakes that an adapter could make are planted one by one, and each is
+found by the check that finds nothing in ckpt_torch as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+from ckpt_client.accelerator import OutPlan, StreamPoint
+from ckpt_torch.device.accelerators import GATHER_BYTES, TorchAccelerator
+from ckpt_torch.device.page_locks import PageLocks
+from tests.frameworks.clusters import local_cluster
+from tests.frameworks.device.emulated import NAME, Emulated, Fault
+
+WAIT_S = 60.0
+State = dict[str, torch.Tensor]
+with_and_without = pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+
+
+@pytest.fixture
+def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
+    with ckpt.open(cluster) as found:
+        yield found
+
+
+def numbers(seed: int, added: int = 0) -> State:
+    """Large tensors and small ones, on the CPU: whole numbers, which every type here has."""
+    maker = torch.Generator().manual_seed(seed)
+
+    def of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return (torch.randint(0, 100, shape, generator=maker) + added).to(dtype)
+
+    return {
+        "large": of(torch.float32, 700, 1000),
+        "large/half": of(torch.bfloat16, 900, 1000),
+        "turned": of(torch.float32, 600, 600).t(),
+        "small/float": of(torch.float16, 1000),
+        "small/int": of(torch.int64, 77, 3),
+        "small/complex": of(torch.complex64, 50),
+        "small/turned": of(torch.float64, 8, 9).t(),
+        "scalar": of(torch.float32),
+        "empty": of(torch.float32, 0, 4),
+    }
+
+
+def on_device(state: State) -> State:
+    """Nothing is under way when this returns."""
+    moved = {name: one.to(NAME) for name, one in state.items()}
+    torch.accelerator.synchronize()
+    return moved
+
+
+def change(state: State) -> None:
+    """As an optimizer's step does: in place, and queued."""
+    for tensor in state.values():
+        tensor.add_(1)
+
+
+def begin(device: Emulated, store: ckpt.Store, name: str, state: State) -> Any:
+    """A save whose call waits for nothing, whatever the device is doing."""
+    waits = device.waits()
+    future = ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging="overlap")
+    assert device.waits() == waits
+    return future
+
+
+def check_loads(store: ckpt.Store, name: str, wanted: State) -> None:
+    """Bit by bit, into host memory."""
+    found = {key: torch.zeros(one.shape, dtype=one.dtype) for key, one in wanted.items()}
+    ckpt_torch.load(found, checkpoint_id=name, store=store)
+    for key, one in wanted.items():
+        assert torch.equal(found[key], one), key
+
+
+def finding(planted: bool) -> AbstractContextManager[object]:
+    """What a check must come to."""
+    return pytest.raises(AssertionError) if planted else nullcontext()
+
+
+# ------------------------------------------------------------------------------------ six mistakes
+
+
+@with_and_without
+def test_a_copy_that_does_not_wait_for_the_caller_s_event(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    state = on_device(numbers(1))
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "now", lambda self: self._record(self._stream))
+    for step in (1, 2):
+        with device.held_stream():
+            change(state)
+            future = begin(device, store, f"event-{planted}/{step}", state)
+            assert future.staged.wait(WAIT_S if planted else 0) == planted
+        future.result(WAIT_S)
+        with finding(planted):
+            check_loads(store, f"event-{planted}/{step}", numbers(1, added=step))
+
+
+@with_and_without
+def test_a_tensor_that_is_freed_under_its_copy(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    whole = TorchAccelerator.copy_out
+
+    def of_passing_clones(
+        self: TorchAccelerator, plan: OutPlan, sources: Sequence[Any], after: StreamPoint
+    ) -> StreamPoint:
+        clones = [source.clone() for source in sources]
+        return whole(self, plan, clones, self.now())
+
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "copy_out", of_passing_clones)
+    for step in (1, 2):
+        with device.held_link():
+            # The caller keeps nothing of the state.
+            future = begin(device, store, f"freed-{planted}/{step}", on_device(numbers(step)))
+            device.wait_held()
+            torch.accelerator.current_stream().synchronize()
+        future.result(WAIT_S)
+        with finding(planted):
+            check_loads(store, f"freed-{planted}/{step}", numbers(step))
+
+
+@with_and_without
+def test_a_tensor_that_is_changed_under_its_copy(
+    device: Emulated, store: ckpt.Store, planted: bool
+) -> None:
+    state = on_device(numbers(1))
+    for step in (1, 2):
+        with device.held_link():
+            future = begin(device, store, f"changed-{planted}/{step}", state)
+            device.wait_held()
+            if not planted:
+                future.staged.follow()
+            change(state)
+        if planted:
+            with pytest.raises(ckpt.Aborted, match="and 8 more changed while rank 0"):
+                future.result(WAIT_S)
+            assert store.steps(f"changed-{planted}") == []
+        else:
+            future.result(WAIT_S)
+            check_loads(store, f"changed-{planted}/{step}", numbers(1, added=step - 1))
+
+
+@with_and_without
+def test_a_guard_that_lets_the_next_step_overtake_the_copy(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    wanted = torch.full((700, 1000), 3.0)
+    parameter = torch.nn.Parameter(wanted.to(NAME))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "follow", lambda self, moment: None)
+    with ckpt_torch.guard(optimizer):
+        for step in (1, 2):
+            with device.held_link():
+                future = begin(device, store, f"guard-{planted}/{step}", {"p": parameter})
+                device.wait_held()
+                waits = device.waits()
+                optimizer.step()
+                assert device.waits() == waits
+                if planted:
+                    torch.accelerator.current_stream().synchronize()
+            future.result(WAIT_S)
+            with finding(planted):
+                check_loads(store, f"guard-{planted}/{step}", {"p": wanted - (step - 1)})
+
+
+@with_and_without
+def test_a_copy_on_a_stream_that_nobody_waits_for(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    @contextmanager
+    def on_the_current_stream(self: TorchAccelerator) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "_on_stream", on_the_current_stream)
+    for step in (1, 2):
+        state = on_device(numbers(step))
+        with device.held_link():
+            future = begin(device, store, f"stream-{planted}/{step}", state)
+            device.wait_held()
+            if planted:
+                future.result(WAIT_S)  # Committed, and nothing has crossed the link.
+            assert future.staged.done == planted
+        future.result(WAIT_S)
+        with finding(planted):
+            check_loads(store, f"stream-{planted}/{step}", numbers(step))
+
+
+@with_and_without
+def test_pages_of_the_arena_that_are_not_locked(
+    device: Emulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    if planted:
+        monkeypatch.setattr(PageLocks, "lock", lambda self, memory: True)
+        monkeypatch.setattr(PageLocks, "unlock", lambda self, memory: None)
+    # A cluster of its own: what was locked for it serves no other test.
+    with local_cluster(tmp_path / "burst") as url, ckpt.open(url) as store:
+        for step in (1, 2):
+            future = begin(device, store, f"pages/{step}", on_device(numbers(step)))
+            future.result(WAIT_S)
+            check_loads(store, f"pages/{step}", numbers(step))
+    out = device.counters().to_host
+    assert out.copies > 0
+    with finding(planted):
+        assert out.unregistered_bytes == 0
+
+
+@with_and_without
+def test_a_caller_that_synchronizes_the_device(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    whole = TorchAccelerator.now
+
+    def after_all(self: TorchAccelerator) -> StreamPoint:
+        torch.accelerator.synchronize()
+        return whole(self)
+
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "now", after_all)
+    for step in (1, 2):
+        state = on_device(numbers(step))
+        with finding(planted):
+            begin(device, store, f"caller-{planted}/{step}", state).result(WAIT_S)
+
+
+# ------------------------------------------------------------------------------------- what is kept
+
+
+def test_the_call_returns_while_the_device_computes_and_the_link_stands(
+    device: Emulated, store: ckpt.Store
+) -> None:
+    state = on_device(numbers(1))
+    futures = []
+    with device.held_link(), device.held_stream():
+        for step in (1, 2, 3):
+            futures.append(begin(device, store, f"returns/{step}", state))
+        assert not any(future.staged.done for future in futures)
+    for step, future in enumerate(futures, start=1):
+        future.result(WAIT_S)
+        check_loads(store, f"returns/{step}", numbers(1))
+
+
+def test_small_tensors_cross_as_few_copies(device: Emulated, store: ckpt.Store) -> None:
+    state = on_device({str(n): torch.full((n % 500,), n % 100) for n in range(3000)})
+    size = sum(tensor.nbytes for tensor in state.values())
+    for step in (1, 2):
+        before = device.counters().to_host
+        begin(device, store, f"few/{step}", state).result(WAIT_S)
+        after = device.counters().to_host
+        assert after.registered_bytes - before.registered_bytes >= size
+        assert after.copies - before.copies <= 2 + size // GATHER_BYTES
+        check_loads(store, f"few/{step}", {name: one.cpu() for name, one in state.items()})
+
+
+def test_an_arena_that_grows_lets_go_of_its_old_pages(device: Emulated, tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "burst") as url, ckpt.open(url) as store:
+        for step in range(1, 5):
+            state = on_device({"a": torch.full((step * 1_000_000,), float(step))})
+            begin(device, store, f"grows/{step}", state).result(WAIT_S)
+            check_loads(store, f"grows/{step}", {"a": torch.full((step * 1_000_000,), float(step))})
+            assert 1 <= device.counters().registrations <= 2
+    assert device.counters().to_host.unregistered_bytes == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.COPY, Fault.WAIT, Fault.ALLOCATION, Fault.DEVICE])
+def test_what_befalls_the_device_ends_the_save_and_leaves_the_last_commit(
+    device: Emulated, store: ckpt.Store, fault: Fault
+) -> None:
+    run = f"fault-{fault.name}"
+    state = on_device(numbers(1))
+    begin(device, store, f"{run}/1", state).result(WAIT_S)
+    if fault is not Fault.DEVICE:
+        device.fail(fault)
+    with device.held_stream():
+        future = begin(device, store, f"{run}/2", state)
+        if fault is Fault.DEVICE:  # Sooner, the call itself would raise it.
+            device.fail(fault)
+    with pytest.raises(ckpt.Aborted, match="the device emulated:0 failed: "):
+        future.result(WAIT_S)
+    assert future.staged.done
+    device.reset()
+    check_loads(store, f"{run}/1", numbers(1))
+    assert store.latest(run) == 1
+    begin(device, store, f"{run}/3", state).result(WAIT_S)
+    check_loads(store, f"{run}/3", numbers(1))
+
+
+def test_other_ranks_hear_what_befell_a_device(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    state = on_device(numbers(1))
+    other = store.save("ranks", 1, {"mine": torch.ones(3).numpy()}, rank=0, world_size=2)
+    with device.held_link():
+        future = begin(device, store, "ranks/1", state)
+        device.wait_held()
+        device.fail(Fault.DEVICE)
+    with pytest.raises(ckpt.Aborted, match="the device is lost"):
+        future.result(WAIT_S)
+    with pytest.raises(ckpt.Aborted, match=r"rank 1.*the device is lost"):
+        other.wait(WAIT_S)
