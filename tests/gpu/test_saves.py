@@ -99,8 +99,13 @@ def test_every_bit_comes_back_by_the_long_way_and_by_the_known_form(
 def test_thousands_of_small_tensors_come_back(store: ckpt.Store, staging: str) -> None:
     for step in (1, 2):
         state = {
-            f"{n:04}": of_kind(KINDS[n % 3], 1 + (n * 37) % 20000, n * step) for n in range(3000)
+            f"{n:04}": of_kind(KINDS[n % 3], 1 + (n * 37) % 20000, n * step) for n in range(2000)
         }
+        for n in range(600):  # Side by side without gaps: by rows, of one axis, two, and turned.
+            alike = of_kind(KINDS[2 + n // 200], 64 * (1 + n % 7), n + step)
+            state[f"row/{n:03}"] = alike if n % 200 < 100 else alike.view(-1, 32)
+            if n % 200 == 150:
+                state[f"row/{n:03}"] = alike.view(32, -1).t()
         name = f"small-{staging}/{step}"
         ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging=staging).result()
         found = like(state)

@@ -68,12 +68,23 @@ class Saver:
         self._dcp.close()
 
 
+class _KeptStager(DefaultStager):  # type: ignore[misc]
+    """async_save of torch 2.11 closes the caller's stager after each save."""
+
+    def close(self) -> None:
+        """Not yet: see `end`."""
+
+    def end(self) -> None:
+        """Let its memory and threads go."""
+        super().close()
+
+
 class _Dcp:
     """torch's asynchronous save, staged as its documentation advises; its files are not synced."""
 
     def __init__(self, directory: Path, *, on_device: bool) -> None:
         self._writer = FileSystemWriter(directory / "dcp", sync_files=False)
-        self._stager = DefaultStager(
+        self._stager = _KeptStager(
             StagingOptions(
                 use_pinned_memory=on_device,
                 use_shared_memory=on_device,
@@ -92,7 +103,7 @@ class _Dcp:
         return _at_once, found.result
 
     def close(self) -> None:
-        self._stager.close()
+        self._stager.end()
 
 
 def _at_once() -> None:

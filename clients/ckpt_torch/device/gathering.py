@@ -42,7 +42,7 @@ class Gathering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """Of one dtype and one axis each, with no gap between them: the cheapest to queue."""
+    """Alike but for their first axis, with no gap between them: the cheapest to queue."""
 
     pick: Picker
     """Takes their sources."""
@@ -90,7 +90,8 @@ class Gathered:
         scattered: dict[torch.dtype, list[int]] = {}
         for row in _rows_of(run, targets):
             if len(row) >= ROW_MIN:
-                groups.append(TensorRow(picker(tuple(row)), _place(row, targets, first, buffer)))
+                place = _place(row, targets, first, buffer).view(-1, *targets[row[0]].shape[1:])
+                groups.append(TensorRow(picker(tuple(row)), place))
             else:
                 scattered.setdefault(targets[row[0]].dtype, []).extend(row)
         for kind, numbers in scattered.items():
@@ -122,14 +123,15 @@ def runs_of(targets: Sequence[torch.Tensor]) -> Iterator[list[int]]:
 
 
 def _rows_of(run: Sequence[int], targets: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Parts of a run without gaps, of one dtype and one axis each; else single targets."""
+    """Parts of a run without gaps, alike but for their first axis; else single targets."""
     row: list[int] = []
     for number in run:
         target, before = targets[number], targets[row[-1]] if row else None
         if before is not None and not (
             before.data_ptr() + before.nbytes == target.data_ptr()
             and before.dtype is target.dtype
-            and before.dim() == target.dim() == 1
+            and before.dim() == target.dim() > 0
+            and before.shape[1:] == target.shape[1:]
         ):
             yield row
             row = []
