@@ -68,23 +68,12 @@ class Saver:
         self._dcp.close()
 
 
-class _KeptStager(DefaultStager):  # type: ignore[misc]
-    """async_save of torch 2.11 closes the caller's stager after each save."""
-
-    def close(self) -> None:
-        """Not yet: see `end`."""
-
-    def end(self) -> None:
-        """Let its memory and threads go."""
-        super().close()
-
-
 class _Dcp:
     """torch's asynchronous save, staged as its documentation advises; its files are not synced."""
 
     def __init__(self, directory: Path, *, on_device: bool) -> None:
         self._writer = FileSystemWriter(directory / "dcp", sync_files=False)
-        self._stager = _KeptStager(
+        self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=on_device,
                 use_shared_memory=on_device,
@@ -92,6 +81,9 @@ class _Dcp:
                 use_non_blocking_copy=on_device,
             )
         )
+
+        # torch 2.11 drops what it has staged into after each save, and then fails at the next.
+        self._stager._state_dict_stager.close = _at_once
 
     def save(self, state: State) -> tuple[Callable[[], object], Callable[[], object]]:
         """What waits for the staging, and for the whole save."""
@@ -103,7 +95,7 @@ class _Dcp:
         return _at_once, found.result
 
     def close(self) -> None:
-        self._stager.end()
+        self._stager.close()
 
 
 def _at_once() -> None:
