@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,28 @@ def test_the_tier_saves_and_loads_what_torch_holds(warm: Warm, tmp_path: Path) -
     flags = ["--ckpt_mode=torch", "--code=2+1", "--targets=3", f"--directory={tmp_path}"]
     assert run(warm, *flags) == ["load"]
     assert run(warm, *flags, "--readers=1") == ["reshard"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["default", "torch"])
+def test_saves_overlap(warm: Warm, tmp_path: Path, mode: str) -> None:
+    flags = [f"--ckpt_mode={mode}", "--staging=overlap", "--code=2+1", "--targets=3"]
+    assert run(warm, *flags, f"--directory={tmp_path}") == ["load"]
+
+
+def test_what_a_save_costs_a_training_is_measured_on_a_cpu_too(tmp_path: Path) -> None:
+    line = ["gpu", "--device=cpu", "--size=16Mi", "--loops=1", "--width=64", "--json"]
+    found = subprocess.run(
+        [sys.executable, "-m", "ckptbench.cli", *line, f"--directory={tmp_path}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    figures = json.loads(found.stdout)["figures"]
+    modes = ["copy", "overlap", "dcp"]
+    assert [row["mode"] for row in figures["staging"]] == [*modes, *modes]
+    assert [row["mode"] for row in figures["training"]] == modes
+    assert all(0 < row["call_s"] <= row["staged_s"] for row in figures["staging"])
+    assert 0 < figures["load"]["first_s"] <= figures["load"]["whole_s"]
+    assert "training: round 1 of 1" in found.stderr
     assert list(tmp_path.iterdir()) == []
 
 

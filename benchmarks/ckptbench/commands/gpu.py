@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
         "--device", default="", metavar="NAME", help="as torch names it [the accelerator]"
     )
     parser.add_argument(
-        "--size", type=parse_bytes, default="4Gi", metavar="BYTES", help="of the state [4Gi]"
+        "--size", type=parse_bytes, default="1Gi", metavar="BYTES", help="of the state [1Gi]"
     )
-    parser.add_argument("--loops", type=int, default=7, metavar="COUNT", help="that count [7]")
+    parser.add_argument("--loops", type=int, default=5, metavar="COUNT", help="that count [5]")
     parser.add_argument(
         "--width", type=int, default=4096, metavar="COUNT", help="of the training's layers [4096]"
     )

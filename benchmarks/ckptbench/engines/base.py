@@ -160,6 +160,7 @@ def engine_settings(options: JobOptions) -> dict[str, str]:
         "direct": str(int(options.direct)),
         "end_fsync": str(int(options.end_fsync)),
         "ckpt_mode": options.ckpt_mode,
+        "staging": options.staging,
         "dcp_mode": options.dcp_mode,
         "orbax_mode": options.orbax_mode,
     }

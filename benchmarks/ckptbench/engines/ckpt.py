@@ -49,8 +49,9 @@ class CkptEngine:
             self._declared = state, declared(state)
         plan, self._save = self.plan, None
         self._save = self.store.save(
-            plan.run, step, self._declared[1], rank=plan.rank, world_size=plan.world_size
-        )
+            plan.run, step, self._declared[1], rank=plan.rank, world_size=plan.world_size,
+            staging=plan.settings.get("staging", "copy"),
+        )  # fmt: skip
 
     def wait(self) -> Done:
         if self._save is None:

@@ -31,8 +31,9 @@ class TorchCkptEngine:
 
     def save(self, step: int, state: State) -> None:
         self._pending = ckpt_torch.async_save(
-            self._tree, checkpoint_id=self._name(step), store=self._store
-        )
+            self._tree, checkpoint_id=self._name(step), store=self._store,
+            staging=self._plan.settings.get("staging", "copy"),
+        )  # fmt: skip
 
     def wait(self) -> Done:
         if self._pending is None:

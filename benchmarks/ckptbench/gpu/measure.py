@@ -67,6 +67,11 @@ def _small(plan: GpuPlan) -> Tensors:
     return {f"s/{n:04}": torch.randn(elements, device=plan.device) for n in range(SMALL_COUNT)}
 
 
+def _tell(progress: str) -> None:
+    """Round 0 is the one that does not count."""
+    sys.stderr.write(f"{progress}\n")
+
+
 def _private_bytes() -> int:
     return proc.private_bytes(os.getpid(), ARENA_NAME)
 
@@ -79,7 +84,8 @@ def _staging(plan: GpuPlan, saver: Saver, name: str, tensors: Tensors) -> list[S
     before = _private_bytes()
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     grown: dict[str, int] = {}
-    for _ in range(1 + plan.loops):
+    for number in range(1 + plan.loops):
+        _tell(f"staging, {name}: round {number} of {plan.loops}")
         for mode in MODES:
             found[mode].append(_one_staging(saver, tensors, mode))
             grown.setdefault(mode, _private_bytes() - before)
@@ -123,7 +129,8 @@ def _training(plan: GpuPlan, saver: Saver) -> list[TrainingRow]:
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     plain: list[float] = []
     with ckpt_torch.guard(training.optimizer) as guard:
-        for _ in range(1 + plan.loops):
+        for number in range(1 + plan.loops):
+            _tell(f"training: round {number} of {plan.loops}")
             plain.append(_steps_s(plan, training))
             for mode in MODES:
                 before_s = guard.waited_s

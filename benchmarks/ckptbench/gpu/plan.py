@@ -23,10 +23,10 @@ class GpuPlan:
     """As torch names it."""
     directory: str
     """Of files that are written, which are removed with it."""
-    size: int = 4 * GiB
+    size: int = GiB
     """Bytes of the large tensors' state."""
     tensors: int = 512
-    loops: int = 7
+    loops: int = 5
     """Saves that count, of each kind; one before them does not."""
     steps: int = 10
     """Of the training after each save."""

@@ -224,6 +224,11 @@ class JobOptions:
                                 "torch": "ckpt_torch.async_save and load, of DTensors"}),
         "how the tier is used",
     )  # fmt: skip
+    staging: str = option(
+        "copy", choice_kind({"copy": "a save returns when it is copied",
+                             "overlap": "before: the copy is beside the training"}),
+        "when ckpt's saves return",
+    )  # fmt: skip
     orbax_mode: str = option(
         "default", choice_kind({"default": "as it is: zstd level 1", "plain": "without a codec"}),
         "how Orbax is used",
