@@ -158,14 +158,14 @@ def stage(
         parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
         packing = known.layout.packing(found) if known is not None and found is not None else None
+        copier = _copier_of(known, found, packing, watched=overlaps)
         digests = digests_of(plain) if who.speaking else {}
     exchange = Exchange(who, shape, digests)
-    if packing is None or known is None:
+    if packing is None or known is None or copier is None:
         holders = exchange.holders()
     else:
         staging_known = _overlap_known if overlaps else _copy_known
-        wholes = _wholes_of(known, found) if overlaps else []
-        save, holders = staging_known(turn, packing, exchange, known, wholes)
+        save, holders = staging_known(turn, packing, copier, exchange, known)
         if save is not None:
             return save
     with turn:
@@ -181,22 +181,28 @@ def stage(
     return turn.overlap(copier) if overlaps else turn.stage(copier)
 
 
-def _wholes_of(known: Known, found: Found | None) -> list[Whole]:
-    """The DTensors of a state of the known form, by the numbers of their arrays."""
-    assert found is not None
-    places = cast(Sequence[int], known.layout.place_of(found)) if found.wholes else ()
-    return [(places[number], cast(torch.Tensor, whole)) for number, whole in found.wholes]
+def _copier_of(
+    known: Known | None, found: Found | None, packing: PackingPlan | None, *, watched: bool
+) -> TorchCopier | None:
+    """Of a state of the known form, as it is now."""
+    if known is None or found is None or packing is None:
+        return None
+    wholes: list[Whole] = []
+    if watched and found.wholes:
+        places = cast(Sequence[int], known.layout.place_of(found))
+        wholes = [(places[number], cast(torch.Tensor, whole)) for number, whole in found.wholes]
+    return TorchCopier(packing.arrays, watched=watched, wholes=wholes)
 
 
 def _copy_known(
-    turn: SaveTurn, packing: PackingPlan, exchange: Exchange, known: Known, _: Sequence[Whole]
+    turn: SaveTurn, packing: PackingPlan, copier: TorchCopier, exchange: Exchange, known: Known
 ) -> tuple[Save | None, Holders]:
     """A state of the known form, copied while the ranks still talk: nearly always they agree. No
     Save, and what they came to, when they do not.
     """
     turn.take(packing)
     try:
-        turn.copy(TorchCopier(packing.arrays))
+        turn.copy(copier)
     except BaseException:
         with suppress(CkptError):
             _agreed(exchange, known)  # The others may have more to say, and wait for an answer.
@@ -213,14 +219,9 @@ def _copy_known(
 
 
 def _overlap_known(
-    turn: SaveTurn,
-    packing: PackingPlan,
-    exchange: Exchange,
-    known: Known,
-    wholes: Sequence[Whole],
+    turn: SaveTurn, packing: PackingPlan, copier: TorchCopier, exchange: Exchange, known: Known
 ) -> tuple[Save | None, Holders]:
     """The same, copied beside the training once the ranks agree."""
-    copier = TorchCopier(packing.arrays, watched=True, wholes=wholes)
     holders = _agreed(exchange, known)
     if holders is not known.holders:
         return None, holders

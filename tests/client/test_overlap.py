@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -173,6 +175,25 @@ def test_a_store_that_is_left_hands_over_first(directory: Path, raises: bool) ->
     with ckpt.open(f"ckpt+local://{directory}") as store:
         store.save(run, 2, state(2.0)).wait(WAIT_S)  # Its stager has sent all before.
         check_loads(store, run, 1, 1.0)
+
+
+def test_a_store_is_left_though_a_copy_cannot_get_its_memory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_client.save.stagers.LEAVE_S", 0.2)
+    store = ckpt.open(f"ckpt+local://{directory}")
+    store.save("stuck", 1, state(1.0)).wait(WAIT_S)
+    (link,) = store._stagers.links.values()
+    os.kill(link.pid, signal.SIGSTOP)
+    try:
+        save = store.save("stuck", 2, state(2.0), staging="overlap")
+        with pytest.raises(ckpt.Unavailable, match="1 saves were not committed"):
+            store.close(timeout_s=0.2)
+        assert save.staged.wait(WAIT_S)
+        with pytest.raises(ckpt.Aborted, match="the store was closed"):
+            save.wait(WAIT_S)
+    finally:
+        os.kill(link.pid, signal.SIGCONT)
 
 
 SCRIPT = """

@@ -71,19 +71,35 @@ def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rank
     pool.close()
 
 
-@pytest.fixture(scope="session")
-def emulated(pytestconfig: pytest.Config) -> Emulated:
-    """The emulated device, compiled when its sources are new; torch knows it from here on."""
-    # Here: torch is imported by those who ask for the device.
-    from tests.frameworks.device.build import built, compiler
-    from tests.frameworks.device.emulated import loaded
+@pytest.fixture(scope="session", autouse=True)
+def emulated_or_none(pytestconfig: pytest.Config) -> Emulated | None:
+    """The emulated device, compiled when its sources are new; torch knows it from here on. None
+    where there is no compiler.
 
-    cxx = compiler()
+    For all tests of a process, and before any of them: autograd makes its queues at a process's
+    first backward pass, for the devices that are there.
+    """
+    import torch
+
+    from tests.frameworks.device.build import built, compiler
+    from tests.frameworks.device.emulated import NAME, loaded
+
+    cxx, cache = compiler(), pytestconfig.cache
     if cxx is None:
-        pytest.skip("NO C++ COMPILER: nothing is shown about accelerators; install g++, or set CXX")
-    cache = pytestconfig.cache
+        return None
     assert cache is not None
-    return loaded(built(cache.mkdir("emulated-device"), cxx))
+    found = loaded(built(cache.mkdir("emulated-device"), cxx))
+    with found.attached():
+        torch.ones(1, device=NAME, requires_grad=True).sum().backward()
+    return found
+
+
+@pytest.fixture(scope="session")
+def emulated(emulated_or_none: Emulated | None) -> Emulated:
+    """The same, for those who need it."""
+    if emulated_or_none is None:
+        pytest.skip("NO C++ COMPILER: nothing is shown about accelerators; install g++, or set CXX")
+    return emulated_or_none
 
 
 @pytest.fixture

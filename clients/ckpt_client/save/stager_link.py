@@ -242,10 +242,17 @@ class StagerLink:
 
     def close(self) -> None:
         """Leave the stager alone; it finishes what it has and goes when idle."""
+        self.give_up()
         self._socket.close()
         with self._news:
-            self._end(Aborted("the store was closed before the outcome was known"))
             self._halves.clear()
+
+    def give_up(self) -> None:
+        """Whoever waits for the stager hears that the store was closed."""
+        with self._news:
+            self._end(Aborted("the store was closed before the outcome was known"))
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes a thread that reads it.
 
     def park(self) -> bool:
         """`close`, and keep the line for another store. False when it is closed after all: it does

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from typing import Final
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step
@@ -18,6 +19,11 @@ from ckpt_client.save.parked_stagers import find_stager, park
 from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings
+
+
+LEAVE_S: Final = 10.0
+"""A save that is not copied by then waits for memory, or for a stager that is stopped: it ends with
+its store."""
 
 
 class Stagers:
@@ -125,6 +131,9 @@ class Stagers:
         """Let go of all: they finish what was handed over, and the next store finds them."""
         self._parked = True
         # What is copied is handed over, and no accelerator copies into memory that is let go.
+        if not self.beside.drain(LEAVE_S):
+            for link in self.links.values():
+                link.give_up()
         self.beside.close()
         for link in self.links.values():
             park(self._connection.cluster, link)

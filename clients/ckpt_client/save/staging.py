@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckpt.base.errors import Aborted, CkptError
@@ -133,6 +134,15 @@ class Staging:
         """Ask for memory and copy into it: the seconds that its first touch took, None when the
         save is skipped. on_queued: called when all is copied, or queued on a device.
         """
+        try:
+            return self._copied_into_half(copier, on_queued)
+        except BaseException:
+            # The half is another save's next: nothing may be on its way into it.
+            with suppress(CkptError):
+                copier.finish()
+            raise
+
+    def _copied_into_half(self, copier: Copier, on_queued: Callable[[], None]) -> float | None:
         half_bytes, policy = self.packing.layout.half_bytes, self.settings.when_full
         early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy)
         if early is not None:
