@@ -20,7 +20,6 @@ from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings
 
-
 LEAVE_S: Final = 10.0
 """A save that is not copied by then waits for memory, or for a stager that is stopped: it ends with
 its store."""
