@@ -20,6 +20,7 @@ import ckpt
 from ckpt_client.save.handle import Save
 from ckpt_client.save.overlap import SampledCopier, sample
 from tests.client.clikit import run as command
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 
@@ -131,7 +132,8 @@ def test_a_copy_that_fails_ends_the_save_on_all_ranks_and_the_next_save_raises_i
     save, copier = held(store, "failed", 1, state(1.0), "the link fell off", rank=1, world_size=2)
     copier.may_copy.set()
     assert save.staged.wait(WAIT_S)
-    with pytest.raises(ckpt.Aborted, match=r"rank 1.*the link fell off"):
+    # Seldom the coordinator takes rank 1 for gone before it hears the reason.
+    with pytest.raises(ckpt.Aborted, match=r"rank 1.*(the link fell off|before it handed over)"):
         other.wait(WAIT_S)
     with pytest.raises(ckpt.Aborted, match=r"failed@1.*the link fell off"):
         store.save("failed", 2, state(1.0))
@@ -206,7 +208,8 @@ store.save("ends", 1, {"a": np.ones(4_000_000)}, staging="overlap")
 def test_a_script_that_ends_without_closing_has_saved(store: ckpt.Store, directory: Path) -> None:
     url = f"ckpt+local://{directory}"
     subprocess.run([sys.executable, "-c", SCRIPT, url], check=True, timeout=WAIT_S)
-    found = store.load("ends", 1, timeout_s=WAIT_S)
+    wait_until(lambda: store.latest("ends") == 1, "the stager's commit", WAIT_S)
+    found = store.load("ends", 1)
     assert isinstance(found, dict)
     assert float(found["a"].sum()) == 4_000_000
 
