@@ -265,6 +265,7 @@ class StagerShell:
             self._desk.leave()
         if self._trainer.process_ended():
             if not self._machine.trainer_ended:
+                log("info", "the trainer's process has ended", pid=self._attach.pid)
                 self._handle(TrainerEnded(now_us()))
         elif attached and self._trainer.ended():
             self._handle(TrainerDetached(now_us()))
