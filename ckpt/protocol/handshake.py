@@ -9,7 +9,8 @@
                                                          mac_c is right: the client knows it too
                                          <-------------  ServerProof(cluster, role, name, boot,
                                                          epoch) or Failed, already under the
-                                                         session's key
+                                                         session's key; of a coordinator that
+                                                         stands by: Failed(leader)
 
     offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s
     claim = offer | name | cluster | server | wire      each part of both with its length; wire from
@@ -45,7 +46,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from ckpt.base.errors import PeerError, Refused, Unauthorized, error_from_wire
+from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.ids import BootId, Epoch
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
@@ -87,6 +88,16 @@ class Identity:
     """A target's id; empty for the coordinator."""
     boot: BootId
     epoch: Epoch = Epoch(0)
+    coordinators: tuple[str, ...] = ()
+    """Of a coordinator, as HOST:PORT: where all of its cluster listen."""
+
+
+class Elsewhere(Unavailable):
+    """A standby answered: who can answer listens at `leader`, HOST:PORT."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message, hint=failed.hint)
+        self.leader = failed.leader
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,8 @@ class Established:
     borrows: bool = False
     """Bulks may be lent to it."""
     wire: Wire = Wire.PLAIN
+    coordinators: tuple[str, ...] = ()
+    """Where all coordinators of the cluster listen, as HOST:PORT; empty where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +223,7 @@ class ClientHandshake:
             raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
             proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
-            proof.borrows, proof.wire,
+            proof.borrows, proof.wire, proof.coordinators,
         )  # fmt: skip
 
 
@@ -304,7 +317,14 @@ class ServerHandshake:
             self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire
         )
         return ServerProof(
-            mine.cluster, mine.role, mine.name, mine.boot, mine.epoch, self._borrows, wire
+            mine.cluster,
+            mine.role,
+            mine.name,
+            mine.boot,
+            mine.epoch,
+            self._borrows,
+            wire,
+            mine.coordinators,
         )
 
 
@@ -329,6 +349,8 @@ def _common_version(theirs: int) -> int:
 
 
 def _failure(failed: Failed) -> Exception:
+    if failed.leader:
+        return Elsewhere(failed)
     retry = None if failed.retry_after_us is None else failed.retry_after_us / US_PER_S
     return error_from_wire(failed.code, failed.message, failed.hint, retry)
 

@@ -33,6 +33,7 @@ from ckpt.protocol.handshake import (
     NAME_BYTES_MAX,
     Caller,
     ClientHandshake,
+    Elsewhere,
     Established,
     HandshakeState,
     Identity,
@@ -229,6 +230,24 @@ def test_whom_the_server_has_no_room_for_is_told_so_once_it_has_proved_itself() 
     with pytest.raises(Unauthorized):
         b.receive(ClientProof(bytes(32), "x"))
     assert asked == [Role.STAGER], "a stranger learns nothing"
+
+
+def test_a_standby_says_who_leads_to_whoever_proves_itself() -> None:
+    coordinator = Identity("cluster-a", Role.COORDINATOR, "", BootId(7))
+    aside = Failed(Unavailable.code, "b leads", leader="10.0.0.2:7070")
+    b = ServerHandshake(
+        secret=SECRET, identity=coordinator, nonce=b"s" * 32, admit=lambda _role: aside
+    )
+    with pytest.raises(Elsewhere, match="b leads") as caught:
+        shake(client(server_role=Role.COORDINATOR), b)
+    assert caught.value.leader == "10.0.0.2:7070"
+
+
+def test_the_leader_names_all_coordinators() -> None:
+    everybody = ("10.0.0.1:7070", "10.0.0.2:7070")
+    coordinator = Identity("cluster-a", Role.COORDINATOR, "", BootId(7), coordinators=everybody)
+    b = ServerHandshake(secret=SECRET, identity=coordinator, nonce=b"s" * 32)
+    assert shake(client(server_role=Role.COORDINATOR), b).coordinators == everybody
 
 
 def test_a_client_checks_the_names_itself() -> None:

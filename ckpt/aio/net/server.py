@@ -32,6 +32,7 @@ import contextlib
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -57,6 +58,8 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import NONCE_BYTES, Established, Identity, ServerHandshake
 
+TurnAway = Callable[[Role], Failed | None]
+
 _LINGER_STEP_S: Final = 0.01
 _STAYS_IN_NEED: Final = frozenset({Role.ADMIN, Role.TARGET, Role.COORDINATOR})
 _SESSIONS_SHARE: Final = 3, 4
@@ -75,14 +78,19 @@ def serve(
     pool: SlotPool,
     limits: ServerLimits | None = None,
     bulks: BulkRules | None = None,
+    turn_away: TurnAway = lambda _role: None,
 ) -> Server:
     """Listen on a TCP `(host, port)`, a Unix path, or both, in the running loop.
+
+    `turn_away` is asked for each peer that proved itself: what it hears when it cannot stay.
 
     Port 0 takes a free one. A Unix path at which nobody answers any more is taken over; Busy when
     somebody does. Raises Unavailable when the address cannot be had.
     """
     assert listen is not None or unix is not None
-    server = Server(handler, secret, identity, pool, limits or ServerLimits(), bulks or BulkRules())
+    server = Server(
+        handler, secret, identity, pool, limits or ServerLimits(), bulks or BulkRules(), turn_away
+    )
     try:
         if listen is not None:
             server.listen_tcp(*listen)
@@ -105,16 +113,19 @@ class Server:
         pool: SlotPool,
         limits: ServerLimits,
         bulks: BulkRules,
+        turn_away: TurnAway,
     ) -> None:
         self.port = 0
         """Of TCP; 0 without."""
         self.unix: str | None = None
         self.epoch = identity.epoch
         """Goes out with every frame; the owner sets it."""
+        self.identity = identity
+        """What peers hear from now on, but for its epoch; the owner may set another one."""
         self.limits = limits
         self._handler = handler
         self._secret = secret
-        self._identity = identity
+        self._turn_away = turn_away
         self._pool = pool
         self._bulks = bulks
         self._loop = asyncio.get_running_loop()
@@ -177,7 +188,7 @@ class Server:
             self._cuts[Cut.GONE] += 1
             sock.close()
             return
-        identity = replace(self._identity, epoch=self.epoch)
+        identity = replace(self.identity, epoch=self.epoch)
         borrows = self._bulks.borrows and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
             secret=self._secret,
@@ -214,6 +225,10 @@ class Server:
 
     def _admit(self, role: Role) -> Failed | None:
         """What a peer hears that proved itself and cannot stay; the handshake asks."""
+        return self._turn_away(role) or self._short(role)
+
+    def _short(self, role: Role) -> Failed | None:
+        """Sessions or descriptors are used up."""
         sessions = len(self._watches) - len(self._door.seats)
         if sessions < self._sessions_max and not self._door.is_short():
             return None
@@ -221,7 +236,7 @@ class Server:
             return None
         self._turned_away += 1
         return Failed(
-            Unavailable.code, f"the {self._identity.role.value} {self.need()}", DESCRIPTORS_REMEDY
+            Unavailable.code, f"the {self.identity.role.value} {self.need()}", DESCRIPTORS_REMEDY
         )
 
     def need(self) -> str:

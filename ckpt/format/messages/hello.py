@@ -83,6 +83,8 @@ class ServerProof(Struct, frozen=True, gc=False):
     """It takes bulks where they lie, see ckpt.aio.lending."""
     wire: Wire = Wire.PLAIN
     """From here on, in both directions."""
+    coordinators: tuple[str, ...] = ()
+    """Of a coordinator: where all of the cluster listen, as HOST:PORT; empty where it is single."""
 
 
 class Failed(Struct, frozen=True, gc=False):
@@ -92,6 +94,8 @@ class Failed(Struct, frozen=True, gc=False):
     message: str
     hint: str = ""
     retry_after_us: int | None = None
+    leader: str = ""
+    """Of a standby's answer to a proof: where the coordinator listens that leads, as HOST:PORT."""
 
 
 class CancelRequest(Struct, frozen=True, gc=False):
