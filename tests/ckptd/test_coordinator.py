@@ -163,7 +163,7 @@ def test_a_target_that_obeyed_another_catalogs_term_proves_this_one_old_for_good
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    from ckptd.coordinator.daemon import CoordinatorConfig
+    from ckptd.coordinator.config import CoordinatorConfig
 
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), listen="nowhere")
@@ -174,7 +174,7 @@ def test_options_that_cannot_be_are_refused() -> None:
 
 
 def test_its_options_are_what_the_machine_goes_by() -> None:
-    from ckptd.coordinator.daemon import CoordinatorConfig
+    from ckptd.coordinator.config import CoordinatorConfig
 
     policy = CoordinatorConfig(Path("d"), orphan_grace_s=5, spare_count=2, keep=3).policy("c")
     assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (5_000_000, 2, 3)

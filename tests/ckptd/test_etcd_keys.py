@@ -132,7 +132,7 @@ def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
     _, _, section = page.partition("## Catalog in etcd")
     rows = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
     shapes = {row: re.compile(re.sub("[A-Z]+", "[^/]+", row)) for row in rows}
-    stored, written = Keys(), {"meta", "leader", "term", "sequence"}
+    stored, written = Keys(), {"meta", "leader", "term", "sequence", "coordinator/a"}
     for entry in [*every_entry(), LaunchEntered(RUN, SEVEN, Rank(0), "host/1/x")]:
         written |= stored.write(entry).values.keys()
     met = {

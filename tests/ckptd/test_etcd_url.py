@@ -8,7 +8,7 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckptd.catalog.etcd.url import parse_etcd_url
-from ckptd.coordinator.daemon import CoordinatorConfig
+from ckptd.coordinator.config import CoordinatorConfig
 
 
 def test_a_url_says_all_of_it() -> None:

@@ -57,6 +57,9 @@ class FakeReports:
     def metrics(self) -> str:
         return "ckpt_target_up 1\n"
 
+    def why_not_ready(self) -> str:
+        return "not ready"
+
     def is_ready(self) -> bool:
         return self.ready
 

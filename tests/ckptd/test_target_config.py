@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
-from ckptd.coordinator.daemon import CoordinatorConfig
+from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.log import JsonLines
 from ckptd.target.daemon import TargetConfig
 

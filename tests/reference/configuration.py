@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.cli import load
-from ckptd.coordinator.daemon import CoordinatorConfig
+from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.drain.daemon import DrainConfig
 from ckptd.local.cluster_file import ClusterFile, ClusterOptions, load_or_create
 from ckptd.local.supervisor import LocalConfig

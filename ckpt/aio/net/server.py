@@ -371,13 +371,23 @@ class Server:
             turned_away=self._turned_away,
         )
 
-    async def close(self, *, linger_s: float = 1.0) -> None:
-        """Stop listening, let queued frames leave for at most `linger_s`, close every session."""
-        self._stop_listening()
+    async def part(self, reason: str, *, linger_s: float = 0.0) -> None:
+        """Let queued frames leave for at most `linger_s`, then end every session."""
+        await self._linger(linger_s)
+        for watch in list(self._watches.values()):
+            if watch.channel.peer is not None:
+                self._end(watch.channel, Cut.CLOSED, reason)
+
+    async def _linger(self, linger_s: float) -> None:
         deadline_us = now_us() + int(linger_s * US_PER_S)
         # Asked again and again, as happens once in a life.
         while now_us() < deadline_us and self.statistics().queued_bytes:  # noqa: ASYNC110
             await asyncio.sleep(_LINGER_STEP_S)
+
+    async def close(self, *, linger_s: float = 1.0) -> None:
+        """Stop listening, let queued frames leave for at most `linger_s`, close every session."""
+        self._stop_listening()
+        await self._linger(linger_s)
         self.abandon()
         # After the calls of `closed`.
         said = self._loop.create_future()

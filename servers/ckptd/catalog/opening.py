@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt.aio.catalog import Catalog
 from ckpt.base.errors import Refused
-from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
 from ckptd.catalog.file import keep_cluster, kept_cluster
 from ckptd.catalog.sqlite import CATALOG_NAME, SqliteCatalog
 from ckptd.directory import make_directory
@@ -27,20 +27,10 @@ async def open_catalog(
 
 
 async def _open_etcd(directory: Path, cluster: str | None, new_cluster: str, url: str) -> Catalog:
-    """The directory keeps the cluster's id as beside a file: an etcd that was emptied does not make
-    a new cluster.
-    """
     # aiohttp's client, which a coordinator with a file does without.
     from ckptd.catalog.etcd.catalog import EtcdCatalog
 
-    etcd = parse_etcd_url(url)
-    make_directory(directory)
-    if (directory / CATALOG_NAME).exists():
-        raise Refused(
-            f"{directory} has a catalog in SQLite, and {etcd} would be another one",
-            hint="leave --catalog out, or give a directory of its own for the catalog in etcd",
-        )
-    cluster = kept_cluster(directory, cluster)
+    etcd, cluster = etcd_place(directory, cluster, url)
     catalog = await EtcdCatalog.open(etcd, cluster, new_cluster)
     try:
         keep_cluster(directory, catalog.cluster)
@@ -48,3 +38,18 @@ async def _open_etcd(directory: Path, cluster: str | None, new_cluster: str, url
         await catalog.close()
         raise
     return catalog
+
+
+def etcd_place(directory: Path, cluster: str | None, url: str) -> tuple[EtcdUrl, str | None]:
+    """Where it lies, and the cluster that it must be of; None when nobody knows yet. The directory
+    keeps the cluster's id as beside a file: an etcd that was emptied does not make a new cluster.
+    Raises Refused.
+    """
+    etcd = parse_etcd_url(url)
+    make_directory(directory)
+    if (directory / CATALOG_NAME).exists():
+        raise Refused(
+            f"{directory} has a catalog in SQLite, and {etcd} would be another one",
+            hint="leave --catalog out, or give a directory of its own for the catalog in etcd",
+        )
+    return etcd, kept_cluster(directory, cluster)

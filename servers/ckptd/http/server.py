@@ -84,6 +84,9 @@ class Reports(Protocol):
     def is_ready(self) -> bool:
         """Whether it can do its part of a save now."""
 
+    def why_not_ready(self) -> str:
+        """One line for people, when it cannot."""
+
 
 class Answers(Protocol):
     """What else a coordinator can be asked; it answers this at once, from memory, as well."""
@@ -269,8 +272,9 @@ class HttpPlane:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        ready = self._reports.is_ready()
-        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "not ready\n")
+        if self._reports.is_ready():
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text=f"{self._reports.why_not_ready()}\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         # The version is part of Prometheus' content type; aiohttp's own argument cannot carry it.

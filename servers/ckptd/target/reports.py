@@ -31,6 +31,10 @@ class TargetReports:
         shell.begin_probe()
         self._serving = shell, server, pool
 
+    def why_not_ready(self) -> str:
+        """One line."""
+        return "not ready"
+
     def is_ready(self) -> bool:
         """It is joined to the coordinator, its device takes writes, and nobody asked it to stop."""
         if self._serving is None or self._stop.is_set():

@@ -6,7 +6,7 @@ ticket that waits; who was deposed stores nothing more (`fence`).
 Plan: the keys hold the folded image, whole values (`values`). One task of the coordinator's loop
 folds all tickets that have gathered, as far as one transaction takes them, writes, acknowledges
 them, and goes on. While etcd does not answer they wait: nothing fails but a start, and `close`.
-Another task keeps the lease, and compacts what is old (`history`).
+A keeper renews the lease, and compacts what is old (`lease`).
 
 Invariants
 - One transaction at a time is on its way. Tickets are acknowledged in order.
@@ -25,14 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
-from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
-from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta
+from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.folding import Writes, fold
 from ckptd.catalog.etcd.history import RevisionHistory
-from ckptd.catalog.etcd.loading import load
+from ckptd.catalog.etcd.lease import LeaseKeeper
+from ckptd.catalog.etcd.loading import images_of
+from ckptd.catalog.etcd.opening import admitted, all_keys
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.sqlite import write_copy
 
@@ -42,13 +44,6 @@ CLOSE_S: Final = 10.0
 """So long an end waits for one."""
 TICKETS_WAITING_MAX: Final = 1 << 20
 """Above it etcd has stood still for minutes: better to stop than to grow."""
-_PAGES: Final = (
-    (keys.FIRST, "placement/", 1000),
-    ("placement/", "placement0", 64),
-    ("placement0", keys.LAST, 1000),
-)
-"""Ranges of names, and how many are asked for at once: a placement may have a megabyte."""
-KEEPS_PER_LEASE: Final = 3
 
 Copied = Callable[[CkptError | None], None]
 
@@ -67,16 +62,18 @@ class EtcdCatalog:
     """
 
     def __init__(
-        self, client: EtcdClient, space: FencedSpace, fence: Fence, cluster: str,
-        images: tuple[CatalogImage, CatalogImage], keeper: asyncio.Task[None],
+        self, space: FencedSpace, fence: Fence, cluster: str,
+        images: tuple[CatalogImage, CatalogImage], keeper: LeaseKeeper,
     ) -> None:  # fmt: skip
         """`images`: the caller's and the writer's, alike."""
         self.cluster = cluster
         self.image, folded = images
-        self._client = client
+        self.keeper = keeper
+        """Of the fence's lease."""
+        #: What is mine alone, and ends with me.
+        self._client: EtcdClient | None = None
         self._space = space
         self._fence = fence
-        self._keeper = keeper
         #: What is stored, and what is on its way.
         self._folded = folded
         #: Tickets and copies that wait, in order.
@@ -89,7 +86,7 @@ class EtcdCatalog:
         self._closing = False
         self._failure: CkptError | None = None
         self._writer: asyncio.Task[None] | None = None
-        keeper.add_done_callback(lambda _task: self._changed.set())
+        keeper.on_ended(self._changed.set)
 
     @classmethod
     async def open(
@@ -102,13 +99,38 @@ class EtcdCatalog:
         `history` says what is compacted.
         """
         client = EtcdClient(url)
+        space = FencedSpace(client)
         try:
-            return await _opened(
-                client, cluster, new_cluster, patience_s, history or RevisionHistory()
-            )
+            deadline = asyncio.get_running_loop().time() + patience_s
+            meta = await admitted(client, space, cluster, new_cluster, deadline)
+            began_us = now_us()
+            fence = await space.take(deadline)
+            keeper = LeaseKeeper(space, fence, history or RevisionHistory(), began_us)
+            catalog = await cls.load(space, fence, meta.cluster, keeper, deadline)
         except BaseException:
             await client.close()
             raise
+        catalog._client = client
+        return catalog
+
+    @classmethod
+    async def load(
+        cls, space: FencedSpace, fence: Fence, cluster: str, keeper: LeaseKeeper, deadline: float
+    ) -> EtcdCatalog:  # fmt: skip
+        """What there is, under a fence that was taken and is kept. When it raises, the keeper is
+        closed and the leader's key free. Raises Busy when the fence is lost, Corrupt, Unavailable.
+        """
+        try:
+            pairs = await all_keys(space, deadline)
+            # Not on the loop: while it stood still the lease would run out.
+            images = await asyncio.to_thread(images_of, fence.term, pairs)
+            # Whoever took it over meanwhile may have written between two pages.
+            await space.write(fence, Writes(), deadline)
+        except BaseException:
+            await keeper.close()
+            await space.free(fence)
+            raise
+        return cls(space, fence, cluster, images, keeper)
 
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
@@ -134,17 +156,27 @@ class EtcdCatalog:
         self._changed.set()
         if self._writer is not None:
             await asyncio.gather(self._writer, return_exceptions=True)
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        await self.keeper.close()
         await self._space.free(self._fence)
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
+
+    async def abandon(self) -> None:
+        """In the place of `close`, where the fence is lost, or may be: nothing more is sent, what
+        waits hears nothing. What is on its way may be stored still.
+        """
+        self._closing = True
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+        await self.keeper.close()
 
     def _queue(self, work: Persist | tuple[Path, Copied]) -> None:
         assert not self._closing
         if self._failure is not None:
             raise self._failure
         if len(self._waiting) >= TICKETS_WAITING_MAX:
-            raise Unavailable(f"{self._client.url} does not answer")
+            raise Unavailable(f"{self._space.url} does not answer")
         self._waiting.append(work)
         self._changed.set()
 
@@ -171,7 +203,7 @@ class EtcdCatalog:
         """Waits for some. False at the end. Raises Busy once the lease has run out."""
         while not (self._waiting or self._next or self._unfit or self._closing):
             self._changed.clear()
-            if self._keeper.done():
+            if self.keeper.ended:
                 # Only etcd knows whether the key went with it.
                 await self._store(Writes())
             await self._changed.wait()
@@ -227,7 +259,7 @@ class EtcdCatalog:
                 await asyncio.wait((task,), timeout=CLOSE_S)
             if not task.done():
                 raise Unavailable(
-                    f"{self._client.url} does not answer: what waits may not be stored",
+                    f"{self._space.url} does not answer: what waits may not be stored",
                     hint="the next start finds what is",
                 )
             task.result()
@@ -258,70 +290,3 @@ def _show_defect(writer: asyncio.Task[None]) -> None:
     """To the loop's handler, which ends a daemon: else its tickets would wait for ever."""
     if not writer.cancelled():
         writer.result()
-
-
-# --------------------------------------------------------------------------- opening
-
-
-async def _opened(
-    client: EtcdClient, cluster: str | None, new_cluster: str, patience_s: float,
-    history: RevisionHistory,
-) -> EtcdCatalog:  # fmt: skip
-    deadline = asyncio.get_running_loop().time() + patience_s
-    space = FencedSpace(client)
-    await client.check_version(deadline)
-    found = await space.meta(deadline)
-    if found is not None and cluster not in (None, found.cluster):
-        raise Refused(
-            f"the catalog in {client.url} is of cluster {found.cluster}, not {cluster}",
-            hint="name its own prefix, or leave the other cluster's id out",
-        )
-    await space.check_limits(deadline)
-    meta = found or Meta(keys.SCHEMA_VERSION, cluster or new_cluster)
-    fence = await space.take(meta, found is None, deadline)
-    keeper = asyncio.create_task(_keep(space, fence, history))
-    try:
-        pairs = await _all_keys(space, deadline)
-        # Not on the loop: while it stood still the lease would run out.
-        images = await asyncio.to_thread(_loaded, fence.term, pairs)
-        # Whoever took it over meanwhile may have written between two pages.
-        await space.write(fence, Writes(), deadline)
-    except BaseException:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        await space.free(fence)
-        raise
-    return EtcdCatalog(client, space, fence, meta.cluster, images, keeper)
-
-
-def _loaded(term: int, pairs: list[tuple[str, bytes]]) -> tuple[CatalogImage, CatalogImage]:
-    """The same twice, of which neither is changed with the other: half of a deep copy's time."""
-    return load(term, pairs), load(term, pairs)
-
-
-async def _all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
-    for start, end, limit in _PAGES:
-        while True:
-            page = await space.page(start, end, limit, deadline)
-            found += page
-            if len(page) < limit:
-                break
-            start = f"{page[-1][0]}\0"
-    return found
-
-
-async def _keep(space: FencedSpace, fence: Fence, history: RevisionHistory) -> None:
-    """Until the lease has ended, or may have; with it goes what nobody needs any more."""
-    clock = asyncio.get_running_loop().time
-    while True:
-        await asyncio.sleep(fence.lease_s / KEEPS_PER_LEASE)
-        try:
-            revision = await space.keep(fence)
-        except Unavailable:
-            continue  # The next one may reach it; what is written finds out.
-        if not revision:
-            return
-        old = history.note(clock(), revision)
-        if old is not None:
-            await space.compact(old)

@@ -22,18 +22,21 @@ import asyncio
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused, Unavailable
+from ckpt.protocol.coordinator.leading import KeyHolder
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, REQUEST_BYTES_MAX, Writes
+from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     Compact,
     Compacted,
@@ -76,13 +79,27 @@ class Meta(Struct, frozen=True):
 
 
 class Leader(Struct, frozen=True):
-    """Of `leader`: for people, and to know one's own."""
+    """Of `leader`: for people, to know one's own, and where it listens."""
 
     process: str
     host: str
     pid: int
     term: int
     lease_s: int
+    id: str = ""
+    address: str = ""
+    since_s: float = 0.0
+    """By its own wall clock, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaigner:
+    """What the leader's key says of who takes it."""
+
+    id: str = ""
+    address: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
 
 
 @dataclass(slots=True)
@@ -102,10 +119,17 @@ class Fence:
 class FencedSpace:
     """I take the catalog below a prefix, and write to it under my fence."""
 
-    def __init__(self, client: EtcdClient) -> None:
+    def __init__(self, client: EtcdClient, me: Campaigner | None = None) -> None:
+        self.process = secrets.token_hex(16)
+        """Says to others, and to me, that the leader's key is mine."""
+        self._me = me or Campaigner()
         self._client = client
         self._space = keys.KeySpace(client.url.prefix)
-        self._own = secrets.token_hex(16)
+
+    @property
+    def url(self) -> EtcdUrl:
+        """Where it lies."""
+        return self._client.url
 
     # ----------------------------------------------------------------------- reading
 
@@ -162,44 +186,61 @@ class FencedSpace:
 
     # ----------------------------------------------------------------------- taking
 
-    async def take(self, meta: Meta, is_new: bool, deadline: float) -> Fence:
+    async def begin(self, meta: Meta, deadline: float) -> Meta:
+        """Make the catalog, which has nothing yet; returns what it is now, also where another
+        coordinator was faster.
+        """
+        name = self._space.full(keys.META)
+        absent = Compare(name, "VERSION", version=0)
+        request = Transaction((absent,), (_put(name, encode(meta)),))
+        await self._client.call("kv/txn", request, TransactionDone, deadline)
+        made = await self.meta(deadline)
+        if made is None:
+            raise Unavailable(f"{self._client.url} was emptied while it was begun")
+        return made
+
+    async def holder(self, deadline: float) -> KeyHolder | None:
+        """Who has the leader's key now; None: nobody."""
+        found = await self._one(keys.LEADER, deadline)
+        return None if found is None else _holder(found)
+
+    async def take(self, deadline: float) -> Fence:
         """Begin a term. Waits for the lease of who may be gone; raises Busy when they are not."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            holder = await self._one(keys.LEADER, deadline)
-            if holder is None:
-                fence = await self._try_to_take(meta, is_new, deadline)
+            found = await self._one(keys.LEADER, deadline)
+            if found is None:
+                fence = await self.try_to_take(deadline)
                 if fence is not None:
                     return fence
             waited_s = loop.time() - began
-            if holder is not None and waited_s > HELD_LEASES * _lease_s(holder):
-                raise Busy(f"{_who(holder)} works on {self._client.url}")
-            if holder is None and loop.time() > deadline:
+            if found is not None and waited_s > HELD_LEASES * _lease_s(found):
+                raise Busy(f"{_who(found)} works on {self._client.url}")
+            if found is None and loop.time() > deadline:
                 raise Unavailable(f"{self._client.url} is slow: a lease of {LEASE_S} s runs out")
             await asyncio.sleep(_LOOK_S)
 
-    async def _try_to_take(self, meta: Meta, is_new: bool, deadline: float) -> Fence | None:
-        """None when something moved on the way. Raises Busy when the catalog is begun meanwhile."""
-        if (await self._one(keys.META, deadline) is None) is not is_new:
-            raise Busy(f"another coordinator has just begun {self._client.url}: start again")
+    async def try_to_take(self, deadline: float) -> Fence | None:
+        """Begin a term, of a catalog that there is; None when somebody else has the key."""
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
         known = await self._one(keys.TERM, deadline)
         term = _term_of(known) + 1
-        leader = Leader(self._own, socket.gethostname(), os.getpid(), term, granted.TTL)
-        full = self._space.full
-        meta_version = Compare(full(keys.META), "VERSION", version=0, result=_EQUAL[is_new])
+        full, me = self._space.full, self._me
+        leader = Leader(
+            self.process, me.host, me.pid, term, granted.TTL, me.id, me.address, time.time()
+        )
         request = Transaction(
             (
                 Compare(full(keys.LEADER), "CREATE", create_revision=0),
                 Compare(full(keys.TERM), "MOD", mod_revision=known.mod_revision if known else 0),
-                meta_version,
+                # A catalog that was taken away is not begun in its place.
+                Compare(full(keys.META), "VERSION", version=0, result="GREATER"),
             ),
             (
                 Operation(Put(full(keys.LEADER), encode(leader), granted.ID)),
                 _put(full(keys.TERM), str(term).encode()),
                 _put(full(keys.SEQUENCE), b"0"),
-                _put(full(keys.META), encode(meta)),
             ),
         )
         try:
@@ -207,11 +248,21 @@ class FencedSpace:
         except NotFound:
             return None  # The lease ran out before.
         # Its answer may have been lost, and it may have been done: the key says who has it.
-        holder = await self._one(keys.LEADER, deadline)
-        taken = None if holder is None else self._value(keys.LEADER, holder, Leader)
-        if holder is None or taken is None or taken.process != self._own:
+        found = await self._one(keys.LEADER, deadline)
+        if found is None or found.lease != granted.ID:
+            await self._revoke(granted.ID)
             return None
-        return Fence(taken.term, holder.create_revision, holder.lease, taken.lease_s)
+        return Fence(term, found.create_revision, found.lease, granted.TTL)
+
+    async def unseat(self, revision: int, deadline: float) -> None:
+        """Free the leader's key if it is still of that revision: whoever had it stores nothing more
+        under its fence.
+        """
+        name = self._space.full(keys.LEADER)
+        still = Compare(name, "CREATE", create_revision=revision)
+        gone = Operation(request_delete_range=DeleteRange(name))
+        request = Transaction((still,), (gone,))
+        await self._client.call("kv/txn", request, TransactionDone, deadline)
 
     # ----------------------------------------------------------------------- writing
 
@@ -291,9 +342,11 @@ class FencedSpace:
 
     async def free(self, fence: Fence) -> None:
         """End the lease, and so the leader's key, where etcd answers at once."""
-        named = LeaseNamed(fence.lease)
+        await self._revoke(fence.lease)
+
+    async def _revoke(self, lease: int) -> None:
         with suppress(CkptError):  # It ends by itself.
-            await self._client.call("lease/revoke", named, Lease)
+            await self._client.call("lease/revoke", LeaseNamed(lease), Lease)
 
     def _value(self, name: str, found: KeyValue, kind: type[_Value]) -> _Value:
         try:
@@ -305,10 +358,6 @@ class FencedSpace:
         request = Range(self._space.full(name))
         found = await self._client.call("kv/range", request, RangeFound, deadline)
         return found.kvs[0] if found.kvs else None
-
-
-#: A catalog that is new must not be there yet, any other must.
-_EQUAL: Final = {True: "EQUAL", False: "GREATER"}
 
 
 def _term_of(found: KeyValue | None) -> int:
@@ -328,6 +377,13 @@ def _leader(holder: KeyValue) -> Leader | None:
         return msgspec.json.decode(holder.value, type=Leader)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def _holder(found: KeyValue) -> KeyHolder:
+    leader = _leader(found)
+    if leader is None:
+        return KeyHolder(found.create_revision, "")
+    return KeyHolder(found.create_revision, leader.process, leader.id, leader.address, leader.term)
 
 
 def _who(holder: KeyValue) -> str:

@@ -4,7 +4,10 @@ Below the prefix and a colon, which no prefix has, so that none is inside anothe
 TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
 
     meta                      JSON: schema, cluster; there once the catalog is
-    leader                    JSON: who writes; on a lease. Its create revision is the fence
+    leader                    JSON: who writes, and where it listens; on a lease. Its create
+                              revision is the fence
+    coordinator/ID            JSON: process, host, pid, address, ...; of each that runs, on its own
+                              lease
     term                      the highest that was begun
     sequence                  number of the term's newest transaction
     position                  TERM.TICKET of the newest entry that targets vouched for
@@ -31,7 +34,7 @@ Each value is whole: putting it twice is putting it once.
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, RunName, TargetId
 
@@ -39,6 +42,8 @@ META: Final = "meta"
 LEADER: Final = "leader"
 TERM: Final = "term"
 SEQUENCE: Final = "sequence"
+COORDINATORS: Final = "coordinator/"
+"""What their names begin with."""
 POSITION: Final = "position"
 FORGOTTEN: Final = "forgotten"
 OUTDATED: Final = "outdated"
@@ -70,6 +75,10 @@ def of_target(id: TargetId) -> str:
     return f"target/{quoted(id)}"
 
 
+def of_coordinator(id: str) -> str:
+    return f"{COORDINATORS}{quoted(id)}"
+
+
 def of_retention(run: RunName) -> str:
     return f"retention/{quoted(run)}"
 
@@ -77,6 +86,11 @@ def of_retention(run: RunName) -> str:
 def quoted(word: str) -> str:
     """Without a slash."""
     return quote(word, safe="")
+
+
+def unquoted(word: str) -> str:
+    """The inverse."""
+    return unquote(word)
 
 
 class KeySpace:

@@ -1,0 +1,57 @@
+"""Before a catalog in etcd is led: may it be, by this version and for this cluster, and what is
+there?
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.base.errors import Refused
+from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import FencedSpace, Meta
+
+_PAGES: Final = (
+    (keys.FIRST, "placement/", 1000),
+    ("placement/", "placement0", 64),
+    ("placement0", keys.LAST, 1000),
+)
+"""Ranges of names, and how many are asked for at once: a placement may have a megabyte."""
+
+
+async def admitted(
+    client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float
+) -> Meta:
+    """What the catalog is, which is begun where there is none. Raises Refused for one of another
+    cluster or a newer version, and for an etcd that is too old or takes too little at once;
+    Corrupt, Unauthorized, Unavailable.
+    """
+    await client.check_version(deadline)
+    found = await space.meta(deadline)
+    _check_cluster(space, found, cluster)
+    await space.check_limits(deadline)
+    if found is None:
+        found = await space.begin(Meta(keys.SCHEMA_VERSION, cluster or new_cluster), deadline)
+        _check_cluster(space, found, cluster)
+    return found
+
+
+def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) -> None:
+    if found is not None and cluster not in (None, found.cluster):
+        raise Refused(
+            f"the catalog in {space.url} is of cluster {found.cluster}, not {cluster}",
+            hint="name its own prefix, or leave the other cluster's id out",
+        )
+
+
+async def all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, bytes]]:
+    """(name, value) of each, in pages; the fence says whether they are of one moment."""
+    found: list[tuple[str, bytes]] = []
+    for start, end, limit in _PAGES:
+        while True:
+            page = await space.page(start, end, limit, deadline)
+            found += page
+            if len(page) < limit:
+                break
+            start = f"{page[-1][0]}\0"
+    return found

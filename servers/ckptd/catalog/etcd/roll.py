@@ -1,0 +1,153 @@
+"""Which coordinators run, beside the one that leads? Each writes itself down under its id, on a
+lease of its own, and is gone from the roll soon after it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from ckpt.base.errors import Busy, CkptError, NotFound
+from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import LEASE_S
+from ckptd.catalog.etcd.lease import KEEPS_PER_LEASE
+from ckptd.catalog.etcd.words import (
+    Compare,
+    KeyValue,
+    Lease,
+    LeaseGrant,
+    LeaseKept,
+    LeaseNamed,
+    Operation,
+    Put,
+    Range,
+    RangeFound,
+    Transaction,
+    TransactionDone,
+    encode,
+)
+
+_LOOK_S: Final = 0.2
+_PATIENCE_LEASES: Final = 3
+"""Who holds an id for so many leases lives."""
+_KEEP_ATTEMPT_S: Final = 0.5
+
+
+class Coordinator(Struct, frozen=True):
+    """Of `coordinator/ID`. For people, but for `process` and `address`."""
+
+    process: str
+    """Of one process alone."""
+    host: str
+    pid: int
+    address: str
+    """Where it listens, as HOST:PORT."""
+    http: str = ""
+    version: str = ""
+    since_s: float = 0.0
+    """It runs since then, by its own wall clock."""
+
+
+class Roll:
+    """I am the entry of one coordinator, and read those of all."""
+
+    def __init__(self, client: EtcdClient, id: str, me: Coordinator) -> None:
+        self.id = id
+        self._me = me
+        self._client = client
+        self._space = keys.KeySpace(client.url.prefix)
+        self._lease = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self, deadline: float) -> None:
+        """Written down on return, and kept so until `leave`. Raises Busy when another process has
+        this id and lives.
+        """
+        loop = asyncio.get_running_loop()
+        began, seen = loop.time(), None
+        while not await self._enter(deadline):
+            found = await self._one(deadline)
+            if found is not None and found != seen:
+                began, seen = loop.time(), found
+            if seen is not None and loop.time() - began > _PATIENCE_LEASES * LEASE_S:
+                other = msgspec.json.decode(seen, type=Coordinator)
+                raise Busy(
+                    f"a coordinator with the id {self.id} runs already: pid {other.pid} on"
+                    f" {other.host}, at {other.address}",
+                    hint="give each an --id of its own",
+                )
+            await asyncio.sleep(_LOOK_S)
+        self._task = loop.create_task(self._keep(), name="ckptd-roll")
+
+    async def all(self, deadline: float) -> dict[str, Coordinator]:
+        """By id, in their order. One that cannot be read is left out: a later version's."""
+        full = self._space.full
+        request = Range(full(keys.COORDINATORS), full(keys.COORDINATORS + keys.LAST))
+        found = await self._client.call("kv/range", request, RangeFound, deadline)
+        named = ((self._id_of(each), each.value) for each in found.kvs)
+        return {id: one for id, value in named if (one := _read(value)) is not None}
+
+    async def leave(self) -> None:
+        """Be gone from it at once, where etcd answers."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._lease:
+            with suppress(CkptError):
+                await self._client.call("lease/revoke", LeaseNamed(self._lease), Lease)
+
+    def _id_of(self, found: KeyValue) -> str:
+        return keys.unquoted(self._space.name(found.key).removeprefix(keys.COORDINATORS))
+
+    async def _enter(self, deadline: float) -> bool:
+        """False when another process is there."""
+        granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
+        key, value = self._space.full(keys.of_coordinator(self.id)), encode(self._me)
+        request = Transaction(
+            (Compare(key, "VERSION", version=0),), (Operation(Put(key, value, granted.ID)),)
+        )
+        with suppress(NotFound):  # The lease ran out before.
+            await self._client.call("kv/txn", request, TransactionDone, deadline)
+        # Its answer may have been lost: the key says who is there.
+        if await self._one(deadline) != value:
+            with suppress(CkptError):
+                await self._client.call("lease/revoke", LeaseNamed(granted.ID), Lease)
+            return False
+        self._lease = granted.ID
+        return True
+
+    async def _one(self, deadline: float) -> bytes | None:
+        request = Range(self._space.full(keys.of_coordinator(self.id)))
+        found = await self._client.call("kv/range", request, RangeFound, deadline)
+        return found.kvs[0].value if found.kvs else None
+
+    async def _keep(self) -> None:
+        """For ever; written down again after etcd, or this process, stood still for a lease."""
+        while True:
+            await asyncio.sleep(LEASE_S / KEEPS_PER_LEASE)
+            # What it was this time, the next time may not be.
+            with suppress(CkptError):
+                if not await self._kept():
+                    await self._enter(-1.0)
+
+    async def _kept(self) -> bool:
+        named = LeaseNamed(self._lease)
+        try:
+            kept = await self._client.call(
+                "lease/keepalive", named, LeaseKept, attempt_s=_KEEP_ATTEMPT_S
+            )
+        except NotFound:
+            return False
+        return kept.result.TTL > 0
+
+
+def _read(value: bytes) -> Coordinator | None:
+    try:
+        return msgspec.json.decode(value, type=Coordinator)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

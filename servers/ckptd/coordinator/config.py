@@ -1,0 +1,113 @@
+"""Options of `ckptd coordinator`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, cast, get_args
+
+from ckpt.aio.net.wire_policy import WirePolicy
+from ckpt.base.errors import Refused
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.base.units import US_PER_S
+from ckpt.erasure.code import Code
+from ckpt.plan.placement import Level
+from ckpt.protocol.coordinator.machine import CoordinatorPolicy
+from ckpt.protocol.coordinator.policy import FillMarks, Watermarks
+from ckptd import config as options
+from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.file import mending_command
+
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """Options of `ckptd coordinator`, from TOML, environment or flags."""
+
+    directory: Path
+    """Where the catalog, its lock and the metrics token lie."""
+    catalog: Annotated[str, "URL"] = ""
+    """etcd://H:P[,H:P...]/PREFIX?ca=&cert=&key=&user=&password_file=&insecure=1 for a catalog in
+    that etcd; empty for SQLite in the directory."""
+    id: Annotated[str, "ID"] = ""
+    """Its name among the coordinators that share a catalog in etcd; empty takes this host's."""
+    listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
+    """Where targets and clients come to; port 0 takes a free one."""
+    advertise: Annotated[str, "HOST"] = ""
+    """The host that others reach it by; empty takes that of listen."""
+    http: Annotated[str, "HOST:PORT"] = ""
+    """Where the page and metrics are, and tools ask; empty for none."""
+    cluster: Annotated[str, "ID"] = ""
+    """The cluster's id; empty takes the catalog's, or a new one for a new catalog."""
+    code: Annotated[str, "K+M"] = "4+2"
+    """Erasure code of new saves."""
+    cell_bytes: int = CELL_BYTES_DEFAULT
+    """Size of one fragment of new saves."""
+    level: Annotated[str, "target|device|host|rack|power"] = "host"
+    """What the columns of a payload are spread over."""
+    max_per_domain: Annotated[int, "COLUMNS"] = 1
+    """Columns of a payload in one domain of that level."""
+    spare_count: Annotated[int, "TARGETS"] = 1
+    """Spares that a plan names for each payload."""
+    orphan_grace_s: int = 60
+    """So long after a restart, streams may still use space that the coordinator before gave out."""
+    keep: Annotated[int, "STEPS"] = 0
+    """Newest committed steps of a run to keep; 0 keeps all."""
+    evict_above_percent: int = 85
+    """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
+    does by itself."""
+    evict_below_percent: int = 70
+    """It evicts down to this."""
+    nearfull_percent: int = 85
+    """TARGET_NEARFULL stands while columns and other files hold so much of a device, less its
+    reserve."""
+    full_percent: int = 95
+    """TARGET_FULL, likewise."""
+    wire: Annotated[str, "auto|mac|plain"] = "auto"
+    """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
+    hosts; mac, all; plain, none, where the network is trusted."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
+
+    def __post_init__(self) -> None:
+        if self.catalog:
+            parse_etcd_url(self.catalog)
+        elif self.id:
+            raise Refused("id is for coordinators that share a catalog in etcd: give --catalog too")
+        if not _ID.fullmatch(self.id):
+            raise Refused(f"id {self.id!r}: at most 64 letters, digits and . _ -")
+        Code.parse(self.code)
+        options.host_and_port(self.listen)
+        WirePolicy.parse(self.wire)
+        if self.http:
+            options.host_and_port(self.http)
+        if self.level not in get_args(Level):
+            raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
+        if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
+            raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
+        if self.max_per_domain < 1:
+            raise Refused("max_per_domain is at least 1")
+        if min(self.spare_count, self.orphan_grace_s, self.keep) < 0:
+            raise Refused("spare_count, orphan_grace_s and keep are at least 0")
+        if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
+            raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
+        if not 0 < self.nearfull_percent <= self.full_percent <= 100:
+            raise Refused("0 < nearfull_percent <= full_percent <= 100")
+
+    def policy(self, cluster: str) -> CoordinatorPolicy:
+        """As the machine wants it."""
+        return CoordinatorPolicy(
+            cluster=cluster,
+            code=Code.parse(self.code),
+            cell_bytes=self.cell_bytes,
+            level=cast(Level, self.level),
+            max_per_domain=self.max_per_domain,
+            spare_count=self.spare_count,
+            orphan_grace_us=self.orphan_grace_s * US_PER_S,
+            keep=self.keep or None,
+            watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
+            fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
+            mend=mending_command(self.directory, "{targets}"),
+        )

@@ -1,0 +1,338 @@
+"""Follow and lead in turns, for as long as the process runs: the shell around the leading machine.
+
+    looks at the leader's key, the lease, the session to the leader
+        --events--> LeadingMachine --actions--> take, unseat, load, lead, end the term
+
+A term is a catalog that was loaded under a fence, a coordinator machine made of it, and the
+sessions of who came meanwhile. When it ends nothing of it is left but the process and its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Coroutine
+from contextlib import suppress
+from importlib.metadata import version
+from time import time
+from typing import Final
+
+from ckpt.aio.clock import now_us
+from ckpt.base.errors import Busy, CkptError, Unavailable
+from ckpt.base.units import US_PER_S
+from ckpt.format.messages.hello import Role
+from ckpt.protocol.coordinator.leading import (
+    Campaign,
+    CampaignEnded,
+    EndTerm,
+    HolderGone,
+    HolderSeen,
+    ImageLoaded,
+    KeyHolder,
+    Lead,
+    LeadingAction,
+    LeadingEvent,
+    LeadingMachine,
+    LeadingState,
+    Load,
+    StepDownAsked,
+    TermEnded,
+    TermKept,
+    TermLost,
+    Unseat,
+)
+from ckpt.protocol.events import Ticked
+from ckpt.protocol.handshake import Caller
+from ckpt.protocol.target.term import PROCESS_BYTES
+from ckptd.catalog.etcd.catalog import OPEN_S, EtcdCatalog
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import Campaigner, Fence, FencedSpace
+from ckptd.catalog.etcd.history import RevisionHistory
+from ckptd.catalog.etcd.lease import LeaseKeeper
+from ckptd.catalog.etcd.opening import admitted
+from ckptd.catalog.etcd.roll import Coordinator, Roll
+from ckptd.catalog.file import keep_cluster
+from ckptd.catalog.opening import etcd_place
+from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.front import (
+    CLOSE_LINGER_S,
+    Front,
+    listening,
+    reached_at,
+    say_ready,
+)
+from ckptd.coordinator.leader_watch import LeaderWatch
+from ckptd.coordinator.process_end import ProcessEnd
+from ckptd.coordinator.shell import CoordinatorShell
+from ckptd.log import Reporter
+
+LOOK_S: Final = 0.25
+"""Between two looks at the leader's key."""
+CAMPAIGN_S: Final = 2.0
+"""For one campaign; etcd may not answer."""
+ROLL_S: Final = 2.0
+"""Between two looks at who runs."""
+
+
+async def contend(
+    config: CoordinatorConfig, secret: bytes, report: Reporter, end: ProcessEnd
+) -> None:
+    """Until `end` says stop. Raises what made a start impossible: Unavailable naming each member
+    of etcd after 30 s, Refused, Corrupt, Unauthorized; Busy for an id that another process has.
+    """
+    url, known = etcd_place(config.directory, config.cluster or None, config.catalog)
+    client = EtcdClient(url)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + OPEN_S
+    try:
+        admission = FencedSpace(client)
+        meta = await admitted(client, admission, known, secrets.token_hex(8), deadline)
+        keep_cluster(config.directory, meta.cluster)
+        async with listening(config, secret, report, meta.cluster) as front:
+            contender = Contender(config, secret, report, end, front, client, meta.cluster)
+            await contender.run(deadline)
+    finally:
+        await client.close()
+
+
+class Contender:
+    """I am one coordinator of several; all my methods are called on the loop."""
+
+    def __init__(
+        self, config: CoordinatorConfig, secret: bytes, report: Reporter, end: ProcessEnd,
+        front: Front, client: EtcdClient, cluster: str,
+    ) -> None:  # fmt: skip
+        self.id = config.id or socket.gethostname()
+        self.address = reached_at(config, front.server.port)
+        self._config = config
+        self._secret = secret
+        self._report = report
+        self._end = end
+        self._front = front
+        self._cluster = cluster
+        me = Campaigner(self.id, self.address)
+        self._space = FencedSpace(client, me)
+        own = Coordinator(
+            self._space.process, me.host, me.pid, self.address, front.view.http,
+            version("ckpt-burst"), time(),
+        )  # fmt: skip
+        self.roll = Roll(client, self.id, own)
+        self._machine = LeadingMachine(self._space.process)
+        caller = Caller(secret, Role.COORDINATOR, self.id, Role.COORDINATOR, cluster)
+        self._watch = LeaderWatch(caller, self._leader_gone)
+        #: What was begun and has not ended.
+        self._jobs: set[asyncio.Task[None]] = set()
+        #: Set when the key is to be looked at now.
+        self._hurry = asyncio.Event()
+        #: Set when I have led, or have seen who does.
+        self._settled = asyncio.Event()
+        #: Of my term, as far as it has come.
+        self._fence: Fence | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._catalog: EtcdCatalog | None = None
+
+    @property
+    def state(self) -> LeadingState:
+        """Where I stand."""
+        return self._machine.state
+
+    async def run(self, deadline: float) -> None:
+        """Until the process is to end; nothing of mine is left then."""
+        await self.roll.join(deadline)
+        looks = asyncio.create_task(self._look_on(), name="ckptd-looks")
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._settled.wait()
+            self._end.on_signals()
+            self._say_ready()
+            await self._front.run(self._end.stop, self._tick)
+        except TimeoutError:
+            raise Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s") from None
+        finally:
+            looks.cancel()
+            await asyncio.gather(looks, return_exceptions=True)
+            await self._leave()
+
+    def step_down(self) -> None:
+        """Let another one lead."""
+        self._feed(StepDownAsked(now_us()))
+
+    # ----------------------------------------------------------------------- events
+
+    async def _look_on(self) -> None:
+        """Looks at the key, one after the other, while nothing of mine is on its way to it."""
+        while True:
+            if self.state in (LeadingState.FOLLOWING, LeadingState.LEADING):
+                await self._look()
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._hurry.wait()
+
+    async def _look(self) -> None:
+        before = self.state, self._fence
+        try:
+            holder = await self._space.holder(-1.0)
+        except Unavailable:
+            return
+        except CkptError as error:
+            self._end.fail(error)
+            return
+        # What I took, or lost, meanwhile it may not know of.
+        if before == (self.state, self._fence):
+            self._feed(HolderSeen(now_us(), holder))
+
+    def _tick(self) -> None:
+        if self._keeper is not None:
+            self._feed(TermKept(self._keeper.kept_us))
+        self._feed(Ticked(now_us()))
+
+    def _leader_gone(self, revision: int) -> None:
+        self._report("warning", "the leader's process is gone", {"address": self._front.leader})
+        self._feed(HolderGone(now_us(), revision))
+        self._hurry.set()
+
+    def _catalog_failed(self, error: CkptError) -> None:
+        """Of my term. What another leader may do as well as I is no end of this process."""
+        if isinstance(error, Busy | Unavailable):
+            self._feed(TermLost(now_us(), error.message))
+        else:
+            self._end.fail(error)
+
+    def _feed(self, event: LeadingEvent) -> None:
+        for action in self._machine.handle(event):
+            self._perform(action)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Send everybody to who leads, and watch that one."""
+        holder = self._machine.holder
+        other = holder if self.state is LeadingState.FOLLOWING else None
+        if other is not None and other.process == self._space.process:
+            other = None
+        if other is not None and other.address != self._front.leader:
+            known = {"leader": other.id, "address": other.address}
+            self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
+        self._front.leader = "" if other is None else other.address
+        self._watch.follow(other)
+        if other is not None or self.state is LeadingState.LEADING:
+            self._settled.set()
+
+    # ----------------------------------------------------------------------- actions
+
+    def _perform(self, action: LeadingAction) -> None:
+        match action:
+            case Campaign():
+                self._begin(self._campaign())
+            case Unseat():
+                self._begin(self._unseat(action.revision))
+            case Load():
+                self._loading = self._begin(self._load())
+            case Lead():
+                self._lead()
+            case EndTerm():
+                self._report("warning", "the term ends", {"why": action.why, "id": self.id})
+                self._begin(self._end_term(action))
+
+    def _begin(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """What it raised is for the loop's handler, which ends the process."""
+        self._jobs.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    async def _campaign(self) -> None:
+        began_us = now_us()
+        won: KeyHolder | None = None
+        try:
+            deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
+            self._fence = await self._space.try_to_take(deadline)
+        except Unavailable:
+            self._fence = None
+        except CkptError as error:
+            self._fence = None
+            self._end.fail(error)
+        lease_us = 0
+        if self._fence is not None:
+            fence = self._fence
+            self._keeper = LeaseKeeper(self._space, fence, RevisionHistory(), began_us)
+            self._keeper.on_ended(self._hurry.set)
+            lease_us = fence.lease_s * US_PER_S
+            won = KeyHolder(fence.revision, self._space.process, self.id, self.address, fence.term)
+        self._feed(CampaignEnded(began_us, won, lease_us))
+        self._hurry.set()
+
+    async def _unseat(self, revision: int) -> None:
+        with suppress(Unavailable):
+            deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
+            await self._space.unseat(revision, deadline)
+        self._hurry.set()
+
+    async def _load(self) -> None:
+        assert self._fence is not None
+        assert self._keeper is not None
+        deadline = asyncio.get_running_loop().time() + OPEN_S
+        try:
+            self._catalog = await EtcdCatalog.load(
+                self._space, self._fence, self._cluster, self._keeper, deadline
+            )
+        except CkptError as error:
+            self._catalog_failed(error)
+        else:
+            self._feed(ImageLoaded(now_us()))
+
+    def _lead(self) -> None:
+        catalog = self._catalog
+        assert catalog is not None
+        catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
+        shell = CoordinatorShell(
+            self._config.policy(self._cluster), catalog, self._config.directory, self._secret,
+            self._report, self._catalog_failed,
+        )  # fmt: skip
+        self._report("info", "leads", {"id": self.id, "term": catalog.image.term})
+        self._front.lead(shell, (self.address,))
+
+    async def _end_term(self, action: EndTerm) -> None:
+        shell = self._front.retire()
+        loading, catalog, keeper = self._loading, self._catalog, self._keeper
+        if loading is not None:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        if shell is not None and action.finish:
+            await shell.finish()
+        if shell is not None:
+            shell.end()
+        if catalog is not None:
+            await (catalog.close() if action.finish else catalog.abandon())
+        elif keeper is not None:
+            await keeper.close()
+        await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)
+        self._fence = self._keeper = self._loading = self._catalog = None
+        self._feed(TermEnded(now_us()))
+        self._hurry.set()
+
+    # ----------------------------------------------------------------------- start and end
+
+    def _say_ready(self) -> None:
+        catalog, holder = self._catalog, self._machine.holder
+        if catalog is not None:
+            say_ready(self._front, id=self.id, term=catalog.image.term)
+        else:
+            say_ready(self._front, id=self.id, leader="" if holder is None else holder.address)
+
+    async def _leave(self) -> None:
+        """Finish the term, and be gone from the roll."""
+        self.step_down()
+        while self._jobs:
+            await asyncio.gather(*self._jobs, return_exceptions=True)
+            # A campaign that was under way may have been won.
+            self.step_down()
+        await self._watch.close()
+        await self.roll.leave()

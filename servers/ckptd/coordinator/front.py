@@ -1,0 +1,228 @@
+"""The port of a coordinator over all its terms: who leads serves whoever comes, who stands by sends
+everybody on.
+
+    peer that proved itself, while a shell leads:  one of its sessions
+                             while none does:      Failed, with where the leader listens
+
+Sessions of other coordinators are held open and say nothing: they end when this process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Final, Protocol
+
+from msgspec.structs import replace as replaced
+
+from ckpt.aio.net.address import TcpAddress
+from ckpt.aio.net.bulk import Bulk, BulkRules
+from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.wire_policy import WirePolicy
+from ckpt.aio.slots import SlotPool
+from ckpt.base.errors import Unavailable
+from ckpt.base.ids import BootId, RunName, Step
+from ckpt.base.units import US_PER_S, MiB
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
+from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established, Identity
+from ckptd import config as options
+from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.shell import CoordinatorShell
+from ckptd.http.exposition import Family, render
+from ckptd.http.plane import served
+from ckptd.log import Reporter
+from ckptd.target.metrics import build_info
+
+TICK_S: Final = 0.05
+SLOT_BYTES: Final = 64 * MiB
+"""For bulks of requests (tables); what does not fit waits in the sender."""
+CLOSE_LINGER_S: Final = 1.0
+ASK_AGAIN_US: Final = US_PER_S // 5
+"""So soon somebody may lead again."""
+
+
+class People(Protocol):
+    """Who answers what is asked about the coordinators themselves, beside every term."""
+
+    def answers(self, session: Session, request: int, message: Message) -> bool:
+        """False when the message is a term's."""
+
+    def checks(self) -> tuple[Check, ...]:
+        """Of `ckpt status`."""
+
+    def families(self) -> Iterator[Family]:
+        """What Prometheus is answered beside what a term has to say."""
+
+
+class Front:
+    """I am the handler of the port and of the page. `server` and `view` are set before anybody can
+    come.
+    """
+
+    server: Server
+    view: CoordinatorView
+
+    def __init__(self, cluster: str, report: Reporter) -> None:
+        self.leader = ""
+        """Where another coordinator leads, as HOST:PORT; empty: nobody does, or I do."""
+        self.people: People | None = None
+        """With a catalog that coordinators share."""
+        self._cluster = cluster
+        self._report = report
+        self._shell: CoordinatorShell | None = None
+        #: Of the present term.
+        self._sessions: set[Session] = set()
+
+    @property
+    def shell(self) -> CoordinatorShell | None:
+        """Of the term in which I lead."""
+        return self._shell
+
+    def lead(self, shell: CoordinatorShell, coordinators: tuple[str, ...] = ()) -> None:
+        """Serve by this shell, under a new boot id. `coordinators`: where all listen."""
+        boot = BootId(secrets.randbits(64) | 1)
+        epoch = shell.machine.members.epoch
+        self.leader = ""
+        self.server.identity = Identity(
+            self._cluster, Role.COORDINATOR, "", boot, epoch, coordinators
+        )
+        self._shell = shell
+        shell.begin(self.server, self.view, self._checks)
+
+    def named(self, coordinators: tuple[str, ...]) -> None:
+        """Peers hear from now on that these are all."""
+        self.server.identity = replace(self.server.identity, coordinators=coordinators)
+
+    def retire(self) -> CoordinatorShell | None:
+        """Hear nobody and let nobody in any more; returns whose sessions those are that stand."""
+        shell, self._shell = self._shell, None
+        return shell
+
+    async def run(self, stop: asyncio.Event, tick: Callable[[], None] = lambda: None) -> None:
+        """Let time pass until then."""
+        while not stop.is_set():
+            tick()
+            if self._shell is not None:
+                self._shell.tick()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await stop.wait()
+
+    # ----------------------------------------------------------------------- the port
+
+    def turn_away(self, _role: Role) -> Failed | None:
+        """The server asks for each peer that proved itself."""
+        if self._shell is not None:
+            return None
+        if self.leader:
+            return Failed(
+                Unavailable.code, f"this coordinator stands by: {self.leader} leads",
+                leader=self.leader,
+            )  # fmt: skip
+        return Failed(Unavailable.code, "no coordinator leads now", retry_after_us=ASK_AGAIN_US)
+
+    def opened(self, session: Session, peer: Established) -> None:
+        if self._shell is not None and peer.role is not Role.COORDINATOR:
+            self._sessions.add(session)
+            self._shell.opened(session, peer)
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        people = self.people
+        if session not in self._sessions or self._shell is None:
+            if bulk is not None:
+                bulk.release()
+        elif people is None or not people.answers(session, request, message):
+            self._shell.received(session, request, message, bulk)
+
+    def closed(self, session: Session, reason: str) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+            if self._shell is not None:
+                self._shell.closed(session, reason)
+
+    async def part(self, reason: str, linger_s: float) -> None:
+        """End every session, after what was said to it has left."""
+        self._sessions.clear()
+        await self.server.part(reason, linger_s=linger_s)
+
+    # ----------------------------------------------------------------------- the page
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """JSON of the term; raises Unavailable while another one leads."""
+        if self._shell is None:
+            turned = self.turn_away(Role.ADMIN)
+            assert turned is not None
+            raise Unavailable(turned.message)
+        return self._shell.answer(what, run, step)
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        shell, people = self._shell, self.people
+        own = [build_info(version("ckpt-burst"))] if shell is None else shell.families()
+        return render((*own, *(() if people is None else people.families())))
+
+    def is_ready(self) -> bool:
+        """It leads, its catalog takes entries and its targets vouch for it."""
+        return self._shell is not None and self._shell.is_ready()
+
+    def why_not_ready(self) -> str:
+        """For people."""
+        turned = self.turn_away(Role.ADMIN)
+        return "not ready" if turned is None else turned.message
+
+    def _checks(self) -> tuple[Check, ...]:
+        return () if self.people is None else self.people.checks()
+
+
+@asynccontextmanager
+async def listening(
+    config: CoordinatorConfig, secret: bytes, report: Reporter, cluster: str
+) -> AsyncIterator[Front]:
+    """Listen at the configured addresses while the block runs; nobody leads at first. Raises
+    Unavailable for an address that cannot be had.
+    """
+    front = Front(cluster, report)
+    host, port = options.host_and_port(config.listen)
+    front.server = server = serve(
+        front, listen=(host, port), unix=None, secret=secret,
+        identity=Identity(cluster, Role.COORDINATOR, "", BootId(1)), pool=SlotPool(SLOT_BYTES),
+        bulks=BulkRules(wire=WirePolicy.parse(config.wire)), turn_away=front.turn_away,
+    )  # fmt: skip
+    plane = served(config.http, front, answers=front, secret=secret, directory=config.directory)
+    try:
+        view = CoordinatorView(f"{host}:{server.port}", os.getpid(), wire=config.wire)
+        front.view = view
+        async with plane as http:
+            front.view = replaced(view, http=http)
+            yield front
+    finally:
+        front.retire()
+        await server.close(linger_s=CLOSE_LINGER_S)
+
+
+def reached_at(config: CoordinatorConfig, port: int) -> str:
+    """HOST:PORT at which others reach this process."""
+    host, _ = options.host_and_port(config.listen)
+    # A wildcard is no address: others reach this host by its name.
+    own = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return str(TcpAddress(config.advertise or own, port))
+
+
+def say_ready(front: Front, **more: object) -> None:
+    """The ready line, on standard output."""
+    view, identity = front.view, front.server.identity
+    ready: dict[str, object] = {"ready": "coordinator", "address": view.address, "pid": view.pid}
+    ready |= {"cluster": identity.cluster, "boot": f"{identity.boot:016x}", **more}
+    ready |= {"http": view.http} if view.http else {}
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")

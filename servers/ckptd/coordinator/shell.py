@@ -1,0 +1,291 @@
+"""The shell around one term's coordinator machine. It decides nothing.
+
+    sessions, ticks, tickets --events--> CoordinatorMachine --actions--> frames, catalog, log
+
+An error of the catalog ends the term: the next one loads what it really holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.catalog import Catalog
+from ckpt.aio.clock import now_us
+from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.server import Server
+from ckpt.aio.net.server_limits import Pressure
+from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.base.limits import STANDSTILL_US
+from ckpt.base.units import US_PER_S
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.protocol.coordinator import catalog as entries
+from ckpt.protocol.coordinator.catalog import Persist, Persisted
+from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
+from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
+from ckpt.protocol.coordinator.reading.checks import connections_full
+from ckpt.protocol.events import (
+    CloseSession,
+    Received,
+    Report,
+    Send,
+    Session,
+    SessionClosed,
+    SessionOpened,
+    StoodStill,
+    Ticked,
+)
+from ckpt.protocol.handshake import Established
+from ckptd.catalog.backup import backup_path
+from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
+from ckptd.door_watch import DoorWatch
+from ckptd.http.exposition import Family
+from ckptd.log import Reporter
+
+_FINISH_STEP_S: Final = 0.01
+FINISH_S: Final = 10.0
+"""So long what waits for the catalog has at a term's end."""
+
+BACKUP: Final = "backup"
+"""The question that this shell answers itself: the machine has no catalog file."""
+
+CLIENT_ROLES: Final = (Role.STAGER, Role.READER, Role.ADMIN)
+
+
+class CoordinatorShell:
+    """I perform the machine's actions in order, one event at a time, on the loop's thread.
+
+    `on_failed` hears once of the error that ends the term; nothing is stored from then on.
+    """
+
+    def __init__(
+        self, policy: CoordinatorPolicy, catalog: Catalog, directory: Path, secret: bytes,
+        report: Reporter, on_failed: Callable[[CkptError], None],
+    ) -> None:  # fmt: skip
+        self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
+        self.ended = False
+        """Nothing is fed, sent or stored any more."""
+        self._on_failed = on_failed
+        self._server: Server | None = None
+        self._door: DoorWatch | None = None
+        self._catalog = catalog
+        self._directory = directory
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        #: Events that came while another was handled; a send may end a session.
+        self._events: deque[Event] = deque()
+        self._handling = False
+        #: Role of every authenticated peer.
+        self._roles: dict[Session, Role] = {}
+        self._idle_since_us = self._ticked_us = now_us()
+        #: Tickets that the catalog has not made durable yet, with the checkpoints that they commit.
+        self._tickets: dict[int, list[CheckpointId]] = {}
+        self._statistics = CommitStatistics()
+
+    def begin(
+        self, server: Server, view: CoordinatorView, checks: Callable[[], tuple[Check, ...]]
+    ) -> None:
+        """Take the server; what a restart has to do happens now."""
+        self._server = server
+        self._door = DoorWatch(server, self._report)
+        self.machine.views.coordinator = view
+        self.machine.views.own_checks = lambda: (*self._own_checks(), *checks())
+        self._catalog.start(self.durable, self.failed)
+        self.tick()
+
+    async def finish(self) -> None:
+        """Nobody is heard any more: what waits for the catalog is stored and acknowledged, as far
+        as that takes FINISH_S. Its sessions are as they were.
+        """
+        deadline_us = now_us() + int(FINISH_S * US_PER_S)
+        # Asked again and again, as happens once in a term.
+        while self._tickets and not self.ended and now_us() < deadline_us:  # noqa: ASYNC110
+            await asyncio.sleep(_FINISH_STEP_S)
+        self.end()
+
+    def end(self) -> None:
+        """The term is over: all that comes now is too late."""
+        self.ended = True
+
+    # ----------------------------------------------------------------------- sessions
+
+    def opened(self, session: Session, peer: Established) -> None:
+        self._roles[session] = peer.role
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        if isinstance(message, Ask) and message.what == BACKUP:
+            self._back_up(session, request)
+            return
+        content = b"" if bulk is None else bulk.view
+        if self._handling:
+            content = bytes(content)  # It is handled later, when the slot may be another's.
+        self.feed(Received(now_us(), session, request, message, content))
+        if bulk is not None:
+            bulk.release()
+
+    def closed(self, session: Session, reason: str) -> None:
+        role = self._roles.pop(session)
+        if role in CLIENT_ROLES and not self.client_count:
+            self._idle_since_us = now_us()
+        fields = {"session": session, "role": role.value, "reason": reason}
+        self._report("info", "session closed", fields)
+        self.feed(SessionClosed(now_us(), session))
+
+    @property
+    def client_count(self) -> int:
+        """Sessions of trainers, readers and tools."""
+        return sum(role in CLIENT_ROLES for role in self._roles.values())
+
+    # ----------------------------------------------------------------------- the machine
+
+    def feed(self, event: Event) -> None:
+        """Handle one event, and those that its actions cause, in order."""
+        if self.ended:
+            return
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for action in self.machine.handle(self._events.popleft()):
+                    self._perform(action)
+        finally:
+            self._handling = False
+        assert self._server is not None
+        self._server.epoch = self.machine.members.epoch
+
+    def tick(self) -> None:
+        """Time passes; where it leapt, this process was stopped, or its loop was."""
+        last_us, self._ticked_us = self._ticked_us, now_us()
+        gap_us = self._ticked_us - last_us
+        if gap_us >= STANDSTILL_US:
+            self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
+            self.feed(StoodStill(self._ticked_us, gap_us))
+        self.feed(Ticked(self._ticked_us))
+        assert self._door is not None
+        self._door.look(self._ticked_us)
+
+    def durable(self, ticket: int) -> None:
+        """Called from any thread, by the catalog."""
+        self._loop.call_soon_threadsafe(self._persisted, ticket)
+
+    def failed(self, error: CkptError) -> None:
+        """Called from any thread, by the catalog."""
+        self._loop.call_soon_threadsafe(self._stop_for, error)
+
+    def _persisted(self, ticket: int) -> None:
+        if self.ended:
+            return  # The next term finds it.
+        committed = self._tickets.pop(ticket)
+        self.feed(Persisted(now_us(), ticket))
+        for id in committed:
+            checkpoint = self.machine.checkpoints.get(id)
+            if checkpoint is not None:
+                self._statistics.committed(checkpoint.info)
+
+    def _perform(self, action: Action) -> None:
+        assert self._server is not None
+        match action:
+            case Send():
+                self._server.send(action.session, action.request, action.message, action.bulk)
+            case CloseSession():
+                self._server.close_session(action.session, action.reason)
+            case Report():
+                self._report(action.level, action.text, dict(action.fields))
+            case Persist():
+                self._persist(action)
+
+    def _persist(self, action: Persist) -> None:
+        self._tickets[action.ticket] = [
+            entry.checkpoint for entry in action.entries if isinstance(entry, entries.RowCommitted)
+        ]
+        self._statistics.aborted_count += sum(
+            isinstance(entry, entries.RowAborted) for entry in action.entries
+        )
+        try:
+            self._catalog.submit(action)
+        except CkptError as error:
+            self._stop_for(error)
+
+    def _back_up(self, session: Session, request: int) -> None:
+        """Copy the catalog, once its targets vouch for it; the answer says where the copy is."""
+        position = self.machine.vouching.position
+        problem = self.machine.vouching.problem()
+        if problem is not None or position is None:
+            self._fail(session, request, problem or Unavailable("the catalog has no entry yet"))
+            return
+        path = backup_path(self._directory, position).absolute()
+
+        def answer(failure: CkptError | None) -> None:
+            if self.ended or self._server is None:
+                return
+            if failure is not None:
+                self._fail(session, request, failure)
+                return
+            size, cluster = path.stat().st_size, self._catalog.cluster
+            told = {"path": str(path), "cluster": cluster, "bytes": size}
+            self._server.send(session, request, Answer(), json.dumps(told).encode())
+
+        def copied(failure: CkptError | None) -> None:
+            self._loop.call_soon_threadsafe(answer, failure)
+
+        try:
+            self._catalog.copy_to(path, copied)
+        except CkptError as error:
+            self._fail(session, request, error)
+
+    def _fail(self, session: Session, request: int, error: CkptError) -> None:
+        assert self._server is not None
+        self._server.send(session, request, Failed(error.code, error.message, error.hint))
+
+    def _stop_for(self, error: CkptError) -> None:
+        if not self.ended:
+            self.end()
+            self._on_failed(error)
+
+    # ----------------------------------------------------------------------- reports
+
+    def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
+        """JSON; `sessions` is this shell's own, all else the machine's."""
+        if what != "sessions":
+            return self.machine.views.answer(what, run, step)
+        idle_s = 0.0 if self.client_count else (now_us() - self._idle_since_us) / US_PER_S
+        members, catalog = self.machine.members, self.machine.vouching.standing.value
+        live = [target.id for target in members.live()]
+        refused = [claim.target for claim in members.claims() if claim.replaces]
+        told = {"clients": self.client_count, "idle_s": idle_s, "live": live, "refused": refused}
+        return json.dumps({**told, "catalog": catalog}).encode()
+
+    def _own_checks(self) -> tuple[Check, ...]:
+        need = "" if self._server is None else self._server.need()
+        text = f"the coordinator {need}"
+        return (connections_full(text, os.getpid()),) if need else ()
+
+    def families(self) -> Iterator[Family]:
+        """What Prometheus is answered."""
+        return coordinator_families(
+            version=version("ckpt-burst"),
+            machine=self.machine,
+            stores=self.machine.views.stores(),
+            statistics=self._statistics,
+            sessions=Counter(self._roles.values()),
+            tickets_waiting=len(self._tickets),
+            pressure=self._server.pressure() if self._server is not None else Pressure(),
+        )
+
+    def is_ready(self) -> bool:
+        """The catalog takes entries and its targets vouch for it."""
+        return not self.ended and self.machine.vouching.serves

@@ -1,0 +1,115 @@
+"""Several coordinators of one catalog: one leads, and another one does as soon as it is gone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, names_in
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def three(tmp_path: Path, etcd: Etcd) -> Iterator[Coordinators]:
+    with Coordinators(tmp_path, etcd, Prefix(etcd.addresses)) as made:
+        yield made
+
+
+def on_the_roll(three: Coordinators) -> set[str]:
+    names = names_in(three.etcd, three.place)
+    return {name.removeprefix("coordinator/") for name in names if name.startswith("coordinator/")}
+
+
+def wait_serves(coordinators: Coordinators, id: str, term: int) -> None:
+    line = f'"id": "{id}", "term": {term}'
+    wait_until(lambda: coordinators.logged(id, line) == 1, f"{id} serves in term {term}")
+
+
+def test_one_leads_and_the_others_know_where(three: Coordinators) -> None:
+    leader = three.leader()
+    assert three.key()["address"] == three.listen[leader]
+    assert on_the_roll(three) == {"a", "b", "c"}
+    wait_serves(three, leader, 1)
+    for id in {"a", "b", "c"} - {leader}:
+        assert three.running[id].ready["leader"] == three.listen[leader]
+        assert "term" not in three.running[id].ready
+
+
+def test_another_one_leads_when_the_leader_is_killed_again_and_again(three: Coordinators) -> None:
+    for count in range(1, 4):
+        before = three.leader()
+        assert three.term() == count
+        assert three.kill(before) == -signal.SIGKILL
+        after = three.leader(but=before)
+        assert three.term() == count + 1
+        wait_serves(three, after, count + 1)
+        assert three.start(before).ready["leader"] == three.listen[after]
+
+
+def test_a_killed_leader_is_unseated_and_not_waited_for(three: Coordinators) -> None:
+    before = three.leader()
+    others = {"a", "b", "c"} - {before}
+    text = "the leader's process is gone"
+    three.kill(before)
+    three.leader(but=before)
+    wait_until(lambda: any(three.logged(id, text) for id in others), "it was unseated")
+
+
+def test_who_ends_frees_the_key_and_leaves_the_roll(three: Coordinators) -> None:
+    before = three.leader()
+    assert three.kill(before, signal.SIGTERM) == 0
+    assert before not in on_the_roll(three)
+    assert three.leader() != before
+    for id in tuple(three.running):
+        assert three.kill(id, signal.SIGTERM) == 0
+    assert names_in(three.etcd, three.place) == {"meta", "sequence", "term"}
+
+
+def test_a_leader_that_stood_still_wakes_beside_its_successor_and_follows(
+    three: Coordinators,
+) -> None:
+    before = three.leader()
+    process = three.running[before].process
+    process.send_signal(signal.SIGSTOP)
+    after = three.leader(but=before)
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: three.logged(before, "the term ends") == 1, "it has noticed")
+    # It stands by: when the others are gone it leads again, in the same process.
+    for id in {"a", "b", "c"} - {before}:
+        three.kill(id)
+    assert three.leader(but=after) == before
+    wait_serves(three, before, three.term())
+    assert process.poll() is None
+
+
+def test_the_same_id_twice_is_refused_by_name(three: Coordinators) -> None:
+    with Coordinators(three.directory / "other", three.etcd, three.place, ids="") as other:
+        other.listen["a"] = "127.0.0.1:0"
+        with pytest.raises(AssertionError, match="ended before it was ready"):
+            other.start("a")
+        assert other.kill("a") == 11
+        told = other.log_of("a").read_text()
+    assert f"a coordinator with the id a runs already: pid {three.running['a'].process.pid}" in told
+    assert "give each an --id of its own" in told
+
+
+def test_without_a_majority_nobody_leads_and_then_the_same_processes_do(tmp_path: Path) -> None:
+    with (
+        Etcd(tmp_path / "etcd", 3) as etcd,
+        Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as two,
+    ):
+        before = two.leader()
+        wait_serves(two, before, 1)
+        for member in etcd.members[1:]:
+            member.kill()
+        wait_until(lambda: two.logged(before, "its lease was not kept") == 1, "it gives up")
+        for member in etcd.members[1:]:
+            member.start()
+        wait_until(lambda: two.term() > 1, "somebody begins a term")
+        wait_serves(two, two.leader(), two.term())
+        assert all(daemon.process.poll() is None for daemon in two.running.values())
