@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,10 +20,14 @@ CODE = "2+1"
 class Coordinators:
     """I start, kill and find them; none runs after the block. A port stays its id's."""
 
-    def __init__(self, directory: Path, etcd: Etcd, place: Prefix, ids: str = "abc") -> None:
+    def __init__(
+        self, directory: Path, etcd: Etcd, place: Prefix, ids: str = "abc",
+        flags: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.etcd, self.place = etcd, place
+        self._flags = flags
         self.secret = secrets.token_bytes(32)
         self.secret_file = directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -49,7 +54,7 @@ class Coordinators:
         daemon = self.running[id] = Daemon(
             "coordinator", "--directory", str(self.directory / id), "--listen", self.listen[id],
             "--id", id, "--catalog", self.place.url, "--code", CODE, "--max-per-domain", "2",
-            "--secret-file", str(self.secret_file), log=self.log_of(id),
+            "--secret-file", str(self.secret_file), *self._flags, log=self.log_of(id),
         )  # fmt: skip
         self.listen[id] = daemon.address
         return daemon

@@ -32,6 +32,8 @@ ADDED_SINCE: Final = {
     119: "GuardsAwaited",
     120: "RollBack",
     121: "RolledBack",
+    122: "StepDown",
+    123: "SteppedDown",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -34,8 +34,9 @@ the file that defines it.
                    coord.  -> reader   ReadsShared
     asking.py      reader,
                    admin   -> coord.   Ask, LabelStep, DeleteStep; an admin also
-                                       ReplaceTarget
-                   coord.  -> both     Answer, StepLabeled, StepDeleted, TargetReplaced
+                                       ReplaceTarget, StepDown
+                   coord.  -> both     Answer, StepLabeled, StepDeleted, TargetReplaced,
+                                       SteppedDown
     keeping.py     admin   -> coord.   KeepSteps
                    coord.  -> admin    StepsKept
     targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
@@ -64,7 +65,9 @@ from ckpt.format.messages.asking import (
     RollBack,
     RolledBack,
     StepDeleted,
+    StepDown,
     StepLabeled,
+    SteppedDown,
     TargetReplaced,
 )
 from ckpt.format.messages.drains import (
@@ -183,6 +186,7 @@ Message = (
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
+    | StepDown | SteppedDown
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
@@ -207,6 +211,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
     112: StepLabeled, 113: KeepSteps, 114: StepsKept,
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
-    120: RollBack, 121: RolledBack,
+    120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

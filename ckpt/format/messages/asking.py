@@ -12,7 +12,7 @@ class Ask(Struct, frozen=True, gc=False):
 
     what: str
     """`status`, `coordinator`, `runs`, `steps`, `show`, `names`, `retention`, `files` or
-    `members`."""
+    `members`; `coordinators`, which HTTP does not answer."""
     run: RunName | None = None
     step: Step | None = None
     generation: Generation | None = None
@@ -86,6 +86,20 @@ class SetAside(Struct, frozen=True, gc=False):
     step: Step
     generation: str
     name: str
+
+
+class StepDown(Struct, frozen=True, gc=False):
+    """Another coordinator shall lead."""
+
+    coordinator: str = ""
+    """The id of who shall lead no more; empty: whoever does."""
+
+
+class SteppedDown(Struct, frozen=True, gc=False):
+    """It hears nobody any more, stores and acknowledges what waits, and frees the key."""
+
+    coordinator: str
+    term: int
 
 
 class ReplaceTarget(Struct, frozen=True, gc=False):

@@ -27,11 +27,14 @@ from ckpt.format.messages.asking import (
     DeleteStep,
     ReplaceTarget,
     StepDeleted,
+    StepDown,
+    SteppedDown,
     TargetReplaced,
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import (
+    CoordinatorsView,
     RunView,
     ShowView,
     StatusView,
@@ -180,6 +183,17 @@ class Conversation:
         """
         message = ReplaceTarget(id, incarnation)
         answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
+        return answer
+
+    def coordinators(self) -> CoordinatorsView:
+        """Who leads, who stands by."""
+        return self._ask(CoordinatorsView, "coordinators")
+
+    def step_down(self, id: str = "") -> SteppedDown:
+        """Another one leads soon. Raises NotFound when `id` does not lead, Refused when nobody
+        stands by.
+        """
+        answer, _ = self.control.call(StepDown(id), SteppedDown, timeout_s=self.timeout_s)
         return answer
 
     def _ask(

@@ -105,6 +105,10 @@ VERBS: Final = {
         "ckpt_client.cli.upkeep.catalog",
         "rebuild, restore: make a lost catalog again from the targets; backup: copy it",
     ),
+    "coordinator": (
+        "ckpt_client.cli.upkeep.coordinator",
+        "ls: which coordinators run, and who leads; step-down: let another one lead",
+    ),
     "local": (
         "ckpt_client.cli.upkeep.local",
         "stop: end the cluster that runs in a directory",
@@ -245,7 +249,7 @@ def _run_verb(given: list[str], output: Output) -> int:
 
 
 def _top_parser() -> CommandParser:
-    lines = "\n".join(f"  {name:<11} {text}" for name, (_, text) in VERBS.items())
+    lines = "\n".join(f"  {name:<12} {text}" for name, (_, text) in VERBS.items())
     parser = CommandParser(
         prog="ckpt",
         usage="ckpt COMMAND [options]",

@@ -54,6 +54,7 @@ from ckptd.catalog.etcd.opening import admitted
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
 from ckptd.catalog.opening import etcd_place
+from ckptd.coordinator.colleagues import Colleagues
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import (
     CLOSE_LINGER_S,
@@ -105,6 +106,10 @@ class Contender:
     ) -> None:  # fmt: skip
         self.id = config.id or socket.gethostname()
         self.address = reached_at(config, front.server.port)
+        self.leads_since_s = 0.0
+        """By the wall clock."""
+        self.takeovers = 0
+        """Terms that I began."""
         self._config = config
         self._secret = secret
         self._report = report
@@ -118,6 +123,9 @@ class Contender:
             version("ckpt-burst"), time(),
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
+        front.people = self._colleagues = Colleagues(
+            front, client, self._space, self.roll, self, self._begin
+        )
         self._machine = LeadingMachine(self._space.process)
         caller = Caller(secret, Role.COORDINATOR, self.id, Role.COORDINATOR, cluster)
         self._watch = LeaderWatch(caller, self._leader_gone)
@@ -132,6 +140,7 @@ class Contender:
         self._keeper: LeaseKeeper | None = None
         self._loading: asyncio.Task[None] | None = None
         self._catalog: EtcdCatalog | None = None
+        self._rolling: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> LeadingState:
@@ -155,6 +164,12 @@ class Contender:
             await asyncio.gather(looks, return_exceptions=True)
             await self._leave()
 
+    @property
+    def number(self) -> int:
+        """Of the term in which I lead; 0 while I do not."""
+        leads = self.state is LeadingState.LEADING and self._fence is not None
+        return self._fence.term if leads and self._fence is not None else 0
+
     def step_down(self) -> None:
         """Let another one lead."""
         self._feed(StepDownAsked(now_us()))
@@ -170,6 +185,14 @@ class Contender:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._hurry.wait()
+
+    async def _look_at_roll(self) -> None:
+        """Until my term ends."""
+        while True:
+            # What cannot be read now is as it was.
+            with suppress(CkptError):
+                await self._colleagues.look()
+            await asyncio.sleep(ROLL_S)
 
     async def _look(self) -> None:
         before = self.state, self._fence
@@ -296,15 +319,19 @@ class Contender:
             self._config.policy(self._cluster), catalog, self._config.directory, self._secret,
             self._report, self._catalog_failed,
         )  # fmt: skip
+        self.leads_since_s = time()
+        self.takeovers += 1
         self._report("info", "leads", {"id": self.id, "term": catalog.image.term})
         self._front.lead(shell, (self.address,))
+        self._rolling = self._begin(self._look_at_roll())
 
     async def _end_term(self, action: EndTerm) -> None:
         shell = self._front.retire()
-        loading, catalog, keeper = self._loading, self._catalog, self._keeper
-        if loading is not None:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+        catalog, keeper = self._catalog, self._keeper
+        for task in (self._loading, self._rolling):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if shell is not None and action.finish:
             await shell.finish()
         if shell is not None:
@@ -314,7 +341,7 @@ class Contender:
         elif keeper is not None:
             await keeper.close()
         await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)
-        self._fence = self._keeper = self._loading = self._catalog = None
+        self._fence = self._keeper = self._loading = self._rolling = self._catalog = None
         self._feed(TermEnded(now_us()))
         self._hurry.set()
 

@@ -17,6 +17,7 @@ from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
 from ckptd import event_loop
 from ckptd.catalog.opening import open_catalog
+from ckptd.coordinator.alone import Alone
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import listening, say_ready
 from ckptd.coordinator.process_end import ProcessEnd
@@ -71,6 +72,7 @@ async def _lead_alone(
         policy = config.policy(catalog.cluster)
         shell = CoordinatorShell(policy, catalog, config.directory, secret, report, end.fail)
         async with listening(config, secret, report, catalog.cluster) as front:
+            front.people = Alone(front, str(config.directory), catalog.image.term)
             front.lead(shell)
             end.on_signals()
             say_ready(front, term=catalog.image.term)

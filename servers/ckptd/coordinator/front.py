@@ -52,6 +52,10 @@ ASK_AGAIN_US: Final = US_PER_S // 5
 """So soon somebody may lead again."""
 
 
+COORDINATORS: Final = "coordinators"
+"""The question that People answer."""
+
+
 class People(Protocol):
     """Who answers what is asked about the coordinators themselves, beside every term."""
 
@@ -67,7 +71,7 @@ class People(Protocol):
 
 class Front:
     """I am the handler of the port and of the page. `server` and `view` are set before anybody can
-    come.
+    come, `people` before I lead.
     """
 
     server: Server
@@ -77,7 +81,6 @@ class Front:
         self.leader = ""
         """Where another coordinator leads, as HOST:PORT; empty: nobody does, or I do."""
         self.people: People | None = None
-        """With a catalog that coordinators share."""
         self._cluster = cluster
         self._report = report
         self._shell: CoordinatorShell | None = None
@@ -98,7 +101,12 @@ class Front:
             self._cluster, Role.COORDINATOR, "", boot, epoch, coordinators
         )
         self._shell = shell
-        shell.begin(self.server, self.view, self._checks)
+        shell.begin(self.server, self.view, self._people.checks)
+
+    @property
+    def _people(self) -> People:
+        assert self.people is not None
+        return self.people
 
     def named(self, coordinators: tuple[str, ...]) -> None:
         """Peers hear from now on that these are all."""
@@ -138,11 +146,10 @@ class Front:
             self._shell.opened(session, peer)
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        people = self.people
         if session not in self._sessions or self._shell is None:
             if bulk is not None:
                 bulk.release()
-        elif people is None or not people.answers(session, request, message):
+        elif not self._people.answers(session, request, message):
             self._shell.received(session, request, message, bulk)
 
     def closed(self, session: Session, reason: str) -> None:
@@ -168,9 +175,9 @@ class Front:
 
     def metrics(self) -> str:
         """Prometheus text."""
-        shell, people = self._shell, self.people
+        shell = self._shell
         own = [build_info(version("ckpt-burst"))] if shell is None else shell.families()
-        return render((*own, *(() if people is None else people.families())))
+        return render((*own, *(() if self.people is None else self.people.families())))
 
     def is_ready(self) -> bool:
         """It leads, its catalog takes entries and its targets vouch for it."""
@@ -180,9 +187,6 @@ class Front:
         """For people."""
         turned = self.turn_away(Role.ADMIN)
         return "not ready" if turned is None else turned.message
-
-    def _checks(self) -> tuple[Check, ...]:
-        return () if self.people is None else self.people.checks()
 
 
 @asynccontextmanager

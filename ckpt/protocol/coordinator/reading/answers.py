@@ -228,6 +228,46 @@ class CoordinatorView(Struct, frozen=True):
     """As of a TargetView."""
 
 
+class CoordinatorRow(Struct, frozen=True):
+    """One coordinator of those that run."""
+
+    id: str
+    address: str
+    state: str
+    """`leads` or `stands by`."""
+    term: int | None = None
+    """In which it leads."""
+    led_s: float | None = None
+    """So long it leads."""
+    pid: int = 0
+    host: str = ""
+    http: str = ""
+    version: str = ""
+    runs_s: float | None = None
+    """So long its process runs, by its own wall clock."""
+
+
+class CatalogMember(Struct, frozen=True):
+    """One member of the etcd that has the catalog, as who leads reaches it."""
+
+    address: str
+    healthy: bool
+    answered_s: float | None = None
+    reason: str = ""
+    """Why not."""
+
+
+class CoordinatorsView(Struct, frozen=True):
+    """Who leads, who stands by, and where their catalog is."""
+
+    catalog: str
+    """The URL of an etcd without its options, or the directory of a file."""
+    coordinators: tuple[CoordinatorRow, ...]
+    members: tuple[CatalogMember, ...] = ()
+    takeovers: int = 0
+    """Terms that were begun."""
+
+
 class StoreStatus(Struct, frozen=True):
     """One object store and its backlog."""
 

@@ -221,6 +221,25 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " CATALOG_OLD",
         clears="when enough targets have come and vouched",
     ),
+    "NO_STANDBY": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="saves and loads go on; when the coordinator dies they wait until it runs again",
+        cause="a catalog that several coordinators may share has one coordinator alone",
+        mend="start another one on another host: `ckptd coordinator --catalog URL --id NAME …`,"
+        " with the secret file of the first",
+        clears="within 2 s of the other one's start",
+    ),
+    "CATALOG_SLOW": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="commits, and what else is to be durable, take as long",
+        cause="of the transactions with etcd of the last minutes one in a hundred takes 0.2 s or"
+        " more: a slow disk of a member, or a slow network to it",
+        mend="see `ckpt coordinator ls`, and etcd's own wal_fsync and peer round trips; etcd wants"
+        " a disk of its own",
+        clears="when newer transactions are faster, 5 minutes at most after the last slow one",
+    ),
     "CATALOG_CORRUPT": CheckKind(
         ERROR,
         LOST_CODE,

@@ -28,6 +28,7 @@ from ckptd.catalog.etcd.words import (
     Authenticate,
     Authenticated,
     Failure,
+    MemberHealth,
     Versions,
     decode,
     encode,
@@ -108,6 +109,19 @@ class EtcdClient:
                 raise Refused(
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
+
+    async def health(self, member: str) -> tuple[float, str]:
+        """Seconds until this member said that it is well, and ""; else NaN, and why not."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                said = decode(await self._say(member, "GET", "/health", b""), MemberHealth)
+        except (CkptError, TimeoutError) as error:
+            return math.nan, str(error) or "no answer in time"
+        if said.health != "true":
+            return math.nan, said.reason or "it says that it is not well"
+        return clock() - began_s, ""
 
     async def _insist(
         self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float

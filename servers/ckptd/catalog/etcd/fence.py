@@ -36,6 +36,7 @@ from ckpt.protocol.coordinator.leading import KeyHolder
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, REQUEST_BYTES_MAX, Writes
+from ckptd.catalog.etcd.times import TransactionTimes
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     Compact,
@@ -122,6 +123,8 @@ class FencedSpace:
     def __init__(self, client: EtcdClient, me: Campaigner | None = None) -> None:
         self.process = secrets.token_hex(16)
         """Says to others, and to me, that the leader's key is mine."""
+        self.times = TransactionTimes()
+        """Of `write`."""
         self._me = me or Campaigner()
         self._client = client
         self._space = keys.KeySpace(client.url.prefix)
@@ -281,7 +284,9 @@ class FencedSpace:
             (*self._operations(writes), _put(full(keys.SEQUENCE), str(number).encode())),
             (_get(full(keys.LEADER)), _get(full(keys.SEQUENCE)), _get(full(keys.TERM))),
         )
+        began_s = time.monotonic()
         done = await self._client.call("kv/txn", request, TransactionDone, deadline)
+        self.times.took(time.monotonic() - began_s)
         if not done.succeeded:
             self._explain(fence, done, number)
         fence.sequence = number

@@ -161,6 +161,14 @@ class Versions(Struct, frozen=True):
     etcdcluster: str = ""
 
 
+class MemberHealth(Struct, frozen=True):
+    """Of the member that answers."""
+
+    health: str = ""
+    """`true` when it has a leader and no alarm."""
+    reason: str = ""
+
+
 class Failure(Struct, frozen=True):
     """Why not; `code` is gRPC's."""
 

@@ -1,0 +1,39 @@
+"""How long do transactions with etcd take? All of them for Prometheus, the latest for people."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+from ckptd.http.exposition import Histogram
+
+BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0, 3.0, 10.0)
+LATEST_S: Final = 300.0
+LATEST_COUNT: Final = 1000
+FEW: Final = 20
+"""So many say nothing about one in a hundred."""
+
+
+class TransactionTimes:
+    """I count each, in seconds."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(BOUNDS_S)
+        #: (when it ended, how long it took), by the monotonic clock.
+        self._latest: deque[tuple[float, float]] = deque(maxlen=LATEST_COUNT)
+
+    def took(self, seconds: float, now_s: float | None = None) -> None:
+        """One has its answer."""
+        self.histogram.observe(seconds)
+        self._latest.append((time.monotonic() if now_s is None else now_s, seconds))
+
+    def percentile(self, percent: int, now_s: float | None = None) -> float:
+        """Of the latest minutes, in seconds; 0 where there were few."""
+        since_s = (time.monotonic() if now_s is None else now_s) - LATEST_S
+        while self._latest and self._latest[0][0] < since_s:
+            self._latest.popleft()
+        if len(self._latest) < FEW:
+            return 0.0
+        seconds = sorted(took for _, took in self._latest)
+        return seconds[min(len(seconds) - 1, len(seconds) * percent // 100)]

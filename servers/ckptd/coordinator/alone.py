@@ -1,0 +1,59 @@
+"""What is asked about the coordinators themselves, of one whose catalog is a file on its host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from time import time
+
+import msgspec
+
+from ckpt.base.errors import Refused
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask, StepDown
+from ckpt.format.messages.hello import Failed
+from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorRow, CoordinatorsView
+from ckpt.protocol.events import Session
+from ckptd.coordinator.front import COORDINATORS, Front
+from ckptd.http.exposition import Family
+
+
+class Alone:
+    """I answer for a coordinator whose catalog is a file: there is no other one."""
+
+    def __init__(self, front: Front, catalog: str, term: int) -> None:
+        self._front = front
+        self._catalog = catalog
+        self._term = term
+        self._began_s = time()
+
+    def answers(self, session: Session, request: int, message: Message) -> bool:
+        """False when the message is a term's."""
+        server = self._front.server
+        match message:
+            case Ask(what) if what == COORDINATORS:
+                server.send(session, request, Answer(), msgspec.json.encode(self._view()))
+            case StepDown():
+                text = "a catalog in a file has one coordinator: nobody could lead after it"
+                hint = "docs/operations.md says how several share an etcd"
+                server.send(session, request, Failed(Refused.code, text, hint))
+            case _:
+                return False
+        return True
+
+    def checks(self) -> tuple[Check, ...]:
+        """None of its own."""
+        return ()
+
+    def families(self) -> Iterator[Family]:
+        """None of its own."""
+        return iter(())
+
+    def _view(self) -> CoordinatorsView:
+        view, lived_s = self._front.view, time() - self._began_s
+        row = CoordinatorRow(
+            "", view.address, "leads", self._term, lived_s, os.getpid(), socket.gethostname(),
+            view.http, runs_s=lived_s,
+        )  # fmt: skip
+        return CoordinatorsView(self._catalog, (row,), takeovers=self._term)

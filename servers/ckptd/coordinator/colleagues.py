@@ -1,0 +1,192 @@
+"""What is asked about the coordinators themselves: who runs, who leads; and that another one lead.
+
+The roll is looked at now and then while I lead: peers hear of it, and `ckpt status` does when there
+is nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from time import time
+from typing import Final, Protocol
+
+import msgspec
+
+from ckpt.base.errors import CkptError, NotFound, Refused
+from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask, StepDown, SteppedDown
+from ckpt.format.messages.hello import Failed
+from ckpt.protocol.coordinator.reading.answers import (
+    CatalogMember,
+    Check,
+    CoordinatorRow,
+    CoordinatorsView,
+)
+from ckpt.protocol.coordinator.reading.checks import check
+from ckpt.protocol.events import Session
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.roll import Coordinator, Roll
+from ckptd.coordinator.front import COORDINATORS, Front
+from ckptd.http.exposition import Family, Kind
+
+ASK_S: Final = 2.0
+"""For the roll; etcd may not answer."""
+SLOW_S: Final = 0.2
+
+
+class Term(Protocol):
+    """What there is to know of who leads here, and to ask of it."""
+
+    @property
+    def number(self) -> int:
+        """0 while another one leads."""
+
+    @property
+    def leads_since_s(self) -> float:
+        """By the wall clock."""
+
+    @property
+    def takeovers(self) -> int:
+        """Terms of this process so far."""
+
+    def step_down(self) -> None:
+        """Let another one lead."""
+
+
+class Colleagues:
+    """I answer for one of several coordinators. `begin` runs what takes time."""
+
+    def __init__(
+        self, front: Front, client: EtcdClient, space: FencedSpace, roll: Roll, term: Term,
+        begin: Callable[[Coroutine[None, None, None]], object],
+    ) -> None:  # fmt: skip
+        self._front = front
+        self._client = client
+        self._space = space
+        self._roll = roll
+        self._term = term
+        self._begin = begin
+        #: As they were when I looked last.
+        self._known: dict[str, Coordinator] = {}
+
+    async def look(self) -> None:
+        """Who runs now; peers hear of it. Raises Unavailable."""
+        self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
+        if self._term.number:
+            self._front.named(tuple(sorted(each.address for each in self._known.values())))
+
+    # ----------------------------------------------------------------------- the front's people
+
+    def answers(self, session: Session, request: int, message: Message) -> bool:
+        """False when the message is a term's."""
+        match message:
+            case Ask(what) if what == COORDINATORS:
+                self._begin(self._tell(session, request))
+            case StepDown():
+                self._begin(self._step_down(session, request, message.coordinator))
+            case _:
+                return False
+        return True
+
+    def checks(self) -> tuple[Check, ...]:
+        """Of `ckpt status`."""
+        found: list[Check] = []
+        if len(self._known) == 1:
+            found.append(
+                check(
+                    "NO_STANDBY",
+                    f"coordinator {self._roll.id} is the only one",
+                    "start another one on another host: ckptd coordinator --catalog"
+                    f" {self._client.url} --id NAME",
+                )
+            )
+        worst_s = self._space.times.percentile(99)
+        if worst_s >= SLOW_S:
+            found.append(
+                check(
+                    "CATALOG_SLOW",
+                    f"one in a hundred transactions with {self._client.url} takes {worst_s:.2g} s",
+                    "see ckpt coordinator ls, and the disks of etcd's members",
+                )
+            )
+        return tuple(found)
+
+    def families(self) -> Iterator[Family]:
+        """What Prometheus is answered."""
+        term = self._term
+        yield Family(
+            "ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads, else 0"
+        ).add(float(bool(term.number)))
+        yield Family(
+            "ckpt_coordinator_takeovers_total", Kind.COUNTER, "Terms that this process began"
+        ).add(term.takeovers)
+        written = Family(
+            "ckpt_catalog_transaction_seconds", Kind.HISTOGRAM,
+            "From a transaction with etcd to its answer, tries that failed with it",
+        )  # fmt: skip
+        written.histograms.append(((), self._space.times.histogram))
+        yield written
+
+    # ----------------------------------------------------------------------- answers
+
+    async def _tell(self, session: Session, request: int) -> None:
+        try:
+            await self.look()
+            members = await self._members()
+        except CkptError as error:
+            self._fail(session, request, error)
+            return
+        rows = tuple(self._row(id, each) for id, each in self._known.items())
+        view = CoordinatorsView(str(self._client.url), rows, members, self._term.number)
+        self._front.server.send(session, request, Answer(), msgspec.json.encode(view))
+
+    def _row(self, id: str, one: Coordinator) -> CoordinatorRow:
+        now_s = time()
+        leads = id == self._roll.id
+        return CoordinatorRow(
+            id, one.address, "leads" if leads else "stands by",
+            term=self._term.number if leads else None,
+            led_s=now_s - self._term.leads_since_s if leads else None,
+            pid=one.pid, host=one.host, http=one.http, version=one.version,
+            runs_s=now_s - one.since_s,
+        )  # fmt: skip
+
+    async def _members(self) -> tuple[CatalogMember, ...]:
+        return tuple(
+            await asyncio.gather(*(self._member(each) for each in self._client.url.members))
+        )
+
+    async def _member(self, address: str) -> CatalogMember:
+        answered_s, reason = await self._client.health(address)
+        return CatalogMember(
+            address, not reason, None if math.isnan(answered_s) else answered_s, reason
+        )
+
+    async def _step_down(self, session: Session, request: int, id: str) -> None:
+        try:
+            await self._check_step_down(id)
+        except CkptError as error:
+            self._fail(session, request, error)
+        else:
+            self._front.server.send(session, request, SteppedDown(self._roll.id, self._term.number))
+            self._term.step_down()
+
+    async def _check_step_down(self, id: str) -> None:
+        """Raises NotFound, Refused, Unavailable."""
+        await self.look()
+        if id and id != self._roll.id:
+            raise NotFound(
+                f"{id} does not lead: {self._roll.id} does", hint="see ckpt coordinator ls"
+            )
+        if len(self._known) < 2:
+            raise Refused(
+                f"nobody stands by to lead after {self._roll.id}",
+                hint="start another coordinator first",
+            )
+
+    def _fail(self, session: Session, request: int, error: CkptError) -> None:
+        failed = Failed(error.code, error.message, error.hint)
+        self._front.server.send(session, request, failed)

@@ -1,0 +1,165 @@
+"""`ckpt coordinator`, health checks, metrics and readiness of coordinators that share an etcd."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt_client.cli.main import main
+from ckptd.catalog.etcd.times import LATEST_S, TransactionTimes
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix
+from tests.waiting import ASKED_S, wait_until
+
+
+@pytest.fixture
+def two(tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
+    with Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as made:
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(made.secret_file))
+        yield made
+
+
+def ckpt(capsys: pytest.CaptureFixture[str], where: str, *words: str) -> tuple[int, str, str]:
+    """Exit code, and what was said on both."""
+    code = main([*words, "--store", f"ckpt://{where}"])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def asked(capsys: pytest.CaptureFixture[str], where: str, *words: str) -> dict[str, object]:
+    code, out, err = ckpt(capsys, where, *words, "--json")
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def checks(capsys: pytest.CaptureFixture[str], where: str) -> set[str]:
+    _, out, _ = ckpt(capsys, where, "status", "--json")
+    return {check["name"] for check in json.loads(out)["checks"]}
+
+
+def where_serves(two: Coordinators) -> str:
+    """Who leads, once it serves."""
+    leader = two.leader()
+    wait_until(lambda: two.logged(leader, f'"term": {two.term()}') > 0, "it serves")
+    return two.listen[leader]
+
+
+def test_ls_shows_who_leads_who_stands_by_and_how_etcd_is(
+    two: Coordinators, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leader, where = two.leader(), where_serves(two)
+    wait_until(
+        lambda: len(asked(capsys, where, "coordinator", "ls")["coordinators"]) == 2,  # type: ignore[arg-type]
+        "both are on the roll", poll_s=ASKED_S,
+    )  # fmt: skip
+    found = json.loads(ckpt(capsys, where, "coordinator", "ls", "--json")[1])
+    rows = {row["id"]: row for row in found["coordinators"]}
+    (other,) = rows.keys() - {leader}
+    assert (rows[leader]["state"], rows[leader]["term"]) == ("leads", two.term())
+    assert (rows[other]["state"], rows[other]["term"]) == ("stands by", None)
+    assert {id: row["address"] for id, row in rows.items()} == two.listen
+    assert {id: row["pid"] for id, row in rows.items()} == {
+        id: daemon.process.pid for id, daemon in two.running.items()
+    }
+    (member,) = found["members"]
+    assert member["address"] == two.etcd.addresses
+    assert member["healthy"]
+    code, out, _ = ckpt(capsys, where, "coordinator", "ls")
+    assert code == 0
+    assert "stands by" in out
+    assert two.place.url in out
+
+
+def test_step_down_lets_the_other_one_lead(
+    two: Coordinators, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leader, where = two.leader(), where_serves(two)
+    (other,) = {"a", "b"} - {leader}
+    code, _, err = ckpt(capsys, where, "coordinator", "step-down", other)
+    assert code == 10
+    assert f"{other} does not lead: {leader} does" in err
+    assert asked(capsys, where, "coordinator", "step-down", leader) == {
+        "id": leader, "term": two.term()
+    }  # fmt: skip
+    assert two.leader(but=leader) == other
+    assert two.running[leader].process.poll() is None
+    two.kill(leader)
+    # The roll has the one that was killed until its lease ends.
+    wait_until(
+        lambda: "NO_STANDBY" in checks(capsys, where_serves(two)), "it is missed", poll_s=ASKED_S
+    )
+    code, _, err = ckpt(capsys, where_serves(two), "coordinator", "step-down")
+    assert code == 2
+    assert f"nobody stands by to lead after {other}" in err
+
+
+def test_no_standby_stands_until_there_is_one(
+    two: Coordinators, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NO_STANDBY: "NO_STANDBY" comes, and goes by what it names."""
+    leader = two.leader()
+    (other,) = {"a", "b"} - {leader}
+    two.kill(other)
+    where = where_serves(two)
+    wait_until(lambda: "NO_STANDBY" in checks(capsys, where), "it is said", poll_s=ASKED_S)
+    two.start(other)
+    wait_until(lambda: "NO_STANDBY" not in checks(capsys, where), "it is gone", poll_s=ASKED_S)
+
+
+def test_a_catalog_that_answers_slowly_is_said() -> None:
+    """ "CATALOG_SLOW" by its percentile, which the clock that it is given lets go again."""
+    times = TransactionTimes()
+    for _ in range(19):
+        times.took(0.001, 100.0)
+    assert times.percentile(99, 100.0) == 0.0, "few say nothing"
+    for _ in range(80):
+        times.took(0.001, 100.0)
+    assert times.percentile(99, 100.0) == 0.001
+    times.took(0.5, 110.0)
+    times.took(0.6, 110.0)
+    assert times.percentile(99, 110.0) >= 0.5
+    assert times.percentile(99, 110.0 + LATEST_S + 1) == 0.0
+    assert sum(times.histogram.counts) == 101
+
+
+def test_metrics_and_readiness_say_who_leads(tmp_path: Path, etcd: Etcd) -> None:
+    with Coordinators(
+        tmp_path, etcd, Prefix(etcd.addresses), ids="ab", flags=("--http", "127.0.0.1:0")
+    ) as two:
+        leader = two.leader()
+        (other,) = {"a", "b"} - {leader}
+        wait_until(lambda: two.logged(leader, '"leads"') == 1, "it serves")
+        assert "ckpt_coordinator_leading 1" in metrics(two, leader)
+        assert "ckpt_catalog_transaction_seconds_count" in metrics(two, leader)
+        assert "ckpt_coordinator_leading 0" in metrics(two, other)
+        assert "ckpt_coordinator_takeovers_total 0" in metrics(two, other)
+        status, text = got(two, other, "/readyz")
+        assert (status, text) == (
+            503, f"this coordinator stands by: {two.listen[leader]} leads\n"
+        )  # fmt: skip
+        assert got(two, other, "/livez")[0] == 200
+
+
+def got(two: Coordinators, id: str, path: str, token: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{two.running[id].ready['http']}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def metrics(two: Coordinators, id: str) -> str:
+    token = (two.directory / id / "metrics.token").read_text().strip()
+    status, text = got(two, id, "/metrics", token)
+    assert status == 200, text
+    return text
