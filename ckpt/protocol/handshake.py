@@ -100,6 +100,14 @@ class Elsewhere(Unavailable):
         self.leader = failed.leader
 
 
+class OtherCluster(Refused):
+    """The server is of `cluster`, and the client wants another one."""
+
+    def __init__(self, message: str, cluster: str) -> None:
+        super().__init__(message)
+        self.cluster = cluster
+
+
 @dataclass(frozen=True, slots=True)
 class Established:
     """Who the other end proved to be.
@@ -135,6 +143,10 @@ class Caller:
     """Empty: any that has this secret."""
     server_name: str = ""
     """A target's id; empty: whoever answers in that role."""
+
+    def check(self) -> None:
+        """Raises Refused for a secret that is too short."""
+        _check_secret(self.secret)
 
 
 class HandshakeState(Enum):
@@ -218,7 +230,8 @@ class ClientHandshake:
         if proof.role is not caller.server_role:
             raise PeerError(f"a {proof.role.value} proved itself as {caller.server_role.value}")
         if caller.cluster and proof.cluster != caller.cluster:
-            raise Refused(f"the server is of cluster {proof.cluster!r}, not {caller.cluster!r}")
+            text = f"the server is of cluster {proof.cluster!r}, not {caller.cluster!r}"
+            raise OtherCluster(text, proof.cluster)
         if caller.server_name and proof.name != caller.server_name:
             raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
@@ -306,7 +319,8 @@ class ServerHandshake:
         self.keys = _session_keys(self._secret, claim)
         mine = self._identity
         if proof.cluster and proof.cluster != mine.cluster:
-            return Failed(Refused.code, f"this is cluster {mine.cluster!r}, not {proof.cluster!r}")
+            text = f"this is cluster {mine.cluster!r}, not {proof.cluster!r}"
+            return Failed(Refused.code, text, cluster=mine.cluster)
         if proof.server and proof.server != mine.name:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
         refusal = self._admit(self._role)
@@ -330,6 +344,10 @@ class ServerHandshake:
 
 def _check_arguments(secret: bytes, nonce: bytes) -> None:
     assert len(nonce) == NONCE_BYTES
+    _check_secret(secret)
+
+
+def _check_secret(secret: bytes) -> None:
     if len(secret) < SECRET_BYTES_MIN:
         raise Refused(
             f"a cluster secret of {len(secret)} bytes: at least {SECRET_BYTES_MIN} are needed"
@@ -351,6 +369,8 @@ def _common_version(theirs: int) -> int:
 def _failure(failed: Failed) -> Exception:
     if failed.leader:
         return Elsewhere(failed)
+    if failed.cluster:
+        return OtherCluster(failed.message, failed.cluster)
     retry = None if failed.retry_after_us is None else failed.retry_after_us / US_PER_S
     return error_from_wire(failed.code, failed.message, failed.hint, retry)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpt.aio.net.bulk import BulkRules
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.server import Server, TurnAway, serve
 from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
@@ -90,6 +90,7 @@ def serving(
     handler: RecordingHandler | None = None,
     borrows: bool = False,
     wire: WirePolicy = WirePolicy.AUTO,
+    turn_away: TurnAway = lambda _role: None,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
     loop = asyncio.new_event_loop()
@@ -106,6 +107,7 @@ def serving(
             pool=pool,
             limits=limits,
             bulks=BulkRules(borrows=borrows, wire=wire),
+            turn_away=turn_away,
         )
 
     thread = threading.Thread(target=loop.run_forever, name="test-server")

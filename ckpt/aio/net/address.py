@@ -1,4 +1,7 @@
-"""Where a peer listens, as text: `HOST:PORT`, `[v6]:PORT` or `unix:/path`."""
+"""Where a peer listens, as text: `HOST:PORT`, `[v6]:PORT` or `unix:/path`.
+
+Where coordinators listen, commas part them: `H1:P,H2:P,H3:P`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.errors import Refused, Unavailable
+from ckpt.format.messages.hello import Role
+from ckpt.protocol.finding import LISTED_MAX
 
 UNIX_PATH_BYTES_MAX: Final = 107
 """sun_path holds 108 with its end."""
@@ -61,6 +66,25 @@ def parse_address(text: str) -> Address:
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise Refused(f"address {text!r} is not of the form HOST:PORT")
     return TcpAddress(host, int(port))
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """All addresses of a list, or of one alone. Raises Refused for the part that is wrong."""
+    parts = text.split(",")
+    if len(parts) > LISTED_MAX:
+        raise Refused(f"{len(parts)} addresses in a list: at most {LISTED_MAX} are allowed")
+    addresses = tuple(map(parse_address, parts))
+    twice = [str(one) for number, one in enumerate(addresses) if one in addresses[:number]]
+    if twice:
+        raise Refused(f"address {twice[0]} stands twice in {text!r}")
+    return addresses
+
+
+def parse_server(text: str, role: Role) -> tuple[str, ...]:
+    """Where a server of that role is dialed: there may be several coordinators. Raises Refused."""
+    if role is Role.COORDINATOR:
+        return tuple(map(str, parse_addresses(text)))
+    return (str(parse_address(text)),)
 
 
 def endpoint_nowait(address: Address) -> Endpoint | None:

@@ -1,8 +1,11 @@
 """The dialing side of a daemon: one session to one server, kept up.
 
-    resting --backoff is over--> connecting --TCP stands--> shaking --proved--> open
-       ^                             |                         |                 |
-       +---------- failed, refused, too slow, gone, cut off ---+-----------------+
+    resting --backoff is over--> searching --one proved itself--> open
+       ^                             |                              |
+       +--------- all failed --------+--------- gone, cut off ------+
+
+The server is a target at one address, or the coordinator, of which there may be several: which one
+leads is searched for (ckpt.protocol.finding), and what was learned of them stays with the dialer.
 
 The rest between two attempts doubles from `backoff_s[0]` to `backoff_s[1]`, each with jitter, so
 that all targets of a cluster do not come back in one instant; a session that stood for longer than
@@ -13,35 +16,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.clock import draw, now_us
-from ckpt.aio.net.address import endpoint_by_resolver, endpoint_nowait, parse_address
+from ckpt.aio.net.address import parse_server
+from ckpt.aio.net.approach import Approach
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.net.sockets import tune
 from ckpt.aio.net.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
-from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
-from ckpt.protocol.events import Buffer, Session
-from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
+from ckpt.protocol.events import Buffer, Session, Ticked
+from ckpt.protocol.finding import (
+    AddressFailed,
+    AddressProved,
+    DropAddress,
+    LeaderFound,
+    Roster,
+    Search,
+    SearchAction,
+    SearchEvent,
+    SearchFailed,
+    TryAddress,
+)
+from ckpt.protocol.handshake import Caller, Established
 
-ATTEMPT_S: Final = 5.0
-"""For connecting and the handshake together."""
 QUEUED_BYTES_MAX: Final = 64 * MiB
 OnFailure = Callable[[CkptError], None]
 
 
 class Dialer:
-    """I keep one session to `address` up and tell the handler about it, as a server does.
+    """I keep one session to the server at `address` up and tell the handler of it, as servers do.
 
     Bulks lie in memory of their own. Every method belongs to the loop's thread.
     """
@@ -52,23 +62,32 @@ class Dialer:
         caller: Caller,
         *,
         address: str,
-        backoff_s: tuple[float, float] = (0.05, 2.0),
+        backoff_s: tuple[float, float] = (0.05, 0.5),
         unchecked: frozenset[type] = frozenset(),
         on_failure: OnFailure | None = None,
     ) -> None:
-        """`on_failure` hears of each attempt and each session that failed, before the rest."""
+        """`address`: of coordinators, commas part them. `on_failure` hears of each attempt and each
+        session that failed, before the rest.
+        """
         self.epoch = Epoch(0)
         """Goes out with every frame; the owner sets it."""
+        caller.check()
         self._handler = handler
-        self._address = parse_address(address)
+        self._roster = Roster(parse_server(address, caller.server_role))
         self._caller = caller
         self._backoff_s = backoff_s
         self._unchecked = unchecked
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
-        self._watch: Watch | None = None
+        self._search: Search | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: address -> the connection that is being made to it.
+        self._approaches: dict[str, Approach] = {}
+        #: Tasks of all that began in this attempt: they are awaited at its end.
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: The one that proved itself.
+        self._found: Approach | None = None
         self._ended: asyncio.Future[CkptError] | None = None
-        self._proved: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Dial, and dial again, until `close`."""
@@ -78,8 +97,7 @@ class Dialer:
     @property
     def session(self) -> Session | None:
         """The session that stands now."""
-        watch = self._watch
-        return None if watch is None or watch.channel.peer is None else watch.channel.session
+        return None if self._watch is None else self._watch.channel.session
 
     def send(
         self,
@@ -100,7 +118,7 @@ class Dialer:
             return
         watch.channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
         if watch.channel.queued_bytes > QUEUED_BYTES_MAX:
-            self._fail(watch.channel, Unavailable("the peer does not read what is sent to it"))
+            self._fail(Unavailable("the peer does not read what is sent to it"))
         else:
             watch.update()
 
@@ -115,7 +133,7 @@ class Dialer:
     def close_session(self, session: Session, reason: str) -> None:
         """Cut the server off and dial again."""
         if self._watch is not None and self.session == session:
-            self._fail(self._watch.channel, Unavailable(reason))
+            self._fail(Unavailable(reason))
 
     async def close(self) -> None:
         """End the session and dial no more; `closed` was called when this returns."""
@@ -125,21 +143,22 @@ class Dialer:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    # ----------------------------------------------------------------------- the channel's owner
+    # ----------------------------------------------------------------------- the approaches' owner
 
-    def established(self, channel: Channel, peer: Established) -> None:
-        """A channel calls this."""
-        if self._proved is not None and not self._proved.done():
-            self._proved.set_result(None)
-        self._handler.opened(channel.session, peer)
+    def proved(self, address: str, peer: Established) -> None:
+        """An approach calls this."""
+        self._pursue(AddressProved(now_us(), address, peer))
+
+    def failed(self, address: str, error: CkptError) -> None:
+        """An approach calls this, also when it was taken."""
+        if self._approaches.pop(address, None) is None:
+            self._fail(error)
+        else:
+            self._pursue(AddressFailed(now_us(), address, error))
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
-        """A channel calls this."""
+        """An approach that was taken calls this."""
         self._handler.received(channel.session, request, message, bulk)
-
-    def land(self, channel: Channel, head: FrameHead, message: Message) -> memoryview:
-        """A channel calls this."""
-        return memoryview(bytearray(head.bulk_bytes))
 
     # ----------------------------------------------------------------------- dialing
 
@@ -155,65 +174,71 @@ class Dialer:
             await asyncio.sleep(rests.next_s())
 
     async def _attempt(self) -> CkptError:
-        """One connection from its beginning to its end, which is returned."""
-        loop = asyncio.get_running_loop()
+        """A search, and the session that it found, from its beginning to its end: why it ended."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self._search = Search(self._roster, draw)
         try:
-            async with asyncio.timeout(ATTEMPT_S):
-                sock = await self._connect(loop)
-        except CkptError as error:
-            return error
-        except TimeoutError:
-            return Unavailable(f"{self._address} does not answer")
-        except OSError as error:
-            return Unavailable(f"cannot connect to {self._address}: {error.strerror or error}")
-        channel = Channel(sock, self._handshake(), self, unchecked=self._unchecked)
-        watch = self._watch = Watch(loop, channel, self._fail)
-        ended = self._ended = loop.create_future()
-        proved = self._proved = loop.create_future()
-        try:
-            channel.greet()
-            watch.update()
-            await asyncio.wait(
-                (ended, proved), timeout=ATTEMPT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not ended.done() and not proved.done():
-                return Unavailable(f"{self._address} does not finish the handshake")
-            reason: CkptError = await ended
-            return reason
+            self._pursue(Ticked(now_us()))
+            return await self._ended
         finally:
-            self._end(watch)
+            await self._end()
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
-        endpoint = endpoint_nowait(self._address)
-        if endpoint is None:
-            # The resolver may block.
-            endpoint = await loop.run_in_executor(None, endpoint_by_resolver, self._address)
-        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
-        try:
-            tune(sock)
-            await loop.sock_connect(sock, endpoint.sockaddr)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+    def _pursue(self, event: SearchEvent) -> None:
+        search = self._search
+        if search is None:
+            return
+        for action in search.handle(event):
+            self._perform(action)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if search.wake_us is not None:
+            rest_s = max(0, search.wake_us - now_us()) / US_PER_S
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(rest_s, lambda: self._pursue(Ticked(now_us())))
 
-    def _handshake(self) -> ClientHandshake:
-        return ClientHandshake(self._caller, os.urandom(NONCE_BYTES))
+    def _perform(self, action: SearchAction) -> None:
+        match action:
+            case TryAddress(address):
+                caller = self._roster.for_cluster(self._caller)
+                approach = Approach(address, caller, self, self._unchecked)
+                self._approaches[address] = approach
+                self._tasks.add(approach.task)
+                approach.task.add_done_callback(self._tasks.discard)
+            case DropAddress(address):
+                self._approaches.pop(address).close()
+            case LeaderFound(address, peer):
+                found = self._found = self._approaches.pop(address)
+                assert found.watch is not None
+                self._handler.opened(found.watch.channel.session, peer)
+            case SearchFailed(error):
+                self._fail(error)
 
-    def _fail(self, channel: Channel, error: CkptError) -> None:
-        """The session is over; what remains is done by `_attempt`."""
-        if self._watch is not None and self._watch.channel is channel:
-            self._watch.stop()
-            channel.close()
+    @property
+    def _watch(self) -> Watch | None:
+        """Of the session."""
+        return None if self._found is None else self._found.watch
+
+    def _fail(self, error: CkptError) -> None:
+        """The session is over, or none was found; what remains is done by `_attempt`."""
+        if self._found is not None:
+            self._found.close()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(error)
 
-    def _end(self, watch: Watch) -> None:
-        watch.stop()
-        watch.channel.close()
-        ended, self._watch, self._ended, self._proved = self._ended, None, None, None
-        if watch.channel.peer is not None:
+    async def _end(self) -> None:
+        found, ended = self._found, self._ended
+        self._search = self._found = self._ended = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for approach in self._approaches.values():
+            approach.close()
+        self._approaches.clear()
+        if found is not None and found.watch is not None:
+            found.close()
             reason = "we closed it"
             if ended is not None and ended.done() and not ended.cancelled():
                 reason = ended.result().message
-            self._handler.closed(watch.channel.session, reason)
+            self._handler.closed(found.watch.channel.session, reason)
+        await asyncio.gather(*self._tasks, return_exceptions=True)

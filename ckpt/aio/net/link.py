@@ -7,6 +7,9 @@ here blocks but `poll`, and no network failure raises: it comes as `LinkClosed`.
     CONNECTING --handshake is done: LinkOpened--> OPEN --failure, deadline: LinkClosed--> CLOSED
          +------------------- failure, deadline: LinkClosed ------------------------------->+
 
+A link to the coordinator may be given several addresses, and what of them leads is found while it
+is CONNECTING (link_search). What was learned of them stays with the loop.
+
 Sending: `try_send` queues a frame whole, without copying its bulk, and pushes what the socket
 takes. A sender goes round its links and gives each that is `writable_now` its next fragment; when
 none is, it polls and hears `LinkDrained` from the first that has room again. So no slow peer ever
@@ -28,9 +31,15 @@ from typing import Final, Self
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
-from ckpt.aio.net.address import UnixAddress, endpoint_by_resolver, parse_address
+from ckpt.aio.net.address import (
+    UnixAddress,
+    endpoint_by_resolver,
+    parse_address,
+    parse_server,
+)
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
+from ckpt.aio.net.link_search import LinkSearch
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable
@@ -38,7 +47,9 @@ from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.finding import Roster
 from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
 
 LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
@@ -100,11 +111,19 @@ LinkEvent = LinkOpened | LinkReceived | LinkDrained | LinkClosed
 class Link:
     """One connection; made by `LinkLoop.connect`, used by the thread that polls."""
 
-    def __init__(self, loop: LinkLoop, address: str, deadline_us: int, sink: Sink | None) -> None:
+    def __init__(
+        self,
+        loop: LinkLoop,
+        address: str,
+        deadline_us: int | None,
+        sink: Sink | None,
+        search: LinkSearch[Link] | None = None,
+    ) -> None:
         self.address = address
+        """Once it is open, the one of several that was found."""
         self.state = LinkState.CONNECTING
         self.peer: Established | None = None
-        self.deadline_us: int | None = deadline_us
+        self.deadline_us = deadline_us
         """Past it `poll` closes the link.
 
         For connecting at first, then None; the owner sets it for silence.
@@ -123,6 +142,8 @@ class Link:
         """What is watched; the loop's business."""
         self.sink = sink
         """None also when it is closed."""
+        self.search = search
+        """For whom it tries one address; None for a link that somebody asked for."""
         self._loop = loop
 
     @property
@@ -174,6 +195,10 @@ class LinkLoop:
         self._links: dict[Session, Link] = {}
         #: What the next `poll` returns.
         self._events: list[LinkEvent] = []
+        #: Links to coordinators that are being found, or whose list is being checked.
+        self._searches: dict[Link, LinkSearch[Link]] = {}
+        #: What is known of coordinators that were given as this text.
+        self._roster: tuple[str, Roster] | None = None
         self.waited_us = 0
         """In all, for sockets: what `poll` was given and did not need is not in it."""
 
@@ -190,7 +215,7 @@ class LinkLoop:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """Every link that is not closed, in the order of `connect`."""
+        """Every link that has a socket, in the order of `connect`."""
         return tuple(self._links.values())
 
     def connect(
@@ -202,20 +227,43 @@ class LinkLoop:
         unchecked: frozenset[type] = frozenset(),
         connect_timeout_us: int = CONNECT_TIMEOUT_US,
     ) -> Link:
-        """Begin to connect; LinkOpened or LinkClosed follows.
+        """Begin to connect; LinkOpened or LinkClosed follows. Coordinators may be several, with
+        commas between them.
 
         Raises Refused for a malformed address or a short secret. A host name asks the system's
         resolver, which may block: give numbers where that matters.
         """
-        where = parse_address(address)
-        handshake = ClientHandshake(caller, os.urandom(NONCE_BYTES))
-        link = Link(self, address, now_us() + connect_timeout_us, sink)
+
+        def reach(where: str, caller: Caller, search: LinkSearch[Link] | None) -> Link:
+            deadline_us = now_us() + connect_timeout_us
+            handshake = ClientHandshake(caller, os.urandom(NONCE_BYTES))
+            link = Link(self, where, deadline_us, sink, search)
+            try:
+                self._begin(link, handshake, unchecked)
+            except Unavailable as error:
+                if search is not None:
+                    self.close(link)
+                    raise
+                self.lose(link, error)
+            return link
+
+        if caller.server_role is not Role.COORDINATOR:
+            return reach(address, caller, None)
+        caller.check()
+        link = Link(self, address, None, sink)
+        search = LinkSearch(self, link, self._roster_of(address), caller, reach)
+        self._searches[link] = search
+        search.tick()
+        return link
+
+    def _begin(self, link: Link, handshake: ClientHandshake, unchecked: frozenset[type]) -> None:
+        """Raises Refused for a malformed address, Unavailable."""
+        where = parse_address(link.address)
         try:
             endpoint = endpoint_by_resolver(where)
             sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
         except (OSError, Unavailable) as error:
-            self._lose(link, Unavailable(f"cannot connect to {address}: {error}"))
-            return link
+            raise Unavailable(f"cannot connect to {link.address}: {error}") from None
         link.channel = Channel(
             sock,
             handshake,
@@ -230,10 +278,8 @@ class LinkLoop:
             code = error.errno or errno.EIO
         self._links[link.session] = link
         if code not in (0, errno.EINPROGRESS):
-            self._lose(link, _cannot_connect(link, code))
-            return link
+            raise _cannot_connect(link, code)
         self._register(link, selectors.EVENT_WRITE)
-        return link
 
     def close(self, link: Link) -> None:
         """Close a link; no event follows. Idempotent.
@@ -243,6 +289,9 @@ class LinkLoop:
         """
         link.state, link.sink = LinkState.CLOSED, None
         self._events = [event for event in self._events if not _is_of(event, link)]
+        search = self._searches.pop(link, None)
+        if search is not None:
+            search.close()
         channel = link.channel
         if channel is None or self._links.pop(link.session, None) is None:
             return
@@ -253,9 +302,31 @@ class LinkLoop:
                 self._selector.unregister(channel.sock)
         channel.close()
 
+    def adopt(self, link: Link, found: Link, peer: Established) -> None:
+        """A search calls this: the socket of the link that tried for this one is this one's."""
+        channel = found.channel
+        assert channel is not None
+        link.address, link.channel, link.connected = found.address, channel, True
+        link.heard_us, link.mask = now_us(), found.mask
+        found.state, found.channel = LinkState.CLOSED, None
+        self._links[channel.session] = link
+        self._selector.modify(channel.sock, link.mask, link)
+        self._open(link, peer)
+
+    def lose(self, link: Link, error: CkptError) -> None:
+        """What arrived before the end stays in the queue of events."""
+        events = self._events
+        self._events = []
+        self.close(link)
+        self._events = events
+        if link.search is None:
+            self._events.append(LinkClosed(link, error))
+        else:
+            link.search.failed(link, error)
+
     def shut(self) -> None:
         """Close every link and the loop."""
-        for link in self.links:
+        for link in (*self._searches, *self.links):
             self.close(link)
         self._selector.close()
         if self._wake_fd >= 0:
@@ -268,10 +339,11 @@ class LinkLoop:
         The kernel's list of watched sockets is shared with the parent: nothing is taken off it.
         """
         self._selector.close()
-        for link in self.links:
+        for link in (*self._searches, *self.links):
             link.state = LinkState.CLOSED
             if link.channel is not None:
                 link.channel.sock.close()
+        self._searches.clear()
         self._links.clear()
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
@@ -332,10 +404,10 @@ class LinkLoop:
     def established(self, channel: Channel, peer: Established) -> None:
         """A channel calls this."""
         link = self._links[channel.session]
-        link.state = LinkState.OPEN
-        link.peer = peer
-        link.deadline_us = None
-        self._events.append(LinkOpened(link, peer))
+        if link.search is None:
+            self._open(link, peer)
+        else:
+            link.search.proved(link, peer)
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
         """A channel calls this."""
@@ -348,6 +420,17 @@ class LinkLoop:
         return memoryview(bytearray(head.bulk_bytes)) if landing is None else landing
 
     # ----------------------------------------------------------------------- inside
+
+    def _open(self, link: Link, peer: Established) -> None:
+        link.state = LinkState.OPEN
+        link.peer = peer
+        link.deadline_us = None
+        self._events.append(LinkOpened(link, peer))
+
+    def _roster_of(self, address: str) -> Roster:
+        if self._roster is None or self._roster[0] != address:
+            self._roster = address, Roster(parse_server(address, Role.COORDINATOR))
+        return self._roster[1]
 
     def _register(self, link: Link, mask: int) -> None:
         assert link.channel is not None
@@ -376,28 +459,28 @@ class LinkLoop:
             if was_full and link.writable_now:
                 self._events.append(LinkDrained(link))
         except CkptError as error:
-            self._lose(link, error)
+            self.lose(self._links.get(channel.session, link), error)
         else:
             self.watch(link)
-
-    def _lose(self, link: Link, error: CkptError) -> None:
-        """What arrived before the end stays in the queue of events."""
-        events = self._events
-        self._events = []
-        self.close(link)
-        self._events = [*events, LinkClosed(link, error)]
 
     def _expire(self) -> None:
         now = now_us()
         for link in self.links:
             if link.deadline_us is not None and link.deadline_us <= now:
                 what = "does not answer" if link.state is LinkState.OPEN else "cannot be reached"
-                self._lose(link, Unavailable(f"{link.address} {what} in time"))
+                self.lose(link, Unavailable(f"{link.address} {what} in time"))
+        for link, search in list(self._searches.items()):
+            if search.wake_us is not None and search.wake_us <= now:
+                search.tick()
+            if search.is_over:
+                self._searches.pop(link, None)
 
     def _patience_s(self, timeout_us: int | None) -> float | None:
-        deadlines = [link.deadline_us for link in self.links if link.deadline_us is not None]
-        if deadlines:
-            left_us = max(0, min(deadlines) - now_us())
+        times = [link.deadline_us for link in self.links]
+        times += [search.wake_us for search in self._searches.values()]
+        due = [time for time in times if time is not None]
+        if due:
+            left_us = max(0, min(due) - now_us())
             timeout_us = left_us if timeout_us is None else min(timeout_us, left_us)
         return None if timeout_us is None else timeout_us / US_PER_S
 

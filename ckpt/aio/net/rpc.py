@@ -12,6 +12,9 @@ on would keep its parent's session open, and with it what the coordinator holds 
 A server that cannot be reached makes calls wait for their deadline (it may come back: a restart is
 no failure), unless it is one that never comes back (`lasting=False`); a server that refuses the
 handshake makes all of them fail at once.
+
+Of several coordinators the one is found that leads (ckpt.protocol.finding), and found again when
+another one does: calls go on there. They fail at once only when all refuse the handshake.
 """
 
 from __future__ import annotations
@@ -25,18 +28,20 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import draw, now_us
-from ckpt.aio.net.address import parse_address
+from ckpt.aio.net.address import parse_server
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import SECRET_BYTES_MIN, Caller, Established
 
 BACKOFF_S: Final = (0.02, 1.0)
 """First and longest rest between two attempts."""
+COORDINATOR_BACKOFF_S: Final = (0.02, 0.5)
+"""Where another coordinator may lead by then."""
 TELL_MAX: Final = 1024
 """Messages that wait for the thread to send them."""
 
@@ -86,10 +91,13 @@ class RpcClient:
         lasting: bool = True,
     ) -> None:
         """lasting: a server that is gone may come back, and calls wait for that."""
-        parse_address(address)
+        parse_server(address, caller.server_role)
         if len(caller.secret) < SECRET_BYTES_MIN:
             raise Refused(f"a cluster secret of {len(caller.secret)} bytes is too short")
         self.address = address
+        """As it was given: of coordinators it may name several, with commas between them."""
+        self.server = address
+        """The one address of the session that stands or stood last; at first `address`."""
         self.peer: Established | None = None
         """Who answers, while the session stands."""
         self.last_error: CkptError | None = None
@@ -111,7 +119,8 @@ class RpcClient:
         self._loop = LinkLoop()
         self._link: Link | None = None
         self._dial_at_us = 0
-        self._rests = Rests(*BACKOFF_S, draw)
+        several = caller.server_role is Role.COORDINATOR
+        self._rests = Rests(*(COORDINATOR_BACKOFF_S if several else BACKOFF_S), draw)
         self._thread: threading.Thread | None = None
         _clients.add(self)
 
@@ -264,8 +273,8 @@ class RpcClient:
 
     def _take(self, event: LinkOpened | LinkReceived | LinkDrained | LinkClosed) -> None:
         match event:
-            case LinkOpened(_, peer):
-                self.peer = peer
+            case LinkOpened(link, peer):
+                self.peer, self.server = peer, link.address
                 self.last_error = None
                 self._rests.begin_again()
                 if self._on_opened is not None:

@@ -96,6 +96,8 @@ class Failed(Struct, frozen=True, gc=False):
     retry_after_us: int | None = None
     leader: str = ""
     """Of a standby's answer to a proof: where the coordinator listens that leads, as HOST:PORT."""
+    cluster: str = ""
+    """Of the answer to a proof for another cluster: which one this is."""
 
 
 class CancelRequest(Struct, frozen=True, gc=False):

@@ -50,7 +50,7 @@ class StagerConfig:
     open_us: int = 60_000_000
     """A payload that only ever hears to retry is given up after this."""
     dial_us: int = 200_000
-    """Pause after a failed dial."""
+    """Pause after a failed dial; no two processes of a crowd should have the same one."""
     table_part_bytes: int = FRAME_BULK_BYTES_MAX // 2
     waiting_max: int = 64
     """Saves that may wait for a half."""

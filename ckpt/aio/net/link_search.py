@@ -1,0 +1,127 @@
+"""A link whose other end is still to be found: each address that is tried has a link of its own,
+and the first that proves itself hands its socket over (ckpt.protocol.finding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from ckpt.aio.clock import draw, now_us
+from ckpt.base.errors import CkptError
+from ckpt.protocol.events import Ticked
+from ckpt.protocol.finding import (
+    AddressFailed,
+    AddressProved,
+    DropAddress,
+    LeaderFound,
+    Roster,
+    Search,
+    SearchAction,
+    SearchEvent,
+    SearchFailed,
+    TryAddress,
+)
+from ckpt.protocol.handshake import Caller, Established
+
+
+class _Addressed(Protocol):
+    """A link."""
+
+    address: str
+
+
+Link = TypeVar("Link", bound=_Addressed)
+AnyLink = TypeVar("AnyLink", bound=_Addressed, contravariant=True)
+
+
+class Linking(Protocol[AnyLink]):
+    """Who has the links."""
+
+    def close(self, link: AnyLink) -> None:
+        """It tries no more; nothing follows."""
+
+    def adopt(self, link: AnyLink, found: AnyLink, peer: Established) -> None:
+        """`found` has tried an address for it: from here on its socket is the link's."""
+
+    def lose(self, link: AnyLink, error: CkptError) -> None:
+        """None was found, or it must not be used."""
+
+
+class LinkSearch(Generic[Link]):
+    """I find whom one link talks to. Made and fed by who has the links; over when `is_over`."""
+
+    def __init__(
+        self,
+        loop: Linking[Link],
+        link: Link,
+        roster: Roster,
+        caller: Caller,
+        reach: Callable[[str, Caller, LinkSearch[Link]], Link],
+    ) -> None:
+        """`reach` begins a link to one address, or raises."""
+        self._loop = loop
+        self._link = link
+        self._roster = roster
+        self._caller = caller
+        self._reach = reach
+        self._search = Search(roster, draw)
+        #: address -> the link that tries it.
+        self._tries: dict[str, Link] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """It has nothing more to do."""
+        return self._search.is_over
+
+    @property
+    def wake_us(self) -> int | None:
+        """When `tick` is due."""
+        return self._search.wake_us
+
+    def tick(self) -> None:
+        """Time has passed, or this begins."""
+        self._pursue(Ticked(now_us()))
+
+    def failed(self, link: Link, error: CkptError) -> None:
+        """A link that tries has closed."""
+        if self._tries.pop(link.address, None) is link:
+            self._pursue(AddressFailed(now_us(), link.address, error))
+
+    def proved(self, link: Link, peer: Established) -> None:
+        """A link that tries has come to one who leads."""
+        self._pursue(AddressProved(now_us(), link.address, peer))
+
+    def close(self) -> None:
+        """Nothing is tried any more."""
+        tries, self._tries = self._tries, {}
+        for link in tries.values():
+            self._loop.close(link)
+
+    def _pursue(self, event: SearchEvent) -> None:
+        events: list[SearchEvent] = [event]
+        while events:
+            for action in self._search.handle(events.pop(0)):
+                error = self._perform(action)
+                if error is not None:
+                    events.append(error)
+
+    def _perform(self, action: SearchAction) -> AddressFailed | None:
+        match action:
+            case TryAddress(address):
+                return self._try(address)
+            case DropAddress(address):
+                self._loop.close(self._tries.pop(address))
+            case LeaderFound(address, peer):
+                self._loop.adopt(self._link, self._tries.pop(address), peer)
+            case SearchFailed(error):
+                self._loop.lose(self._link, error)
+        return None
+
+    def _try(self, address: str) -> AddressFailed | None:
+        caller = self._roster.for_cluster(self._caller)
+        try:
+            self._tries[address] = self._reach(address, caller, self)
+        except CkptError as error:
+            return AddressFailed(now_us(), address, error)
+        return None
