@@ -99,6 +99,11 @@ class Control:
         return peer.cluster if peer is not None else ""
 
     @property
+    def server(self) -> str:
+        """HOST:PORT of the coordinator that answered, once a question was answered."""
+        return self._connection().server
+
+    @property
     def protocol(self) -> int:
         """The version that both sides speak, once a question was answered; 0 while none stands."""
         peer = self._connection().peer

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import msgspec
 
+from ckpt.aio.clock import draw
 from ckpt.base.errors import Unavailable
+from ckpt.base.rests import shortened
+from ckpt.base.units import US_PER_S
 
 READY_NAME = "ready.json"
+DIAL_S = 0.4
+"""The longest that a stager rests after a failed dial."""
 
 
 class ReadyFile(msgspec.Struct, frozen=True):
@@ -34,7 +39,9 @@ class Locator:
     address_fixed: str
 
     def address(self) -> str:
-        """HOST:PORT. Raises Unavailable when the local cluster does not serve now."""
+        """HOST:PORT, of several coordinators with commas between them. Raises Unavailable when the
+        local cluster does not serve now.
+        """
         if not self.directory:
             return self.address_fixed
         ready = read_ready(Path(self.directory))
@@ -51,6 +58,11 @@ def read_ready(directory: Path) -> ReadyFile | None:
         return _ready_decoder.decode((directory / READY_NAME).read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def dial_us() -> int:
+    """This process's rest after a failed dial; a crowd that lost its leader has many."""
+    return int(shortened(DIAL_S, draw) * US_PER_S)
 
 
 def client_name() -> str:

@@ -2,6 +2,7 @@
 
     ckpt+local:///DIR?targets=7&code=4+2    one machine; the options count when DIR is made
     ckpt://HOST:PORT                        a coordinator
+    ckpt://HOST:PORT,HOST:PORT,HOST:PORT    a cluster's coordinators, of which one leads
 
 A `+` stands for itself (codes are written 4+2); everything else may be percent-encoded.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 from urllib.parse import unquote
 
+from ckpt.aio.net.address import TcpAddress, parse_addresses
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean
 from ckpt.base.units import parse_bytes
@@ -77,15 +79,16 @@ class LocalUrl:
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """A coordinator elsewhere."""
+    """A coordinator elsewhere, or several of one cluster."""
 
     host: str
     port: int
+    others: tuple[TcpAddress, ...] = ()
 
     @property
     def address(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        """Of all, with commas between them."""
+        return ",".join(map(str, (TcpAddress(self.host, self.port), *self.others)))
 
 
 def default_code(targets: int) -> Code:
@@ -134,12 +137,20 @@ def _remote(url: str, rest: str) -> RemoteUrl:
     authority, question, _ = rest.partition("?")
     if question:
         raise Refused(f"store {url!r}: a coordinator's URL takes no options")
-    host, colon, port = authority.rstrip("/").rpartition(":")
+    first, *others = (_coordinator(url, part) for part in authority.rstrip("/").split(","))
+    remote = RemoteUrl(first.host, first.port, tuple(others))
+    parse_addresses(remote.address)
+    return remote
+
+
+def _coordinator(url: str, part: str) -> TcpAddress:
+    host, colon, port = part.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise Refused(f"store {url!r} is not of the form ckpt://HOST:PORT")
-    return RemoteUrl(unquote(host), int(port))
+        which = f": {part!r}" if "," in url else ""
+        raise Refused(f"store {url!r} is not of the form ckpt://HOST:PORT{which}")
+    return TcpAddress(unquote(host), int(port))
 
 
 def _parse_query(query: str) -> dict[str, object]:

@@ -33,6 +33,13 @@ def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetCon
     )
 
 
+def test_a_target_takes_a_list_of_coordinators_and_names_the_one_that_is_wrong() -> None:
+    listed = "a:1,10.0.0.2:7070,[::1]:7070"
+    assert _load("--directory", "/d", "--coordinator", listed).config.coordinator == listed
+    with pytest.raises(Refused, match="'b'"):
+        _load("--directory", "/d", "--coordinator", "a:1,b")
+
+
 NEEDED = ("--directory", "/d", "--coordinator", "c:1")
 
 

@@ -20,6 +20,7 @@ from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.sharing import NextReads, ShareReads
 from ckpt.format.spans import OURS, PayloadSpan, decode_spans, encode_spans
 from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.load.together.sharing import _host_towards
 from ckpt_client.store import Store
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
@@ -53,6 +54,10 @@ def right(state: object) -> bool:
 
 def resolved(store: Store, rank: int) -> Checkpoint:
     return store.resolve("run", 1, rank=rank, world_size=3)
+
+
+def test_who_was_given_several_coordinators_serves_peers_where_they_reach_it() -> None:
+    assert _host_towards("127.0.0.1:1,10.255.255.1:2") == "127.0.0.1"
 
 
 class Ghost:

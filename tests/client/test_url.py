@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckpt.aio.net.address import TcpAddress
 from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckpt_client.url import LocalOptions, LocalUrl, RemoteUrl, default_code, parse_url
@@ -65,6 +66,30 @@ def test_a_coordinator_is_host_and_port() -> None:
     v6 = parse_url("ckpt://[::1]:7000")
     assert v6 == RemoteUrl("::1", 7000)
     assert v6.address == "[::1]:7000"
+
+
+def test_a_clusters_coordinators_are_listed_with_commas() -> None:
+    url = parse_url("ckpt://node7:7000,[::1]:7001,10.0.0.1:7002/")
+    assert url == RemoteUrl("node7", 7000, (TcpAddress("::1", 7001), TcpAddress("10.0.0.1", 7002)))
+    assert url.address == "node7:7000,[::1]:7001,10.0.0.1:7002"
+    assert parse_url(None, {"CKPT_STORE": f"ckpt://{url.address}"}) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("ckpt://h:1,node7", "'node7'"),
+        ("ckpt://h:1,", "''"),
+        ("ckpt://h:1,g:x,i:3", "'g:x'"),
+        ("ckpt://h:1,h:1", "h:1 stands twice"),
+        ("ckpt://" + ",".join(f"h:{port}" for port in range(1, 18)), "at most 16"),
+    ],
+)
+def test_a_wrong_list_of_coordinators_is_refused_by_the_part_that_is_wrong(
+    url: str, named: str
+) -> None:
+    with pytest.raises(Refused, match=named):
+        parse_url(url)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,11 @@ class RemoteCluster:
     def url(self) -> str:
         return f"ckpt://{self.coordinator.address}"
 
+    @property
+    def coordinators(self) -> str:
+        """What a target is given."""
+        return self._listen
+
     # ----------------------------------------------------------------------- starting
 
     def start(self) -> None:
@@ -118,7 +123,7 @@ class RemoteCluster:
         host, device = id[1], id[3]
         self.targets[id] = Daemon(
             "target", "--directory", str(self.directory / id), "--id", id,
-            "--coordinator", self._listen, "--domain", f"power/rack/host{host}/{device}",
+            "--coordinator", self.coordinators, "--domain", f"power/rack/host{host}/{device}",
             "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
             *self._target_flags,
             log=self.log_of(id), environment=self.environment(self.directory / id),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
+from ckpt.base.ids import RunName, Step
 from ckpt_client.fs.filesystem import CkptFileSystem, CkptLocalFileSystem
 from ckpt_client.fs.paths import Spot, split_local, split_remote, spot_of
+from ckpt_client.step_url import StepUrl, parse_step_url
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,19 @@ def test_a_remote_url_is_cut_also_as_pathlib_folds_it(url: str) -> None:
     assert CkptFileSystem._get_kwargs_from_urls(url) == {"host": "host:70"}
 
 
-@pytest.mark.parametrize("url", ["ckpt://run/1/x", "ckpt://host/run", "ckpt://host:port/run"])
+def test_a_remote_url_may_list_a_clusters_coordinators() -> None:
+    url = "ckpt://a:70,b:70,[::1]:71/run/1/x"
+    assert split_remote(url) == ("a:70,b:70,[::1]:71", "run/1/x")
+    assert CkptFileSystem._strip_protocol(url) == "run/1/x"
+    assert CkptFileSystem._get_kwargs_from_urls(url) == {"host": "a:70,b:70,[::1]:71"}
+    place = parse_step_url("ckpt://a:70,b:70/run/1")
+    assert place == StepUrl("ckpt://a:70,b:70", RunName("run"), Step(1))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ckpt://run/1/x", "ckpt://host/run", "ckpt://host:port/run", "ckpt://a:70,b/run/1/x"],
+)
 def test_a_remote_url_without_a_port_is_refused_with_the_form(url: str) -> None:
     with pytest.raises(Refused, match="ckpt://HOST:PORT/RUN/STEP/FILE"):
         split_remote(url)

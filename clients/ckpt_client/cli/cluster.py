@@ -116,8 +116,8 @@ class Conversation:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the coordinator, now."""
-        return self.control.locator.address()
+        """HOST:PORT of the coordinator that answers."""
+        return self.control.server
 
     def status(self) -> StatusView:
         return self._ask(StatusView, "status")

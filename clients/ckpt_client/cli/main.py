@@ -277,7 +277,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--store",
         metavar="URL",
         default=suppress_default,
-        help="ckpt+local:///DIR or ckpt://HOST:PORT [$CKPT_STORE]",
+        help="ckpt+local:///DIR or ckpt://HOST:PORT[,HOST:PORT...] [$CKPT_STORE]",
     )
     common.add_argument(
         "--json", action="store_true", default=suppress_default, help="answer in JSON"

@@ -33,7 +33,7 @@ def opened_source(
     wanted = parse_which(checkpoint)
     with conversation(arguments, output) as talk:
         run_name, step, only = talk.which(*wanted)
-        secret, address = talk.control.secret, talk.address
+        secret, address = talk.control.secret, talk.control.locator.address()
         source = TierSource.open(
             address, run_name, step,
             secret=secret, name=client_name(), timeout_s=talk.timeout_s, only=only,

@@ -403,7 +403,7 @@ class CkptFileSystem(CkptFileSystemBase):
     _scheme = paths.REMOTE
 
     def __init__(self, host: str, **options: object) -> None:
-        """host: `HOST:PORT` of the coordinator."""
+        """host: `HOST:PORT` of the coordinator, or of each, with commas between them."""
         super().__init__(host=host, **options)
         url = parse_url(f"ckpt://{host}")
         assert isinstance(url, RemoteUrl)

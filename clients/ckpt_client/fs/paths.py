@@ -1,6 +1,6 @@
 """What a URL or a path of the filesystem means.
 
-    ckpt://HOST:PORT/RUN/STEP/FILE       a coordinator
+    ckpt://HOST:PORT/RUN/STEP/FILE       a coordinator; several as HOST:PORT,HOST:PORT
     ckpt+local:///DIR/RUN/STEP/FILE      one machine; DIR is the longest prefix with a cluster.toml
 
 Inside, a path is RUN/STEP/FILE. STEP is the first segment that is a number, alone or after `step`,
@@ -79,11 +79,12 @@ def without_head(protocol: str, url: str) -> str:
 
 
 def split_remote(url: str) -> tuple[str, str]:
-    """(HOST:PORT, path). Raises Refused."""
+    """(HOST:PORT, path); of several coordinators (HOST:PORT,HOST:PORT, path). Raises Refused."""
     authority, _, path = without_head(REMOTE, url).partition("/")
-    host, colon, port = authority.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit()):
-        raise Refused(f"{url!r} names no coordinator, the form is {_FORMS[REMOTE]}")
+    for part in authority.split(","):
+        host, colon, port = part.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit()):
+            raise Refused(f"{url!r} names no coordinator, the form is {_FORMS[REMOTE]}")
     return authority, clean(path)
 
 

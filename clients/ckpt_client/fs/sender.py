@@ -37,7 +37,7 @@ from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMach
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.environment import next_save_number, process_name
 from ckpt_client.fs.spool import Spool
-from ckpt_client.locate import Locator, client_name
+from ckpt_client.locate import Locator, client_name, dial_us
 
 FILES_MAX: Final = 1024
 """Of this process, that wait for their commit."""
@@ -93,7 +93,9 @@ class FileSender:
         self._on_committed = on_committed
         self._secret = read_secret(secret_file)
         identity = SaverIdentity(None, Rank(0), 1, process_name())
-        self._machine = StagerMachine(identity, StagerConfig(half_count=FILES_MAX))
+        self._machine = StagerMachine(
+            identity, StagerConfig(half_count=FILES_MAX, dial_us=dial_us())
+        )
         self._sender = PayloadSender(SenderOptions(secret=self._secret, name=client_name()))
         self._loop = LinkLoop()
         self._link: Link | None = None

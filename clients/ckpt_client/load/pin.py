@@ -163,7 +163,7 @@ class Pinned:
             share=lambda message, bulk: ask_shared(
                 self._connection(), message, bulk, self.timeout_s
             ),
-            address=self._connection().address,
+            address=self._connection().server,
             secret=self.context.secret,
             cluster=self.record.cluster,
             name=self.context.name,

@@ -67,7 +67,7 @@ from ckpt.protocol.stager.events import (
 )
 from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
-from ckpt_client.locate import Locator, client_name
+from ckpt_client.locate import Locator, client_name, dial_us
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.declaration import Declaration, DeclarationReader
@@ -132,7 +132,8 @@ class StagerShell:
         self._secret_file = Path(attach.secret_file)
         self._rank = Rank(attach.rank)
         identity = SaverIdentity(attach.key, self._rank, attach.world_size, attach.process)
-        self._machine = StagerMachine(identity, StagerConfig(idle_us=int(attach.idle_s * US_PER_S)))
+        config = StagerConfig(idle_us=int(attach.idle_s * US_PER_S), dial_us=dial_us())
+        self._machine = StagerMachine(identity, config)
         self._jobs = Jobs()
         self._desk = HalfDesk(
             attach.arena_bytes_max,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Final
 
+from ckpt.aio.net.address import parse_addresses
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Refused
@@ -47,8 +48,8 @@ class DrainConfig:
 
     to: Annotated[str, "URLS"]
     """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
-    coordinator: Annotated[str, "HOST:PORT"]
-    """The cluster's coordinator."""
+    coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
+    """The cluster's coordinators, of which one leads."""
     poll_s: float = 1.0
     """Time between two looks at what is committed."""
     threads: int = 2
@@ -72,7 +73,7 @@ class DrainConfig:
 
     def __post_init__(self) -> None:
         parse_policies(self.to)
-        options.host_and_port(self.coordinator)
+        parse_addresses(self.coordinator)
         if min(self.poll_s, self.abandon_s, self.patience_s) <= 0 or self.bandwidth_bytes < 0:
             raise Refused("poll_s, abandon_s, patience_s are above 0, bandwidth_bytes at least 0")
         WriteOptions(compression=self.compression)

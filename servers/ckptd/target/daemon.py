@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ckpt.aio.disk import DirectoryLock, RealDisk
+from ckpt.aio.net.address import parse_addresses
 from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import serve
@@ -56,8 +57,8 @@ class TargetConfig:
 
     directory: Path
     """What it serves; one directory on one device, made when missing."""
-    coordinator: Annotated[str, "HOST:PORT"]
-    """The coordinator to register with."""
+    coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
+    """The cluster's coordinators; it registers with the one that leads."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:0"
     """Where stagers and readers come to; port 0 takes a free one."""
     advertise: Annotated[str, "HOST"] = ""
@@ -88,7 +89,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         options.host_and_port(self.listen)
-        options.host_and_port(self.coordinator)
+        parse_addresses(self.coordinator)
         if self.http:
             options.host_and_port(self.http)
         if self.domain:

@@ -196,7 +196,7 @@ def _timed(
         begun_s = time.monotonic()
         view = Conversation(url, control, timeout_s).status()
         seconds = time.monotonic() - begun_s
-        return _Answered(locator.address(), control.cluster, control.protocol, view, seconds)
+        return _Answered(control.server, control.cluster, control.protocol, view, seconds)
     finally:
         control.close()
 

@@ -31,7 +31,7 @@ class Meeting:
     """ShareReads, NextReads or LeaveReads and its bulk, and what to read now. Raises Refused when
     the session that shared was lost; Unavailable."""
     address: str
-    """Of the coordinator, as this process reaches it."""
+    """Of the coordinator, as this process reaches it; of several, while none was reached."""
     secret: bytes
     cluster: str
     name: str
@@ -54,7 +54,7 @@ def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
     ) as rpc:
         yield Meeting(
             share=lambda message, bulk: ask_shared(rpc, message, bulk, timeout_s),
-            address=address,
+            address=rpc.server,
             secret=context.secret,
             cluster=context.cluster,
             name=context.name,

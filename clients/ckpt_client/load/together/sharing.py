@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, parse_address
+from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, parse_addresses
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB
@@ -172,8 +172,10 @@ class SharedReading:
 
 
 def _host_towards(address: str) -> str:
-    """The address of this host on the way there; empty for a Unix socket. Nothing is sent."""
-    where = parse_address(address)
+    """The address of this host on the way there, of several to the first; empty for a Unix socket.
+    Nothing is sent.
+    """
+    where = parse_addresses(address)[0]
     if not isinstance(where, TcpAddress):
         return ""
     endpoint = endpoint_by_resolver(where)
