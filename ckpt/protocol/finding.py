@@ -20,7 +20,9 @@ and goes on to whom that one named, so that coordinators which were replaced are
 A list may only name one cluster's. Whoever proves to be of another one than a member of the list
 that was met earlier ends the search by name, and so does what a standby says that is asked for the
 known cluster. Once in a Roster's life the members of the list that the leader did not name are
-asked for that (CHECKING), aside: the session stands meanwhile.
+asked for that (CHECKING), aside: the session stands meanwhile. A list that is found wrong until
+then is of no use any more; later, an address may have gone to another cluster, and the others are
+still good.
 
 Invariants:
 - At most one address is found, and it is found once.
@@ -106,6 +108,10 @@ class SearchFailed:
 SearchAction = TryAddress | DropAddress | LeaderFound | SearchFailed
 
 
+class MixedList(Refused):
+    """A person listed coordinators of two clusters: the list is of no use."""
+
+
 class Roster:
     """Where a cluster's coordinators are, as far as one who dials them knows."""
 
@@ -113,7 +119,9 @@ class Roster:
         assert 0 < len(listed) <= LISTED_MAX
         assert len(set(listed)) == len(listed)
         self.is_checked = len(listed) == 1
-        """No member of the list is of another cluster, as far as can be seen."""
+        """No member of the list was of another cluster, as far as could be seen."""
+        self.refusal: MixedList | None = None
+        """The list is of no use."""
         self._listed = listed
         #: All that are known: who led last first, who failed last at the end.
         self._order = list(listed)
@@ -149,17 +157,19 @@ class Roster:
 
     def met(self, address: str, cluster: str) -> Refused | None:
         """It is of that cluster. Why it cannot be taken, if others are of another one."""
-        stranger = not self.is_listed(address)
         for other, known in self._clusters.items():
             if other != address and known != cluster:
-                if not stranger:
-                    self._clusters[address] = cluster
-                return Refused(
-                    f"{other} is a coordinator of cluster {known}, {address} is one of {cluster}",
-                    hint="name the coordinators of one cluster only",
-                )
+                return self._contradiction(other, known, address, cluster)
         self._clusters[address] = cluster
         return None
+
+    def _contradiction(self, other: str, known: str, address: str, cluster: str) -> Refused:
+        text = f"{other} is a coordinator of cluster {known}, {address} is one of {cluster}"
+        hint = "name the coordinators of one cluster only"
+        if self.is_checked or not self.is_listed(address):
+            return Refused(text, hint=hint)
+        self.refusal = MixedList(text, hint=hint)
+        return self.refusal
 
     def led_by(self, leader: str, peer: Established) -> None:
         """It leads, and names all of them."""
@@ -233,6 +243,8 @@ class Search:
     def handle(self, event: SearchEvent) -> list[SearchAction]:
         """What is to be done now. What comes of a connection that was dropped changes nothing."""
         match event:
+            case Ticked() if self._roster.refusal is not None and not self.is_over:
+                return self._end(self._roster.refusal)
             case Ticked(now_us):
                 return self._go_on(now_us)
             case AddressFailed(now_us, address, error) if self._is_tried(address):
@@ -248,9 +260,9 @@ class Search:
         candidate.state, candidate.error = _State.FAILED, error
         candidate.again_us = now_us + int(self._rests.next_s() * US_PER_S)
         self._roster.failed(address)
-        if isinstance(error, OtherCluster):
+        if isinstance(error, OtherCluster) and self._roster.is_listed(address):
             refusal = self._roster.met(address, error.cluster)
-            if refusal is not None and self._roster.is_listed(address):
+            if refusal is not None:
                 return self._end(refusal)
         if isinstance(error, Elsewhere):
             self._follow(error.leader)
@@ -260,6 +272,7 @@ class Search:
         refusal = self._roster.met(address, peer.cluster)
         if refusal is None:
             return self._find(address, peer)
+        self._roster.failed(address)
         if self._roster.is_listed(address):
             return self._end(refusal)
         return [DropAddress(address), *self._fail(now_us, address, refusal)]
@@ -319,13 +332,12 @@ class Search:
     def _check(self, leader: str, peer: Established) -> list[SearchAction]:
         """Once, whether the list names another cluster's."""
         doubtful = [] if self._roster.is_checked else self._roster.unnamed_by(leader, peer)
-        self._roster.is_checked = True
-        self._phase = _Phase.CHECKING if doubtful else _Phase.OVER
-        return [self._try(address) for address in doubtful]
+        self._phase = _Phase.CHECKING
+        return [self._try(address) for address in doubtful] or self._checked()
 
     def _checked(self) -> list[SearchAction]:
         if not self._those(_State.TRYING):
-            self._phase = _Phase.OVER
+            self._roster.is_checked, self._phase = True, _Phase.OVER
         return []
 
     def _end(self, error: CkptError) -> list[SearchAction]:

@@ -143,6 +143,9 @@ def test_members_of_two_clusters_in_one_list_are_refused_by_name(cluster: str) -
             assert isinstance(error, Refused)
             for text in (a.address, b.address, "cluster-a", "cluster-b"):
                 assert text in error.message
+            asked = len(dialing.heard.opened_)
+            await dialing.until(lambda: len(dialing.errors) == 3)
+            assert len(dialing.heard.opened_) == asked, "nobody is dialed by that list any more"
             await dialing.dialer.close()
             assert len(dialing.heard.closed_) == len(dialing.heard.opened_)
 

@@ -10,6 +10,8 @@ import resource
 import signal
 from pathlib import Path
 
+import pytest
+
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
@@ -226,6 +228,29 @@ def test_a_target_whose_coordinator_is_of_another_cluster_ends_and_says_so(tmp_p
             daemon.end(signal.SIGKILL)
             assert "'other'" in daemon.log.read_text()
             assert "--coordinator" in daemon.log.read_text()
+        finally:
+            await other.server.close(linger_s=0)
+
+    run(story)
+
+
+@pytest.mark.parametrize("its_own_first", [True, False])
+def test_a_target_whose_coordinators_are_of_two_clusters_ends_and_names_them(
+    tmp_path: Path, its_own_first: bool
+) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        other = Coordinator()
+        other.listen(cluster="other")
+        assert other.server is not None
+        listed = [coordinator.address, other.address]
+        if not its_own_first:
+            listed.reverse()
+        try:
+            daemon = await asyncio.to_thread(lambda: Daemon(tmp_path / "t", ",".join(listed)))
+            assert await asyncio.to_thread(daemon.process.wait, ANSWER_S) == 2
+            daemon.end(signal.SIGKILL)
+            for text in (*listed, CLUSTER, "other"):
+                assert text in daemon.log.read_text()
         finally:
             await other.server.close(linger_s=0)
 

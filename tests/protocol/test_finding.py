@@ -205,9 +205,12 @@ def test_a_list_with_members_of_two_clusters_is_refused_by_name() -> None:
     assert isinstance(end.error, Refused)
     for text in (A, B, "c1", "c2"):
         assert text in end.error.message
+    again = Hunt(hunt.roster)
+    assert again.tick() == [SearchFailed(end.error)], "the list is of no use any more"
+    assert again.search.is_over
 
 
-def test_a_list_of_two_clusters_is_refused_also_when_the_first_leader_has_died() -> None:
+def test_a_member_that_goes_to_another_cluster_later_ends_one_search_and_not_the_next() -> None:
     roster = Roster((A, B))
     hunt = Hunt(roster)
     hunt.tick()
@@ -217,7 +220,12 @@ def test_a_list_of_two_clusters_is_refused_also_when_the_first_leader_has_died()
     assert hunt.fail(A) == [TryAddress(B)]
     (end,) = hunt.prove(B, leader(B, cluster="c2"))[-1:]
     assert isinstance(end, SearchFailed)
-    assert isinstance(end.error, Refused)
+    assert type(end.error) is Refused
+    for text in (A, B, "c1", "c2"):
+        assert text in end.error.message
+    hunt = Hunt(roster)
+    assert hunt.tick() == [TryAddress(A)]
+    assert hunt.prove(A, leader(A, B)) == [LeaderFound(A, leader(A, B))]
 
 
 def test_an_address_of_no_list_that_went_to_another_cluster_is_passed_by() -> None:
@@ -229,6 +237,13 @@ def test_an_address_of_no_list_that_went_to_another_cluster_is_passed_by() -> No
     assert hunt.fail(A) == [TryAddress(B)]
     assert hunt.prove(B, leader(cluster="c2")) == [DropAddress(B), TryAddress(C)]
     assert hunt.prove(C, leader(A, C)) == [LeaderFound(C, leader(A, C))]
+
+
+def test_whom_a_standby_wrongly_names_does_not_spoil_the_list() -> None:
+    hunt = begin(A, B)
+    assert hunt.fail(A, elsewhere(D)) == [TryAddress(D)]
+    assert hunt.fail(D, OtherCluster("this is c2", "c2")) == [TryAddress(B)]
+    assert hunt.prove(B, leader(A, B)) == [LeaderFound(B, leader(A, B))]
 
 
 def test_one_whose_only_coordinator_was_made_again_goes_there() -> None:

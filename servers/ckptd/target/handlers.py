@@ -10,6 +10,7 @@ from ckpt.aio.net.bulk import Bulk
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.messages import Message
 from ckpt.protocol.events import Session
+from ckpt.protocol.finding import MixedList
 from ckpt.protocol.handshake import Established
 from ckptd.log import Reporter
 from ckptd.target.shell import TargetShell
@@ -40,8 +41,9 @@ class CoordinatorHandler:
     """The dialer's view of the shell. I log once why the coordinator is out of reach.
 
     I stop the daemon when it is refused before it was ever taken in: whoever started it named
-    another cluster. One that is refused later goes on dialing: then the mistake is the
-    coordinator's, whose catalog may be new, and what this target holds is needed to rebuild it.
+    another cluster, or coordinators of two. One that is refused later goes on dialing: then the
+    mistake is the coordinator's, whose catalog may be new, and what this target holds is needed to
+    rebuild it.
     """
 
     def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
@@ -60,7 +62,7 @@ class CoordinatorHandler:
 
     def failed(self, error: CkptError) -> None:
         """An attempt or a session ended so."""
-        if isinstance(error, Refused) and not self._was_in:
+        if isinstance(error, MixedList) or (isinstance(error, Refused) and not self._was_in):
             self._refusal = error
             self._stop()
         elif str(error) != self._logged:
