@@ -8,12 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
+from ckpt.aio.net import dial, rpc
 from ckpt.aio.net.link import LinkClosed, LinkLoop, LinkOpened, LinkState
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol import finding
 from ckpt.protocol.handshake import Caller
+from ckpt_client import locate
 from tests.aio.coordinatorkit import (
     coordinators,
     dead_address,
@@ -145,6 +148,28 @@ def test_a_link_that_is_closed_while_it_searches_leaves_nothing(loop: LinkLoop) 
         assert loop.links == ()
         loop.wake()
         assert loop.poll(None) == []
+
+
+def test_a_forked_child_lets_go_of_what_its_parent_tries(loop: LinkLoop) -> None:
+    with silent_address() as one, silent_address() as two:
+        link = loop.connect(f"{one},{two}", caller(), connect_timeout_us=LONG_US)
+        poll_until(loop, lambda _: len(loop.links) == 2)
+        sockets = [each.channel.sock for each in loop.links if each.channel is not None]
+        loop.abandon()
+        assert [each.fileno() for each in sockets] == [-1, -1]
+        assert link.state is LinkState.CLOSED
+
+
+def test_nobody_rests_longer_than_half_a_second_where_another_one_may_lead() -> None:
+    longest = (dial.BACKOFF_S[1], rpc.COORDINATOR_BACKOFF_S[1], finding.REST_S[1], locate.DIAL_S)
+    assert max(longest) <= 0.5
+    with client("127.0.0.1:1", "127.0.0.1:2") as several:
+        rests = [several._rests.next_s() for _ in range(20)]
+    assert max(rests) <= 0.5
+    assert len(set(rests)) > 1
+    pauses = {locate.dial_us() for _ in range(20)}
+    assert len(pauses) > 1, "no two stagers of a crowd have the same"
+    assert locate.DIAL_S / 2 <= min(pauses) / 1e6 <= max(pauses) / 1e6 <= locate.DIAL_S
 
 
 @pytest.mark.parametrize(

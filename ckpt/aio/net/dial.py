@@ -47,6 +47,8 @@ from ckpt.protocol.finding import (
 from ckpt.protocol.handshake import Caller, Established
 
 QUEUED_BYTES_MAX: Final = 64 * MiB
+BACKOFF_S: Final = (0.05, 0.5)
+"""First and longest rest between two attempts: another coordinator may lead by then."""
 OnFailure = Callable[[CkptError], None]
 
 
@@ -62,7 +64,7 @@ class Dialer:
         caller: Caller,
         *,
         address: str,
-        backoff_s: tuple[float, float] = (0.05, 0.5),
+        backoff_s: tuple[float, float] = BACKOFF_S,
         unchecked: frozenset[type] = frozenset(),
         on_failure: OnFailure | None = None,
     ) -> None:
