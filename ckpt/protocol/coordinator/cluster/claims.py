@@ -31,7 +31,7 @@ from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import TargetSeen
 
 CLAIM_US: Final = 8_000_000
-"""A process that was refused dials again every other second; one that does not has gone."""
+"""A process that was refused dials again within a second; one that does not has gone."""
 CLAIMS_MAX: Final = 64
 REPEAT_US: Final = 60_000_000
 """Longer than anybody repeats a question whose answer was lost."""
