@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -12,11 +13,13 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net import dial, rpc
 from ckpt.aio.net.link import LinkClosed, LinkLoop, LinkOpened, LinkState
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable
+from ckpt.base.errors import CkptError, PeerError, Refused, Unauthorized, Unavailable
+from ckpt.base.ids import BootId
+from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol import finding
-from ckpt.protocol.handshake import Caller
+from ckpt.protocol.handshake import Caller, Identity, ServerHandshake
 from ckpt_client import locate
 from tests.aio.coordinatorkit import (
     coordinators,
@@ -126,6 +129,40 @@ def test_standbys_that_name_each_other_end_the_search(loop: LinkLoop) -> None:
         for text in ("a stands by", "b stands by"):
             assert text in error.message
         assert (a.turned_away, b.turned_away) == (1, 1)
+
+
+def prove_and_talk_nonsense(listening: socket.socket) -> None:
+    """A coordinator that proves itself, and breaks the protocol in the same packet."""
+    handshake = ServerHandshake(
+        secret=SECRET,
+        identity=Identity("cluster-a", Role.COORDINATOR, "", BootId(5)),
+        nonce=b"s" * 32,
+    )
+    sock, _ = listening.accept()
+    with sock, sock.makefile("rb") as stream:
+        reader, writer = FrameReader(), FrameWriter()
+        for nonsense in (b"", b"x" * 64):
+            head = reader.prefix(stream.read(PREFIX_BYTES))
+            answer = handshake.receive(reader.message(head, stream.read(head.meta_bytes)))
+            if handshake.keys is not None:
+                writer.set_key(handshake.keys.server_to_client)
+            sock.sendall(writer.encode(answer, 0) + nonsense)
+        stream.read()
+
+
+def test_one_that_breaks_the_protocol_as_soon_as_it_was_found_is_lost(loop: LinkLoop) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=prove_and_talk_nonsense, args=(listening,))
+        server.start()
+        link = loop.connect(f"127.0.0.1:{listening.getsockname()[1]}", caller())
+        first, last = poll_until(loop, lambda events: len(events) == 2)
+        server.join(PATIENCE_S)
+    assert isinstance(first, LinkOpened)
+    assert isinstance(last, LinkClosed)
+    assert first.link is last.link is link
+    assert isinstance(last.error, PeerError)
+    assert link.state is LinkState.CLOSED
+    assert loop.links == ()
 
 
 def test_every_address_is_named_when_none_answers(loop: LinkLoop) -> None:
