@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
+from ckpt.aio.net import approach
 from ckpt.aio.net.dial import Dialer
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.format.messages.asking import Ask
@@ -21,7 +22,7 @@ from tests.aio.coordinatorkit import (
     full_address,
     silent_address,
 )
-from tests.aio.netkit import SECRET, Waiter
+from tests.aio.netkit import PATIENCE_S, SECRET, Waiter
 
 
 class Dialing:
@@ -60,6 +61,12 @@ class Dialing:
 def run(work: Coroutine[None, None, None]) -> None:
     """On a loop that finds what was left undone."""
     asyncio.run(work, debug=True)
+
+
+@pytest.fixture(autouse=True)
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an address that never answers would cost, were it waited for."""
+    monkeypatch.setattr(approach, "ATTEMPT_S", 600.0)
 
 
 @pytest.mark.parametrize("make", [silent_address, full_address])
@@ -120,12 +127,16 @@ def test_it_is_closed_while_it_searches() -> None:
         with ExitStack() as held:
             local = ("127.0.0.1", 0)
             silent = [held.enter_context(socket.create_server(local)) for _ in range(2)]
-            dialing = Dialing(*(f"127.0.0.1:{each.getsockname()[1]}" for each in silent))
+            full = held.enter_context(full_address())
+            addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in silent]
+            dialing = Dialing(full, *addresses)
             for each in silent:
                 each.setblocking(False)
                 came, _ = await asyncio.get_running_loop().sock_accept(each)
                 held.enter_context(came)
-            await dialing.dialer.close()
+            closing = asyncio.ensure_future(dialing.dialer.close())
+            done, _ = await asyncio.wait((closing,), timeout=PATIENCE_S)
+            assert done
             assert len(asyncio.all_tasks()) == 1
             assert dialing.heard.opened_ == []
 

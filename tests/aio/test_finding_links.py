@@ -30,7 +30,7 @@ from tests.aio.coordinatorkit import (
 from tests.aio.netkit import PATIENCE_S, SECRET
 from tests.aio.test_link import poll_until
 
-LONG_US = 60_000_000
+LONG_US = 600_000_000
 """An address that never answers would cost this, were it waited for."""
 
 
@@ -88,6 +88,15 @@ def test_a_link_opens_past_an_address_that_does_not_answer(
     with make() as first, coordinators("a") as (a,):
         a.lead()
         assert opened(loop, first, a.address) == a.address
+
+
+def test_a_thread_that_waits_for_nothing_else_still_tries_the_next_address(loop: LinkLoop) -> None:
+    with silent_address() as silent, coordinators("a") as (a,):
+        a.lead()
+        link = loop.connect(f"{silent},{a.address}", caller(), connect_timeout_us=LONG_US)
+        while link.state is LinkState.CONNECTING:
+            loop.poll(None)
+        assert link.address == a.address
 
 
 def test_a_link_speaks_with_the_one_that_was_found(loop: LinkLoop) -> None:
