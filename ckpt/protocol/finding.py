@@ -135,6 +135,10 @@ class Roster:
         """In the order in which they are to be tried."""
         return tuple(self._order)
 
+    def may_pass_on(self, peer: Established) -> bool:
+        """Another one may lead after this leader, which knows of such things."""
+        return len(self._order) > 1 and bool(peer.coordinators)
+
     def is_listed(self, address: str) -> bool:
         """A person named it."""
         return address in self._listed

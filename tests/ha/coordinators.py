@@ -90,5 +90,8 @@ class Coordinators:
     def end(self) -> None:
         """All of them."""
         for daemon in self.running.values():
+            if daemon.process.poll() is None:
+                # One that was stopped would not hear of its end.
+                daemon.process.send_signal(signal.SIGCONT)
             daemon.end(signal.SIGTERM)
         self.running.clear()

@@ -18,6 +18,8 @@ from tests.versions.specimens import fields_of, specimens
 
 FOLDER: Final = Path(__file__).parent / "v0_1_0"
 ADDED_SINCE: Final = {
+    10: "Ping",
+    11: "Pong",
     23: "AskPace",
     109: "ReplaceTarget",
     110: "TargetReplaced",

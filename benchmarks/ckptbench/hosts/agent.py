@@ -39,9 +39,9 @@ from ckptbench.hosts.words import (
     LINES_MAX,
     RANKS_MAX,
     WHAT,
+    AgentPing,
     Drop,
     End,
-    Ping,
     Reply,
     Request,
     Start,
@@ -128,7 +128,7 @@ class Agent:
 
     async def _perform(self, session: Session, asked: Request) -> Reply:
         match asked:
-            case Ping():
+            case AgentPing():
                 return Reply()
             case Drop(paths):
                 files = [Path(path) for path in paths]

@@ -27,9 +27,9 @@ from ckptbench.hosts.words import (
     CLUSTER,
     PORT_DEFAULT,
     WHAT,
+    AgentPing,
     Drop,
     End,
-    Ping,
     Reply,
     Request,
     Start,
@@ -94,7 +94,7 @@ class Hosts:
             trips = []
             for _ in range(PINGS):
                 begun = time.monotonic()
-                self.ask(number, Ping(), timeout_s=10.0)
+                self.ask(number, AgentPing(), timeout_s=10.0)
                 trips.append(time.monotonic() - begun)
             skew = max(skew, min(trips))
         return skew

@@ -18,7 +18,7 @@ RANKS_MAX: Final = 4096
 LINES_MAX: Final = 8
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping"):
+class AgentPing(msgspec.Struct, frozen=True, tag="ping"):
     """Are you there?"""
 
 
@@ -50,7 +50,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     kindly: bool
 
 
-Request = Ping | Start | Tell | Drop | End
+Request = AgentPing | Start | Tell | Drop | End
 
 
 class Reply(msgspec.Struct, frozen=True):

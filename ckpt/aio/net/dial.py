@@ -31,6 +31,7 @@ from ckpt.base.ids import Epoch
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Ping, Pong
 from ckpt.protocol.events import Buffer, Session, Ticked
 from ckpt.protocol.finding import (
     AddressFailed,
@@ -45,10 +46,13 @@ from ckpt.protocol.finding import (
     TryAddress,
 )
 from ckpt.protocol.handshake import Caller, Established
+from ckpt.protocol.pulse import Beat, Pulse
 
 QUEUED_BYTES_MAX: Final = 64 * MiB
 BACKOFF_S: Final = (0.05, 0.5)
 """First and longest rest between two attempts: another coordinator may lead by then."""
+_FEEL_S: Final = 0.25
+"""Between two looks at the pulse of a session."""
 OnFailure = Callable[[CkptError], None]
 
 
@@ -89,6 +93,8 @@ class Dialer:
         self._tasks: set[asyncio.Task[None]] = set()
         #: The one that proved itself.
         self._found: Approach | None = None
+        #: Of a coordinator that is one of several.
+        self._pulse: Pulse | None = None
         self._ended: asyncio.Future[CkptError] | None = None
 
     def start(self) -> None:
@@ -119,6 +125,8 @@ class Dialer:
                 sent()
             return
         watch.channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
+        if self._pulse is not None:
+            self._pulse.asked(now_us())
         if watch.channel.queued_bytes > QUEUED_BYTES_MAX:
             self._fail(Unavailable("the peer does not read what is sent to it"))
         else:
@@ -160,6 +168,10 @@ class Dialer:
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
         """An approach that was taken calls this."""
+        if self._pulse is not None:
+            self._pulse.heard(now_us())
+        if isinstance(message, Pong):
+            return
         self._handler.received(channel.session, request, message, bulk)
 
     # ----------------------------------------------------------------------- dialing
@@ -212,9 +224,28 @@ class Dialer:
             case LeaderFound(address, peer):
                 found = self._found = self._approaches.pop(address)
                 assert found.watch is not None
+                if self._roster.may_pass_on(peer):
+                    self._pulse = Pulse()
+                    self._feel(found)
                 self._handler.opened(found.watch.channel.session, peer)
             case SearchFailed(error):
                 self._fail(error)
+
+    def _feel(self, found: Approach) -> None:
+        """Now and then while its session stands."""
+        watch = found.watch
+        if self._found is not found or self._pulse is None or watch is None:
+            return
+        match self._pulse.beat(now_us()):
+            case Beat.PING:
+                self.send(watch.channel.session, 0, Ping())
+            case Beat.GIVE_UP:
+                self._fail(Unavailable("the coordinator is silent"))
+                return
+            case Beat.NOTHING:
+                # The usual case; the next look is below.
+                watch.update()
+        asyncio.get_running_loop().call_later(_FEEL_S, self._feel, found)
 
     @property
     def _watch(self) -> Watch | None:
@@ -230,7 +261,7 @@ class Dialer:
 
     async def _end(self) -> None:
         found, ended = self._found, self._ended
-        self._search = self._found = self._ended = None
+        self._search = self._found = self._ended = self._pulse = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

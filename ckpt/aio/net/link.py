@@ -33,24 +33,24 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
 from ckpt.aio.net.address import (
     UnixAddress,
-    endpoint_by_resolver,
     parse_address,
     parse_server,
 )
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link_search import LinkSearch
+from ckpt.aio.net.reaching import cannot_connect, reach
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.net.sockets import tune
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import Ping, Pong, Role
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.finding import Roster
 from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
+from ckpt.protocol.pulse import Beat, Pulse
 
 LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
 CONNECT_TIMEOUT_US: Final = 3 * US_PER_S
@@ -133,6 +133,8 @@ class Link:
         self.moved_us = 0
         """When the socket last took bytes in `poll`, or the peer gave lent ones back, or when a
         frame was queued on an idle link."""
+        self.pulse: Pulse | None = None
+        """Of a coordinator that is one of several, once it is open."""
         self.epoch = Epoch(0)
         self.channel: Channel | None = None
         """The loop's business."""
@@ -178,6 +180,8 @@ class Link:
         if not channel.queued_bytes and not channel.lent_bytes:
             self.moved_us = now_us()
         channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
+        if self.pulse is not None:
+            self.pulse.asked(now_us())
         self._loop.watch(self)
         return True
 
@@ -259,11 +263,7 @@ class LinkLoop:
     def _begin(self, link: Link, handshake: ClientHandshake, unchecked: frozenset[type]) -> None:
         """Raises Refused for a malformed address, Unavailable."""
         where = parse_address(link.address)
-        try:
-            endpoint = endpoint_by_resolver(where)
-            sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
-        except (OSError, Unavailable) as error:
-            raise Unavailable(f"cannot connect to {link.address}: {error}") from None
+        sock, code = reach(where)
         link.channel = Channel(
             sock,
             handshake,
@@ -271,14 +271,9 @@ class LinkLoop:
             unchecked=unchecked,
             lendables=self.lendables if isinstance(where, UnixAddress) else None,
         )
-        try:
-            tune(sock)
-            code = sock.connect_ex(endpoint.sockaddr)
-        except OSError as error:
-            code = error.errno or errno.EIO
         self._links[link.session] = link
         if code not in (0, errno.EINPROGRESS):
-            raise _cannot_connect(link, code)
+            raise cannot_connect(link.address, code)
         self._register(link, selectors.EVENT_WRITE)
 
     def close(self, link: Link) -> None:
@@ -302,12 +297,12 @@ class LinkLoop:
                 self._selector.unregister(channel.sock)
         channel.close()
 
-    def adopt(self, link: Link, found: Link, peer: Established) -> None:
+    def adopt(self, link: Link, found: Link, peer: Established, pulse: Pulse | None) -> None:
         """A search calls this: the socket of the link that tried for this one is this one's."""
         channel = found.channel
         assert channel is not None
         link.address, link.channel, link.connected = found.address, channel, True
-        link.heard_us, link.mask = now_us(), found.mask
+        link.heard_us, link.mask, link.pulse = now_us(), found.mask, pulse
         found.state, found.channel = LinkState.CLOSED, None
         self._links[channel.session] = link
         self._selector.modify(channel.sock, link.mask, link)
@@ -411,7 +406,8 @@ class LinkLoop:
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
         """A channel calls this."""
-        self._events.append(LinkReceived(self._links[channel.session], request, message, bulk))
+        if not isinstance(message, Pong):
+            self._events.append(LinkReceived(self._links[channel.session], request, message, bulk))
 
     def land(self, channel: Channel, head: FrameHead, message: Message) -> memoryview:
         """A channel calls this."""
@@ -446,7 +442,7 @@ class LinkLoop:
             if not link.connected:
                 code = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
-                    raise _cannot_connect(link, code)
+                    raise cannot_connect(link.address, code)
                 link.connected = True
                 channel.greet()
             elif mask & selectors.EVENT_WRITE:
@@ -454,6 +450,8 @@ class LinkLoop:
             if mask & selectors.EVENT_READ:
                 channel.receive()
                 link.heard_us = now_us()
+                if link.pulse is not None:
+                    link.pulse.heard(link.heard_us)
             if channel.sent_bytes != before:
                 link.moved_us = now_us()
             if was_full and link.writable_now:
@@ -469,14 +467,23 @@ class LinkLoop:
             if link.deadline_us is not None and link.deadline_us <= now:
                 what = "does not answer" if link.state is LinkState.OPEN else "cannot be reached"
                 self.lose(link, Unavailable(f"{link.address} {what} in time"))
+            elif link.pulse is not None:
+                self._feel(link, link.pulse.beat(now))
         for link, search in list(self._searches.items()):
             if search.wake_us is not None and search.wake_us <= now:
                 search.tick()
             if search.is_over:
                 self._searches.pop(link, None)
 
+    def _feel(self, link: Link, beat: Beat) -> None:
+        if beat is Beat.PING:
+            link.try_send(0, Ping())
+        elif beat is Beat.GIVE_UP:
+            self.lose(link, Unavailable(f"{link.address} is silent"))
+
     def _patience_s(self, timeout_us: int | None) -> float | None:
         times = [link.deadline_us for link in self.links]
+        times += [link.pulse.due_us for link in self.links if link.pulse is not None]
         times += [search.wake_us for search in self._searches.values()]
         due = [time for time in times if time is not None]
         if due:
@@ -487,7 +494,3 @@ class LinkLoop:
 
 def _is_of(event: LinkEvent, link: Link) -> bool:
     return event.link is link
-
-
-def _cannot_connect(link: Link, code: int) -> Unavailable:
-    return Unavailable(f"cannot connect to {link.address}: {os.strerror(code)}")

@@ -23,6 +23,7 @@ from ckpt.protocol.finding import (
     TryAddress,
 )
 from ckpt.protocol.handshake import Caller, Established
+from ckpt.protocol.pulse import Pulse
 
 
 class _Addressed(Protocol):
@@ -41,8 +42,10 @@ class Linking(Protocol[AnyLink]):
     def close(self, link: AnyLink) -> None:
         """It tries no more; nothing follows."""
 
-    def adopt(self, link: AnyLink, found: AnyLink, peer: Established) -> None:
-        """`found` has tried an address for it: from here on its socket is the link's."""
+    def adopt(self, link: AnyLink, found: AnyLink, peer: Established, pulse: Pulse | None) -> None:
+        """`found` has tried an address for it: from here on its socket is the link's. `pulse`:
+        where another one may lead meanwhile.
+        """
 
     def lose(self, link: AnyLink, error: CkptError) -> None:
         """None was found, or it must not be used."""
@@ -113,7 +116,8 @@ class LinkSearch(Generic[Link]):
             case DropAddress(address):
                 self._loop.close(self._tries.pop(address))
             case LeaderFound(address, peer):
-                self._loop.adopt(self._link, self._tries.pop(address), peer)
+                pulse = Pulse() if self._roster.may_pass_on(peer) else None
+                self._loop.adopt(self._link, self._tries.pop(address), peer, pulse)
             case SearchFailed(error):
                 self._loop.lose(self._link, error)
         return None

@@ -225,6 +225,7 @@ class RpcClient:
             while not self._closing:
                 self._dial()
                 self._send()
+                self._expect()
                 for event in self._loop.poll(self._patience_us()):
                     self._take(event)
             self._send()
@@ -243,6 +244,12 @@ class RpcClient:
     def _dial(self) -> None:
         if self._link is None and now_us() >= self._dial_at_us:
             self._link = self._loop.connect(self.address, self._caller)
+
+    def _expect(self) -> None:
+        """A server that stands still while a call waits for it must not be waited for."""
+        pulse = None if self._link is None else self._link.pulse
+        if pulse is not None:
+            pulse.expect(now_us(), bool(self._calls))
 
     def _send(self) -> None:
         """Everything that waits, as far as the session takes it."""

@@ -6,8 +6,8 @@ ignored, missing ones take their default, so neighbours of one version understan
 Numbers in `MESSAGE_TYPES` are never used again. Nothing here can carry code. Import a message from
 the file that defines it.
 
-    hello.py       client  -> server   ClientHello, ClientProof, CancelRequest
-                   server  -> client   ServerHello, ServerProof, Failed
+    hello.py       client  -> server   ClientHello, ClientProof, CancelRequest, Ping
+                   server  -> client   ServerHello, ServerProof, Failed, Pong
 
     the data plane:
     lending.py     stager  -> target   LendMemory, TakeBackMemory (of one host)
@@ -89,6 +89,8 @@ from ckpt.format.messages.hello import (
     ClientHello,
     ClientProof,
     Failed,
+    Ping,
+    Pong,
     ServerHello,
     ServerProof,
 )
@@ -186,13 +188,13 @@ Message = (
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
-    | StepDown | SteppedDown
+    | StepDown | SteppedDown | Ping | Pong
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     1: ClientHello, 2: ServerHello, 3: ClientProof, 4: ServerProof, 5: Failed, 6: CancelRequest,
-    7: LendMemory, 8: TakeBackMemory, 9: MemoryReturned,
+    7: LendMemory, 8: TakeBackMemory, 9: MemoryReturned, 10: Ping, 11: Pong,
     16: BeginColumn, 17: ColumnAccepted, 18: Fragment, 19: CreditGranted, 20: SealColumn, 21: ColumnSealed,
     22: AbandonColumn, 23: AskPace,
     32: ReadRanges, 33: RangeData, 34: RangeDamaged, 35: RangesDone, 36: ReadManifest, 37: ManifestData,

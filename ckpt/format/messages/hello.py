@@ -1,4 +1,5 @@
-"""The first words on a connection, and the two that may be said on any: Failed, CancelRequest.
+"""The first words on a connection, and those that may be said on any: Failed, CancelRequest, and
+to a coordinator Ping.
 
 What is proved and bound here is ckpt.protocol.handshake.
 """
@@ -98,6 +99,14 @@ class Failed(Struct, frozen=True, gc=False):
     """Of a standby's answer to a proof: where the coordinator listens that leads, as HOST:PORT."""
     cluster: str = ""
     """Of the answer to a proof for another cluster: which one this is."""
+
+
+class Ping(Struct, frozen=True, gc=False):
+    """Is the process there at work? Said to a coordinator that is one of several."""
+
+
+class Pong(Struct, frozen=True, gc=False):
+    """It is: the answer to Ping, at once."""
 
 
 class CancelRequest(Struct, frozen=True, gc=False):

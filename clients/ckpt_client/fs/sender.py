@@ -205,6 +205,8 @@ class FileSender:
         self._loop.shut()
 
     def _wait(self) -> None:
+        if self._link is not None and self._link.pulse is not None:
+            self._link.pulse.expect(now_us(), not self._machine.idle)
         poll = select.poll()
         for descriptor in (self._wake, self._loop.fileno(), self._sender.wakeup_fd):
             poll.register(descriptor, select.POLLIN)

@@ -203,6 +203,8 @@ class StagerShell:
     # ----------------------------------------------------------------------- the loop
 
     def _wait(self) -> None:
+        if self._link is not None and self._link.pulse is not None:
+            self._link.pulse.expect(now_us(), not self._machine.idle)
         poll = select.poll()
         for descriptor in self._trainer.descriptors:
             poll.register(descriptor, select.POLLIN)

@@ -76,7 +76,12 @@ class Colleagues:
         """Who runs now; peers hear of it. Raises Unavailable."""
         self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
         if self._term.number:
-            self._front.named(tuple(sorted(each.address for each in self._known.values())))
+            self._front.named(self.addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where they listen."""
+        return tuple(sorted(each.address for each in self._known.values()))
 
     # ----------------------------------------------------------------------- the front's people
 

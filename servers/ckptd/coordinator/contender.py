@@ -140,7 +140,6 @@ class Contender:
         self._keeper: LeaseKeeper | None = None
         self._loading: asyncio.Task[None] | None = None
         self._catalog: EtcdCatalog | None = None
-        self._rolling: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> LeadingState:
@@ -150,7 +149,7 @@ class Contender:
     async def run(self, deadline: float) -> None:
         """Until the process is to end; nothing of mine is left then."""
         await self.roll.join(deadline)
-        looks = asyncio.create_task(self._look_on(), name="ckptd-looks")
+        looks = [asyncio.create_task(each) for each in (self._look_on(), self._look_at_roll())]
         try:
             async with asyncio.timeout_at(deadline):
                 await self._settled.wait()
@@ -160,8 +159,9 @@ class Contender:
         except TimeoutError:
             raise Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s") from None
         finally:
-            looks.cancel()
-            await asyncio.gather(looks, return_exceptions=True)
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
             await self._leave()
 
     @property
@@ -187,7 +187,7 @@ class Contender:
                     await self._hurry.wait()
 
     async def _look_at_roll(self) -> None:
-        """Until my term ends."""
+        """For ever: who begins to lead names all at once."""
         while True:
             # What cannot be read now is as it was.
             with suppress(CkptError):
@@ -322,16 +322,14 @@ class Contender:
         self.leads_since_s = time()
         self.takeovers += 1
         self._report("info", "leads", {"id": self.id, "term": catalog.image.term})
-        self._front.lead(shell, (self.address,))
-        self._rolling = self._begin(self._look_at_roll())
+        self._front.lead(shell, self._colleagues.addresses)
 
     async def _end_term(self, action: EndTerm) -> None:
         shell = self._front.retire()
         catalog, keeper = self._catalog, self._keeper
-        for task in (self._loading, self._rolling):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         if shell is not None and action.finish:
             await shell.finish()
         if shell is not None:
@@ -341,7 +339,7 @@ class Contender:
         elif keeper is not None:
             await keeper.close()
         await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)
-        self._fence = self._keeper = self._loading = self._rolling = self._catalog = None
+        self._fence = self._keeper = self._loading = self._catalog = None
         self._feed(TermEnded(now_us()))
         self._hurry.set()
 

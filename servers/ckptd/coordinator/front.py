@@ -32,7 +32,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, RunName, Step
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Failed, Ping, Pong, Role
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
@@ -146,7 +146,9 @@ class Front:
             self._shell.opened(session, peer)
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        if session not in self._sessions or self._shell is None:
+        if isinstance(message, Ping):
+            self.server.send(session, request, Pong())
+        elif session not in self._sessions or self._shell is None:
             if bulk is not None:
                 bulk.release()
         elif not self._people.answers(session, request, message):

@@ -1,0 +1,33 @@
+"""The first step of a link: a socket that begins to connect."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from ckpt.aio.net.address import Address, endpoint_by_resolver
+from ckpt.aio.net.sockets import tune
+from ckpt.base.errors import Unavailable
+
+
+def reach(where: Address) -> tuple[socket.socket, int]:
+    """A tuned socket, not blocking, that is on its way; and 0, EINPROGRESS, or the errno with which
+    it has failed already. A host name asks the system's resolver, which may block. Raises
+    Unavailable.
+    """
+    try:
+        endpoint = endpoint_by_resolver(where)
+        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+    except (OSError, Unavailable) as error:
+        raise Unavailable(f"cannot connect to {where}: {error}") from None
+    try:
+        tune(sock)
+        return sock, sock.connect_ex(endpoint.sockaddr)
+    except OSError as error:
+        return sock, error.errno or errno.EIO
+
+
+def cannot_connect(address: str, code: int) -> Unavailable:
+    """Why not, by errno."""
+    return Unavailable(f"cannot connect to {address}: {os.strerror(code)}")

@@ -1,0 +1,66 @@
+"""Coordinators that share an etcd, and the targets of their cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Self
+
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
+from tests.e2e_remote.cluster import Daemon
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd, free_ports
+from tests.ha.places import Prefix
+
+
+class SharedCluster(Coordinators):
+    """Three coordinators and four targets of two hosts, 2+1; all are given all addresses."""
+
+    def __init__(self, directory: Path, etcd: Etcd, place: Prefix, ids: str = "abc") -> None:
+        super().__init__(directory, etcd, place, ids)
+        ports = free_ports(len(ids))
+        self.listen = {id: f"127.0.0.1:{port}" for id, port in zip(ids, ports, strict=True)}
+        self.targets: dict[str, Daemon] = {}
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(self.listen.values())
+
+    @property
+    def url(self) -> str:
+        return f"ckpt://{self.addresses}"
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            for id in ("h0d0", "h0d1", "h1d0", "h1d1"):
+                self.start_target(id)
+            for target in self.targets.values():
+                assert target.ready
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def start_target(self, id: str) -> None:
+        self.targets[id] = Daemon(
+            "target", "--directory", str(self.directory / id), "--id", id,
+            "--coordinator", self.addresses, "--domain", f"power/rack/host{id[1]}/{id[3]}",
+            "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
+            log=self.log_of(id),
+        )  # fmt: skip
+
+    def client(self) -> RpcClient:
+        """Of whoever leads."""
+        return RpcClient(self.addresses, Caller(self.secret, Role.ADMIN, "test"))
+
+    def end(self) -> None:
+        for daemon in self.targets.values():
+            if daemon.process.poll() is None:
+                os.kill(daemon.process.pid, signal.SIGTERM)
+        super().end()
+        for daemon in self.targets.values():
+            daemon.end()
