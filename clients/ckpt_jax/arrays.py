@@ -35,16 +35,20 @@ def other_shape(name: str, stored: Extent, asked: Extent) -> Refused:
     )
 
 
-def declared(array: jax.Array) -> Shard | Shards | None:
+def declared(array: jax.Array, array_of: Callable[[jax.Array], AnyArray]) -> Shard | Shards | None:
     """What this process stores of it; None when others store everything.
 
-    Raises Refused for typed random keys.
+    array_of: what is to stand for an array that lies on one device.
+
+    Raises Refused for typed random keys, and for an array that is gone.
     """
+    if array.is_deleted():
+        raise Refused("it was donated or deleted", hint="save the array that came in its place")
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         raise Refused("a typed random key", hint="store jax.random.key_data(key)")
     shape = tuple(array.shape)
     boxes = tuple(
-        Shard(np.asarray(shard.data), shape, box_of(shard.index, shape)[0])
+        Shard(array_of(shard.data), shape, box_of(shard.index, shape)[0])
         for shard in array.addressable_shards
         if shard.replica_id == 0
     )

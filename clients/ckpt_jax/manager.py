@@ -12,6 +12,7 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt_client.default import process_store
 from ckpt_client.save.handle import Commit, Save
 from ckpt_client.save.metrics import given_metrics
+from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_jax import args as args_lib
@@ -34,6 +35,8 @@ class CheckpointManager:
         that $CKPT_STORE names).
     save_interval_steps: `save` takes steps that this divides, unless forced.
     check_finite: refuse a state with an array that holds NaN or infinity, by path.
+    staging: `overlap` as in `ckpt_jax.save`: `save` returns before the state is copied, and
+        `wait_until_staged` comes before a step that donates it.
     max_to_keep: so many steps of the run stay: the newest, or with `best_fn` the best, steps that
         were saved without metrics, and the newest. It is said to the store at the first `save`, in
         the place of what `ckpt keep` has said. None: the store keeps what it keeps.
@@ -50,6 +53,7 @@ class CheckpointManager:
         store: Store | None = None,
         save_interval_steps: int = 1,
         check_finite: bool = False,
+        staging: str = "copy",
         max_to_keep: int | None = None,
         keep_period: int | None = None,
         best_fn: BestFn | None = None,
@@ -57,6 +61,7 @@ class CheckpointManager:
     ) -> None:
         if best_mode not in ("max", "min"):
             raise Refused(f"best_mode={best_mode!r}: max or min")
+        staging_overlaps(staging)  # Refuses what is neither.
         if max_to_keep is not None and max_to_keep < 1:
             raise Refused(f"max_to_keep={max_to_keep}: a whole number from 1, or None for all")
         if keep_period is not None and keep_period < 1:
@@ -67,6 +72,7 @@ class CheckpointManager:
         self._store = store if store is not None else process_store(place.store)
         self._interval = save_interval_steps
         self._check_finite = check_finite
+        self._staging = staging
         self._max_to_keep = max_to_keep
         self._keep_period = keep_period
         self._best_fn = best_fn
@@ -101,8 +107,8 @@ class CheckpointManager:
         force: bool = False,
         metrics: Metrics | None = None,
     ) -> bool:
-        """Copy the state (see `ckpt_jax.save`), which may be changed when this returns. False, and
-        nothing is saved, when the step is not due and not forced.
+        """Copy the state (see `ckpt_jax.save`), which may be changed when this returns, but for
+        `overlap`. False, and nothing is saved, when the step is not due and not forced.
 
         args: the state as Orbax takes it, `ckpt_jax.args.StandardSave(state)` or a Composite of
             such; in the place of `state`.
@@ -123,7 +129,7 @@ class CheckpointManager:
         self._saves.append(
             states.save(
                 self._store, self._run, step, state,
-                check_finite=self._check_finite, metrics=told,
+                check_finite=self._check_finite, metrics=told, staging=self._staging,
             )
         )  # fmt: skip
         if not alone:
@@ -241,6 +247,13 @@ class CheckpointManager:
                 self._run, every=self._keep_period, best=(BEST, count), mode=self._best_mode
             )
         self._rules_are_said = True
+
+    def wait_until_staged(self) -> None:
+        """Until what was saved may be donated, deleted or changed: with `staging="copy"` at once.
+        Raises nothing: a save that failed says so where it is waited for.
+        """
+        for save in self._saves:
+            save.staged.wait()
 
     def wait_until_finished(self) -> list[Commit]:
         """The commits of all saves under way. Raises the error of the first that failed."""

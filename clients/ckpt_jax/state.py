@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import SupportsFloat, TypeVar, cast
 
 import jax
@@ -19,8 +20,10 @@ from ckpt_client.load.trees import listed
 from ckpt_client.save.handle import Save
 from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
+from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_jax.arrays import WantedArray, declared, other_shape
+from ckpt_jax.copying import JaxCopier, Placeholders
 from ckpt_jax.trees import is_plain, mapped, rebuilt
 
 State = TypeVar("State")
@@ -34,17 +37,23 @@ def save(
     *,
     check_finite: bool = False,
     metrics: Mapping[str, SupportsFloat] | None = None,
+    staging: str = "copy",
 ) -> Save:
     """Copy the state; sending and committing go on beside the training. Every process calls it.
 
     state: jax.Arrays of any sharding, numpy arrays and plain values, in any nodes that JAX knows.
         A jax.Array is one global array; all else must be the same on all processes. The state may
         be changed when this returns.
-    check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is staged.
+    check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is sent.
     metrics: what is known of the step, as `Store.save` takes it.
+    staging: `overlap` returns before the state is copied, or even computed. Before
+        `Save.staged.wait()` no array of it may be donated or deleted, and no numpy array changed.
+        An array that was ends the save on all processes, by name; of numpy's arrays a sample is
+        compared. Missing memory and what `check_finite` finds in JAX's arrays end the Save then,
+        not this call.
 
-    Raises Refused by path for what cannot be stored, before anything is staged; the other
-    processes' saves of the step are aborted.
+    Raises Refused by path for what cannot be stored, such as an array that was donated, before
+    anything is staged; the other processes' saves of the step are aborted.
 
     The error of an earlier save that nobody has heard of is raised here by a process that is alone.
     Of several processes one would raise it and save nothing while the others save. So there that
@@ -55,9 +64,14 @@ def save(
     if world_size == 1:
         store.check_for_errors()
     with turn:
+        overlaps = staging_overlaps(staging)
         turn.say(metrics)
-        turn.pack(mapped(state, _declare), check_finite=check_finite)
-    return turn.stage()
+        placeholders = Placeholders()
+        laid_out = turn.lay_out(mapped(state, partial(_declare, placeholders)))
+        packing = placeholders.replaced(laid_out, check_finite=check_finite)
+        turn.take(packing)
+        copier = JaxCopier(packing, watched=overlaps)
+    return turn.overlap(copier) if overlaps else turn.stage(copier)
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:
@@ -97,10 +111,10 @@ def _struct_of(leaf: object) -> object:
     return leaf
 
 
-def _declare(name: str, leaf: object) -> object:
+def _declare(placeholders: Placeholders, name: str, leaf: object) -> object:
     try:
         if isinstance(leaf, jax.Array):
-            return declared(leaf)
+            return declared(leaf, placeholders.array)
         if isinstance(leaf, np.ndarray | np.generic) or is_plain(leaf):
             return Replicated(leaf)
         raise Refused(f"a {type(leaf).__module__}.{type(leaf).__qualname__} cannot be stored")

@@ -43,7 +43,9 @@ def main() -> None:
         "moment": jax.device_put(jnp.zeros((16, 8)), rows),
         "count": jnp.int32(0),
     }
-    with ckpt_jax.CheckpointManager(f"{options.store}/{options.name}") as manager:
+    run = f"{options.store}/{options.name}"
+    # A save is copied beside the next steps, which donate nothing.
+    with ckpt_jax.CheckpointManager(run, staging="overlap") as manager:
         newest = manager.latest_step()
         if newest is not None:
             state = manager.restore(newest, state)

@@ -114,14 +114,8 @@ class HalfWriter:
         """Look at the leaves that are to be checked here, where all is copied. Raises Refused
         naming the first that holds NaN or infinity.
         """
-        layout = packing.layout
         for leaf in packing.checked:
-            array = np.empty(layout.shapes[leaf], dtype_of(layout.dtypes[leaf]))
-            flat = array.reshape(-1).view(np.uint8)
-            for span in (span for span in layout.spans if span.leaf == leaf):
-                here = self._bytes[span.offset : span.offset + span.length]
-                flat[span.start : span.start + span.length] = here
-            check_finite(layout.names[leaf], array)
+            check_finite(packing.layout.names[leaf], self._copied(packing.layout, leaf))
 
     def release(self) -> None:
         """Before the memory is given up: no accelerator copies into it any more."""
@@ -136,6 +130,18 @@ class HalfWriter:
             prepared = copier.prepare(places, whole(packing.arrays))
             self._last = layout, copier.kind, (prepared, whole)
         return self._last[2]
+
+    def _copied(self, layout: StateLayout, leaf: int) -> AnyArray:
+        """A leaf as it lies here; put together where it lies in parts."""
+        if leaf in layout.whole:
+            return cast(AnyArray, self._place(layout, layout.whole[leaf], NUMPY))
+        array = np.empty(layout.shapes[leaf], dtype_of(layout.dtypes[leaf]))
+        flat = array.reshape(-1).view(np.uint8)
+        for span in layout.parts:
+            if span.leaf == leaf:
+                here = self._bytes[span.offset : span.offset + span.length]
+                flat[span.start : span.start + span.length] = here
+        return array
 
     def _place(self, layout: StateLayout, span: Span, copier: Copier) -> object:
         memory = self._bytes[span.offset : span.offset + span.length]

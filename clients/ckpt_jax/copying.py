@@ -1,0 +1,155 @@
+"""How do arrays of JAX get into a half of the arena, and when is one gone?
+
+    the call     their names, dtypes and shapes: none is waited for, none is copied
+    the copy     begin the next ones' transfers ──> one array's host value ──> its place
+
+JAX's arrays do not change. But a jitted function takes the memory of what is donated to it, as
+`delete` does, and an array that is gone before its value is in host memory is gone for the save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import re
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final, cast
+
+import jax
+import numpy as np
+
+from ckpt.base.errors import Aborted
+from ckpt.base.units import MiB
+from ckpt_client.save.copying import NumpyCopier
+from ckpt_client.save.finite import check_finite as refuse_non_finite
+from ckpt_client.save.overlap import SampledCopier
+from ckpt_client.save.packing import PackingPlan, picker
+from ckpt_client.save.state import AnyArray
+from ckpt_jax.arrays import SHARDINGS_MAX
+
+IN_FLIGHT_BYTES: Final = 128 * MiB
+"""Of transfers from devices that are begun, and of host values that JAX has not let go; one array
+more, whatever its size.
+"""
+#: Of ml_dtypes.
+_PACKED: Final = re.compile(r"(u?int|float)[1-7]([^0-9].*)?")
+
+
+class Placeholders:
+    """Planning a save of arrays whose values nobody looks at. I know which array stands for which,
+    as long as I live.
+    """
+
+    def __init__(self) -> None:
+        #: By the id of the array in its place, which lives as long as this.
+        self._arrays: dict[int, tuple[AnyArray, jax.Array]] = {}
+
+    def array(self, array: jax.Array) -> AnyArray:
+        """One of the dtype and shape, without memory. The array lies on one device."""
+        found = np.broadcast_to(np.zeros((), array.dtype), array.shape)
+        self._arrays[id(found)] = found, array
+        return found
+
+    def replaced(self, packing: PackingPlan, *, check_finite: bool) -> PackingPlan:
+        """The plan with the arrays themselves. check_finite: raises Refused naming an array of
+        numpy's that holds NaN or infinity; JAX's are looked at once they are copied.
+        """
+        arrays: list[object] = []
+        checked = []
+        for number, (name, one) in enumerate(
+            zip(packing.layout.names, packing.arrays, strict=True)
+        ):
+            found = self._arrays.get(id(one))
+            arrays.append(one if found is None else found[1])
+            if check_finite and found is not None:
+                checked.append(number)
+            elif check_finite:
+                refuse_non_finite(name, cast(AnyArray, one))
+        return dataclasses.replace(packing, arrays=tuple(arrays), checked=tuple(checked))
+
+
+class JaxCopier(NumpyCopier):
+    """Of arrays of JAX, each on one device, and of numpy arrays. See OverlapCopier."""
+
+    kind: Hashable = "jax"
+
+    def __init__(self, packing: PackingPlan, *, watched: bool) -> None:
+        """watched: find which of numpy's arrays change while I copy; JAX's do not."""
+        whole = packing.layout.whole
+        #: Of the arrays that `copy` is given.
+        self._names = cast(Sequence[str], picker(tuple(whole))(packing.layout.names))
+        #: Numbers of numpy's arrays.
+        self._plain = [n for n, one in enumerate(packing.arrays) if not isinstance(one, jax.Array)]
+        plain = [packing.arrays[n] for n in self._plain]
+        self._watch = SampledCopier(plain if watched else ())
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        """Raises Aborted by name for an array that is gone."""
+        places = cast(Sequence[AnyArray], prepared)
+        kept = 0
+        for place, value in zip(places, _host_values(self._names, arrays), strict=True):
+            place[...] = value
+            kept += value.nbytes if value.flags.owndata else 0
+            if kept > IN_FLIGHT_BYTES:
+                # JAX frees what it has copied to the host at a collection.
+                gc.collect(0)
+                kept = 0
+
+    def follow(self) -> None:
+        self._watch.follow()
+
+    def changed(self) -> Sequence[int]:
+        return [self._plain[n] for n in self._watch.changed()]
+
+
+def _host_values(names: Sequence[str], arrays: Sequence[object]) -> Iterator[AnyArray]:
+    """Of each array, in order, while the next ones' transfers are under way."""
+    crossing: deque[tuple[str, jax.Array | AnyArray]] = deque()
+    in_flight = 0
+    for name, array in zip(names, arrays, strict=True):
+        crossing.append((name, _begun(array)))
+        in_flight += crossing[-1][1].nbytes
+        while in_flight > IN_FLIGHT_BYTES:
+            in_flight -= crossing[0][1].nbytes
+            yield _host_value(*crossing.popleft())
+    while crossing:
+        yield _host_value(*crossing.popleft())
+
+
+def _begun(array: object) -> jax.Array | AnyArray:
+    """The transfer of a device's array is begun, to an object of its own: JAX keeps a host value as
+    long as the object that was asked for it, and the state may live for ever.
+    """
+    if not isinstance(array, jax.Array) or lies_in_host_memory(array.sharding, array.dtype):
+        return cast("jax.Array | AnyArray", array)
+    with suppress(RuntimeError):  # It is gone, and `_host_value` says so.
+        own = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+        own.copy_to_host_async()
+        return own
+    return array
+
+
+@lru_cache(maxsize=SHARDINGS_MAX)
+def lies_in_host_memory(sharding: jax.sharding.Sharding, dtype: np.dtype[np.generic]) -> bool:
+    """Whether numpy sees such an array where it lies: JAX packs those of less than a byte."""
+    on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
+    return on_cpu and _PACKED.fullmatch(dtype.name) is None
+
+
+def _host_value(name: str, array: jax.Array | AnyArray) -> AnyArray:
+    """Waits for the array's computation; a view of memory that JAX does not donate meanwhile, or a
+    copy in host memory.
+    """
+    try:
+        return np.asarray(array)
+    except RuntimeError:
+        if not isinstance(array, jax.Array) or not array.is_deleted():
+            raise
+        raise Aborted(
+            f"{name} was donated or deleted before it was copied",
+            hint="let save.staged.wait() come before the step that donates it, "
+            'or save with staging="copy"',
+        ) from None
