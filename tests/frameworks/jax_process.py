@@ -1,15 +1,19 @@
 """One of several JAX processes.
 
-    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load|number
+    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load|number|overlap
 
-It ends with 0 when all held. Two save, or load by number; any number loads. Each has four devices.
+It ends with 0 when all held. Two save, overlap, or load by number; any number loads. Each has four devices.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
+import threading
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt
 import ckpt_jax
+from ckpt_jax.copying import JaxCopier
 from tests.frameworks.counters import given_bytes
 from tests.waiting import wait_until
 
@@ -29,6 +34,7 @@ DEVICES = 4
 SAVERS = 2
 RUN = "jax/processes"
 NUMBERED = "jax/numbered"
+OVERLAPPED = "jax/overlapped"
 LARGE_BYTES = 96 << 20
 """Of what replicas load together."""
 TIMEOUT_S = 120.0
@@ -172,6 +178,90 @@ def check_version(store: ckpt.Store, version: int) -> None:
     assert found["w"].tolist() == [version] * 1000, f"{found['w'][0]}, not {version}"
 
 
+class HeldCopier(JaxCopier):
+    """Copies once it may."""
+
+    may_copy = threading.Event()
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        assert self.may_copy.wait(TIMEOUT_S)
+        super().copy(prepared, arrays)
+
+
+centred = jax.jit(lambda rows: rows - rows.mean())
+"""The processes talk to each other for it."""
+doubled = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)
+
+
+def overlap(url: str, rank: int) -> None:
+    with ckpt.open(url) as store:
+        save_before_it_is_computed(store, rank)
+        donate_too_early(store, rank)
+        donate_step_by_step(store)
+
+
+def save_before_it_is_computed(store: ckpt.Store, rank: int) -> None:
+    """Process 1 begins its part of the computation when process 0's call has returned."""
+    ckpt_jax.save(store, OVERLAPPED, 1, {"rows": centred(cut(1, "x"))}).wait(TIMEOUT_S)
+    called = Path(os.environ["XDG_RUNTIME_DIR"], "called")
+    if rank == 1:
+        wait_until(called.exists, "process 0's call", TIMEOUT_S)
+    rows = centred(cut(2, "x"))
+    save = ckpt_jax.save(store, OVERLAPPED, 2, {"rows": rows}, staging="overlap")
+    if rank == 0:
+        assert not rows.is_ready()
+        assert not save.staged.done
+        called.touch()
+    save.wait(TIMEOUT_S)
+    found = ckpt_jax.load(store, OVERLAPPED, 2, {"rows": rows})["rows"]
+    for mine, loaded in zip(rows.addressable_shards, found.addressable_shards, strict=True):
+        assert np.asarray(loaded.data).tobytes() == np.asarray(mine.data).tobytes()
+
+
+def donate_too_early(store: ckpt.Store, rank: int) -> None:
+    """Process 1 does, and process 0 waits as it should: the step is saved by neither."""
+    ckpt_jax.state.JaxCopier = HeldCopier  # type: ignore[attr-defined]
+    rows = cut(3, "x")
+    if rank == 0:
+        HeldCopier.may_copy.set()
+    save = ckpt_jax.save(store, OVERLAPPED, 3, {"rows": rows}, staging="overlap")
+    if rank == 0:
+        assert save.staged.wait(TIMEOUT_S)
+    doubled(rows)
+    assert rows.is_deleted()
+    HeldCopier.may_copy.set()
+    try:
+        save.wait(TIMEOUT_S)
+    except ckpt.Aborted as error:
+        assert "rows was donated or deleted before it was copied" in str(error), error  # noqa: PT017
+        assert ("rank 1" in str(error)) == (rank == 0), error  # noqa: PT017
+    else:
+        raise AssertionError("a step that one process cannot copy has no commit")
+    sync_global_devices("donated too early")
+    assert store.latest(OVERLAPPED) == 2
+    ckpt_jax.save(store, OVERLAPPED, 3, {"rows": cut(4, "x")}, staging="overlap").wait(TIMEOUT_S)
+    check_rows(store, 3, 4)
+
+
+def donate_step_by_step(store: ckpt.Store) -> None:
+    manager = ckpt_jax.CheckpointManager(OVERLAPPED, store=store, staging="overlap")
+    state = {"rows": cut(1, "x"), "same": cut(1)}
+    for step in range(4, 8):
+        assert manager.save(step, state)
+        manager.wait_until_staged()
+        before, state = state, doubled(state)
+        assert before["rows"].is_deleted()
+    assert [commit.step for commit in manager.wait_until_finished()] == [4, 5, 6, 7]
+    for step in range(4, 8):
+        check_rows(store, step, 2 ** (step - 4))
+
+
+def check_rows(store: ckpt.Store, step: int, factor: int) -> None:
+    found = ckpt_jax.load(store, OVERLAPPED, step, {"rows": cut(0, None, "x")})
+    for shard in found["rows"].addressable_shards:
+        assert (np.asarray(shard.data) == FULL[shard.index] * factor).all(), step
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(HANGS_S)
     url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
@@ -184,6 +274,8 @@ def main() -> None:
         save(url, rank)
     elif verb == "number":
         load_by_number(url, rank)
+    elif verb == "overlap":
+        overlap(url, rank)
     else:
         load(url, rank, count)
 

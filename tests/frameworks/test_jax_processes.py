@@ -83,3 +83,7 @@ def test_one_process_loads_what_two_have_saved(saved: str) -> None:
 
 def test_two_processes_read_together_what_both_need(saved: str) -> None:
     run(saved, 2, "load")
+
+
+def test_two_processes_save_beside_their_computations_or_not_at_all(cluster: str) -> None:
+    run(cluster, 2, "overlap")
