@@ -12,6 +12,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
@@ -40,8 +41,13 @@ def declared(array: jax.Array, array_of: Callable[[jax.Array], AnyArray]) -> Sha
 
     array_of: what is to stand for an array that lies on one device.
 
-    Raises Refused for typed random keys, and for an array that is gone.
+    Raises Refused for typed random keys, for an array that is gone, and inside of `jax.jit`.
     """
+    if isinstance(array, jax.core.Tracer):
+        raise Refused(
+            "a value inside of a function that JAX traces",
+            hint="save what the jitted function returns",
+        )
     if array.is_deleted():
         raise Refused("it was donated or deleted", hint="save the array that came in its place")
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
@@ -127,5 +133,9 @@ class WantedArray:
         if self._sharding is None:
             (whole,) = self._boxes.values()
             return jnp.asarray(whole)
-        parts = [jax.device_put(self._boxes[box], device) for device, box in self._devices]
+        kind = self._sharding.memory_kind
+        parts = [
+            jax.device_put(self._boxes[box], SingleDeviceSharding(device, memory_kind=kind))
+            for device, box in self._devices
+        ]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)

@@ -115,6 +115,30 @@ def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
             ckpt_jax.save(store, "jax/bad", 1, {"f": object()})
 
 
+def test_a_value_inside_of_jit_is_refused_by_path(cluster: str) -> None:
+    with ckpt.open(cluster) as store:
+
+        def step(weight: jax.Array) -> jax.Array:
+            ckpt_jax.save(store, "jax/traced", 1, {"m": {"w": weight}})
+            return weight
+
+        with pytest.raises(ckpt.Refused, match="^m/w: a value inside of a function that JAX") as no:
+            jax.jit(step)(jnp.ones(3))
+        assert no.value.hint
+
+
+def test_what_was_offloaded_to_host_memory_comes_back_there(cluster: str) -> None:
+    host = NamedSharding(mesh(4, 2), P("x", "y"), memory_kind="pinned_host")
+    state = {"m": jax.device_put(jnp.arange(32.0).reshape(8, 4), host)}
+    with ckpt.open(cluster) as store:
+        for staging in ("copy", "overlap"):
+            run = f"jax/offloaded/{staging}"
+            ckpt_jax.save(store, run, 1, state, staging=staging).wait()
+            loaded = ckpt_jax.load(store, run, 1, state)
+            assert bits(loaded) == bits(state)
+            assert loaded["m"].sharding == host
+
+
 def test_the_manager_has_orbaxs_calls(cluster: str) -> None:
     state = {"w": cut(np.arange(32.0), "x", over=mesh(8)), "step": 0}
     with ckpt_jax.CheckpointManager(f"{cluster}/jax/managed", save_interval_steps=2) as manager:
