@@ -24,7 +24,7 @@ import numpy as np
 from ckpt.base.errors import Aborted
 from ckpt.base.units import MiB
 from ckpt_client.save.copying import NumpyCopier
-from ckpt_client.save.finite import check_finite as refuse_non_finite
+from ckpt_client.save.finite import check_finite
 from ckpt_client.save.overlap import SampledCopier
 from ckpt_client.save.packing import PackingPlan, picker
 from ckpt_client.save.state import AnyArray
@@ -53,22 +53,23 @@ class Placeholders:
         self._arrays[id(found)] = found, array
         return found
 
-    def replaced(self, packing: PackingPlan, *, check_finite: bool) -> PackingPlan:
-        """The plan with the arrays themselves. check_finite: raises Refused naming an array of
-        numpy's that holds NaN or infinity; JAX's are looked at once they are copied.
-        """
-        arrays: list[object] = []
-        checked = []
-        for number, (name, one) in enumerate(
-            zip(packing.layout.names, packing.arrays, strict=True)
-        ):
-            found = self._arrays.get(id(one))
-            arrays.append(one if found is None else found[1])
-            if check_finite and found is not None:
-                checked.append(number)
-            elif check_finite:
-                refuse_non_finite(name, cast(AnyArray, one))
-        return dataclasses.replace(packing, arrays=tuple(arrays), checked=tuple(checked))
+    def replaced(self, packing: PackingPlan) -> PackingPlan:
+        """The plan with the arrays themselves."""
+        found = [self._arrays.get(id(one), (one, one)) for one in packing.arrays]
+        return dataclasses.replace(packing, arrays=tuple(array for _, array in found))
+
+
+def checked_finite(packing: PackingPlan) -> PackingPlan:
+    """The plan with JAX's arrays to be looked at once they are copied. Raises Refused naming an
+    array of numpy's that holds NaN or infinity.
+    """
+    ours = []
+    for number, (name, one) in enumerate(zip(packing.layout.names, packing.arrays, strict=True)):
+        if isinstance(one, jax.Array):
+            ours.append(number)
+        else:
+            check_finite(name, cast(AnyArray, one))
+    return dataclasses.replace(packing, checked=tuple(ours))
 
 
 class JaxCopier(NumpyCopier):

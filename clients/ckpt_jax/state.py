@@ -18,12 +18,14 @@ from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.trees import listed
 from ckpt_client.save.handle import Save
+from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
-from ckpt_client.save.turn import staging_overlaps
+from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.store import Store
 from ckpt_jax.arrays import WantedArray, declared, other_shape
-from ckpt_jax.copying import JaxCopier, Placeholders
+from ckpt_jax.copying import JaxCopier, Placeholders, checked_finite
+from ckpt_jax.known import recall, remember
 from ckpt_jax.trees import is_plain, mapped, rebuilt
 
 State = TypeVar("State")
@@ -66,10 +68,12 @@ def save(
     with turn:
         overlaps = staging_overlaps(staging)
         turn.say(metrics)
-        placeholders = Placeholders()
-        laid_out = turn.lay_out(mapped(state, partial(_declare, placeholders)))
-        packing = placeholders.replaced(laid_out, check_finite=check_finite)
-        turn.take(packing)
+        known = recall(store, rank, world_size)
+        packing = known.packing(state) if known is not None else None
+        if packing is None:
+            packing = _laid_out(turn, state)
+            remember(store, state, packing)
+        turn.take(checked_finite(packing) if check_finite else packing)
         copier = JaxCopier(packing, watched=overlaps)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
 
@@ -109,6 +113,13 @@ def _struct_of(leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     return leaf
+
+
+def _laid_out(turn: SaveTurn, state: object) -> PackingPlan:
+    """Every leaf looked at; raises Refused by path."""
+    placeholders = Placeholders()
+    tree = mapped(state, partial(_declare, placeholders))
+    return placeholders.replaced(turn.lay_out(tree))
 
 
 def _declare(placeholders: Placeholders, name: str, leaf: object) -> object:

@@ -2,7 +2,8 @@
 
     python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load|number|overlap
 
-It ends with 0 when all held. Two save, overlap, or load by number; any number loads. Each has four devices.
+It ends with 0 when all held. Two save, overlap, or load by number; any number loads. Each has four
+devices.
 """
 
 from __future__ import annotations
@@ -233,13 +234,15 @@ def donate_too_early(store: ckpt.Store, rank: int) -> None:
     try:
         save.wait(TIMEOUT_S)
     except ckpt.Aborted as error:
-        assert "rows was donated or deleted before it was copied" in str(error), error  # noqa: PT017
-        assert ("rank 1" in str(error)) == (rank == 0), error  # noqa: PT017
+        ended = str(error)
     else:
         raise AssertionError("a step that one process cannot copy has no commit")
+    assert "rows was donated or deleted before it was copied" in ended, ended
+    assert ("rank 1" in ended) == (rank == 0), ended
     sync_global_devices("donated too early")
     assert store.latest(OVERLAPPED) == 2
-    ckpt_jax.save(store, OVERLAPPED, 3, {"rows": cut(4, "x")}, staging="overlap").wait(TIMEOUT_S)
+    good = {"rows": cut(4, "x")}
+    ckpt_jax.save(store, OVERLAPPED, 3, good, staging="overlap").wait(TIMEOUT_S)
     check_rows(store, 3, 4)
 
 

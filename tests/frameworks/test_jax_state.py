@@ -122,7 +122,9 @@ def test_a_value_inside_of_jit_is_refused_by_path(cluster: str) -> None:
             ckpt_jax.save(store, "jax/traced", 1, {"m": {"w": weight}})
             return weight
 
-        with pytest.raises(ckpt.Refused, match="^m/w: a value inside of a function that JAX") as no:
+        with pytest.raises(
+            ckpt.Refused, match=r"^m/w: a value inside of a function that JAX"
+        ) as no:
             jax.jit(step)(jnp.ones(3))
         assert no.value.hint
 
