@@ -132,7 +132,7 @@ class WantedArray:
         """The array, when everything was read."""
         if self._sharding is None:
             (whole,) = self._boxes.values()
-            return jnp.asarray(whole)
+            return jax.device_put(whole)
         kind = self._sharding.memory_kind
         parts = [
             jax.device_put(self._boxes[box], SingleDeviceSharding(device, memory_kind=kind))

@@ -90,20 +90,26 @@ class JaxCopier(NumpyCopier):
     def copy(self, prepared: object, arrays: Sequence[object]) -> None:
         """Raises Aborted by name for an array that is gone."""
         places = cast(Sequence[AnyArray], prepared)
-        kept = 0
-        for place, value in zip(places, _host_values(self._names, arrays), strict=True):
-            place[...] = value
-            kept += value.nbytes if value.flags.owndata else 0
-            if kept > IN_FLIGHT_BYTES:
-                # JAX frees what it has copied to the host at a collection.
-                gc.collect(0)
-                kept = 0
+        # Users forbid transfers that nobody asked for; these were.
+        with jax.transfer_guard_device_to_host("allow"):
+            _copy(places, _host_values(self._names, arrays))
 
     def follow(self) -> None:
         self._watch.follow()
 
     def changed(self) -> Sequence[int]:
         return [self._plain[n] for n in self._watch.changed()]
+
+
+def _copy(places: Sequence[AnyArray], values: Iterator[AnyArray]) -> None:
+    kept = 0
+    for place, value in zip(places, values, strict=True):
+        place[...] = value
+        kept += value.nbytes if value.flags.owndata else 0
+        if kept > IN_FLIGHT_BYTES:
+            # JAX frees what it has copied to the host at a collection.
+            gc.collect(0)
+            kept = 0
 
 
 def _host_values(names: Sequence[str], arrays: Sequence[object]) -> Iterator[AnyArray]:
@@ -151,6 +157,6 @@ def _host_value(name: str, array: jax.Array | AnyArray) -> AnyArray:
             raise
         raise Aborted(
             f"{name} was donated or deleted before it was copied",
-            hint="let save.staged.wait() come before the step that donates it, "
-            'or save with staging="copy"',
+            hint="let save.staged.wait(), or the manager's wait_until_staged(), come before the "
+            'step that donates it, or save with staging="copy"',
         ) from None

@@ -237,7 +237,9 @@ def donate_too_early(store: ckpt.Store, rank: int) -> None:
         ended = str(error)
     else:
         raise AssertionError("a step that one process cannot copy has no commit")
-    assert "rows was donated or deleted before it was copied" in ended, ended
+    # Seldom the coordinator takes process 1 for gone before it hears the reason.
+    why = "donated or deleted before it was copied", "before it handed over"
+    assert why[0] in ended or (rank == 0 and why[1] in ended), ended
     assert ("rank 1" in ended) == (rank == 0), ended
     sync_global_devices("donated too early")
     assert store.latest(OVERLAPPED) == 2

@@ -162,7 +162,7 @@ def test_an_array_that_is_gone_before_it_is_copied_is_saved_by_no_process(
     held.set()
     with pytest.raises(ckpt.Aborted, match=r"^m/mu was donated or deleted before it") as ended:
         save.wait(WAIT_S)
-    assert "save.staged.wait() come before the step" in ended.value.hint
+    assert "wait_until_staged(), come before the step" in ended.value.hint
     assert store.steps(run) == []
     ckpt_jax.save(store, run, 1, made(1), staging="overlap").wait(WAIT_S)
     check_loads(store, run, 1, made(1))

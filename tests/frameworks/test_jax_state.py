@@ -141,6 +141,24 @@ def test_what_was_offloaded_to_host_memory_comes_back_there(cluster: str) -> Non
             assert loaded["m"].sharding == host
 
 
+def test_a_guard_against_accidental_transfers_lets_saves_and_loads_pass(cluster: str) -> None:
+    """On a CPU JAX transfers only what it packs."""
+    state = {"packed": cut(jnp.arange(16, dtype=jnp.int4), "x", over=mesh(8)), "w": jnp.ones(3)}
+    before = jax.config.jax_transfer_guard  # type: ignore[attr-defined]
+    jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed"):
+            np.asarray(jnp.asarray(state["packed"]))
+        with ckpt.open(cluster) as store:
+            for step, staging in enumerate(("copy", "overlap")):
+                ckpt_jax.save(store, "jax/guarded", step, state, staging=staging).wait()
+                loaded = ckpt_jax.load(store, "jax/guarded", step, state)
+                assert loaded["packed"].sharding == state["packed"].sharding
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+    assert bits(loaded) == bits(state)
+
+
 def test_the_manager_has_orbaxs_calls(cluster: str) -> None:
     state = {"w": cut(np.arange(32.0), "x", over=mesh(8)), "step": 0}
     with ckpt_jax.CheckpointManager(f"{cluster}/jax/managed", save_interval_steps=2) as manager:
