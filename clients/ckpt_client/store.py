@@ -6,12 +6,14 @@ that saves through it (nearly always one). It belongs to the process that opened
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
+from weakref import WeakSet
 
 import msgspec
 
@@ -40,6 +42,8 @@ GRACE_S: Final = 30.0
 """Kubernetes' own, and torchrun's."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 _steps_decoder = msgspec.json.Decoder(list[StepView])
+#: Of this process and of those that it was forked from.
+_open_stores: Final[WeakSet[Store]] = WeakSet()
 
 
 def open(
@@ -111,6 +115,7 @@ class Store(Keeper):
         #: They end with this store.
         self._guards: set[PreemptionGuard] = set()
         self._closed = False
+        _open_stores.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -421,6 +426,7 @@ class Store(Keeper):
 
     def _leave(self) -> None:
         self._closed = True
+        _open_stores.discard(self)
         while self._guards:
             self._guards.pop().close()
         self._stagers.park()
@@ -442,3 +448,14 @@ class Store(Keeper):
             )
         if self._closed:
             raise Refused("this store is closed")
+
+
+def _leave_stores() -> None:
+    """What is open when the interpreter ends. Later modules may be empty, and `__del__` cannot."""
+    for store in list(_open_stores):
+        if store._pid == os.getpid():
+            with suppress(CkptError):
+                store._leave()
+
+
+atexit.register(_leave_stores)

@@ -312,3 +312,22 @@ def test_a_script_that_ends_at_once_has_saved(store: ckpt.Store, cluster: str) -
     wait_until(lambda: store.latest("jax/ends") == 1, "the stager's commit", WAIT_S)
     found: Any = store.load("jax/ends", 1, whole=True)
     assert float(found["w"].sum()) == 4_000_000
+
+
+UNCLOSED = """
+import sys, jax.numpy as jnp, ckpt, ckpt_jax
+store = ckpt.open(sys.argv[1])
+ckpt_jax.save(store, "jax/unclosed/" + sys.argv[2], 1, {"w": jnp.ones(4)}, staging=sys.argv[2])
+"""
+
+
+@both
+def test_a_script_that_leaves_its_store_open_ends_without_an_error(
+    store: ckpt.Store, cluster: str, staging: str
+) -> None:
+    """JAX keeps so much alive that modules are empty before the store goes."""
+    command = [sys.executable, "-c", UNCLOSED, cluster, staging]
+    ended = subprocess.run(command, check=True, timeout=WAIT_S, cwd=ROOT, stderr=subprocess.PIPE)
+    assert b"__del__" not in ended.stderr
+    run = f"jax/unclosed/{staging}"
+    wait_until(lambda: store.latest(run) == 1, "the stager's commit", WAIT_S)
