@@ -66,8 +66,9 @@ class KnownState:
 
     def packing(self, state: object) -> PackingPlan | None:
         """How to save the state; None when it is of another form, or an array of it is gone."""
-        leaves, nodes = _taken_apart(state)
-        with suppress(Exception):  # Nodes compare what users put into them.
+        # Nodes compare what users put into them, and JAX cannot sort all keys.
+        with suppress(Exception):
+            leaves, nodes = _taken_apart(state)
             if nodes == self.nodes and self._fits(leaves):
                 packing = self.layout.packing(self._found(leaves))
                 # The size of a plain value's array is that of its text.

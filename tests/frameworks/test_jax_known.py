@@ -169,6 +169,14 @@ def test_text_that_cannot_be_stored_is_named_where_the_form_is_known(store: ckpt
         ckpt_jax.save(store, "jax/known/text", 2, {**made(1), "name": "\ud800"})
 
 
+def test_keys_that_jax_cannot_sort_are_saved_the_long_way(store: ckpt.Store) -> None:
+    ckpt_jax.save(store, "jax/unsorted", 1, made(1)).wait()
+    for step in (2, 3):
+        ckpt_jax.save(store, "jax/unsorted", step, {1: jnp.ones(3) * step, "a": step}).wait()
+        whole: Any = store.load("jax/unsorted", step, whole=True)
+        assert (whole[1].tolist(), whole["a"]) == ([step] * 3, step)
+
+
 def test_nodes_that_take_nothing_but_arrays_are_saved_the_long_way(store: ckpt.Store) -> None:
     for step in (1, 2):
         state = {"part": Strict(jnp.ones(3) * step), "n": step}
