@@ -18,7 +18,7 @@ from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckpt.protocol.target.core import Counters, TargetIdentity, TargetLimits
 from ckpt.protocol.target.machine import TargetMachine
 from ckptd.config import docstrings
-from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
+from ckptd.coordinator.metrics import CommitStatistics, coordinator_families, leading_families
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import family_of_counter, target_families
 from tests.pages import ROOT
@@ -85,7 +85,8 @@ def coordinator_metrics() -> list[Family]:
         stores=[store],
         pressure=Pressure(),
     )
-    return list(families)
+    leading = leading_families(leads=True, takeovers=1, written_s=Histogram((1.0,)))
+    return [*families, *leading]
 
 
 def target_metrics() -> list[Family]:

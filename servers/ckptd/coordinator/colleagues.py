@@ -30,7 +30,8 @@ from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.coordinator.front import COORDINATORS, Front
-from ckptd.http.exposition import Family, Kind
+from ckptd.coordinator.metrics import leading_families
+from ckptd.http.exposition import Family
 
 ASK_S: Final = 2.0
 """For the roll; etcd may not answer."""
@@ -121,19 +122,10 @@ class Colleagues:
 
     def families(self) -> Iterator[Family]:
         """What Prometheus is answered."""
-        term = self._term
-        yield Family(
-            "ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads, else 0"
-        ).add(float(bool(term.number)))
-        yield Family(
-            "ckpt_coordinator_takeovers_total", Kind.COUNTER, "Terms that this process began"
-        ).add(term.takeovers)
-        written = Family(
-            "ckpt_catalog_transaction_seconds", Kind.HISTOGRAM,
-            "From a transaction with etcd to its answer, tries that failed with it",
+        return leading_families(
+            leads=bool(self._term.number), takeovers=self._term.takeovers,
+            written_s=self._space.times.histogram,
         )  # fmt: skip
-        written.histograms.append(((), self._space.times.histogram))
-        yield written
 
     # ----------------------------------------------------------------------- answers
 

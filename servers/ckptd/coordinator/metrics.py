@@ -76,6 +76,23 @@ def coordinator_families(
     yield from _door(pressure)
 
 
+def leading_families(*, leads: bool, takeovers: int, written_s: Histogram) -> Iterator[Family]:
+    """Of one of several coordinators, whether it leads or stands by."""
+    yield Family(
+        "ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads, else 0"
+    ).add(float(leads))
+    yield Family(
+        "ckpt_coordinator_takeovers_total", Kind.COUNTER,
+        "Terms that this process has begun, of a coordinator whose catalog is in etcd",
+    ).add(takeovers)  # fmt: skip
+    written = Family(
+        "ckpt_catalog_transaction_seconds", Kind.HISTOGRAM,
+        "Transactions with etcd, from the first try to the answer",
+    )  # fmt: skip
+    written.histograms.append(((), written_s))
+    yield written
+
+
 def _cluster(
     members: Membership, sessions: Counter[Role], tickets_waiting: int
 ) -> Iterator[Family]:
