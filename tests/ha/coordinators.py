@@ -87,6 +87,11 @@ class Coordinators:
         """How often."""
         return self.log_of(id).read_text().count(text)
 
+    def warm_lines(self, id: str) -> str:
+        """What it logged of terms that began with the copy of who stood by."""
+        lines = self.log_of(id).read_text().splitlines()
+        return "\n".join(line for line in lines if '"warm": "yes"' in line)
+
     def end(self) -> None:
         """All of them."""
         for daemon in self.running.values():

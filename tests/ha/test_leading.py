@@ -48,6 +48,7 @@ def test_another_one_leads_when_the_leader_is_killed_again_and_again(three: Coor
         after = three.leader(but=before)
         assert three.term() == count + 1
         wait_serves(three, after, count + 1)
+        assert f'"term": {count + 1}' in three.warm_lines(after), "it followed by a watch"
         assert three.start(before).ready["leader"] == three.listen[after]
 
 

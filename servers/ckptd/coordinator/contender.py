@@ -50,6 +50,7 @@ from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Campaigner, Fence, FencedSpace
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.lease import LeaseKeeper
+from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import admitted
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
@@ -72,6 +73,8 @@ LOOK_S: Final = 0.25
 """Between two looks at the leader's key."""
 CAMPAIGN_S: Final = 2.0
 """For one campaign; etcd may not answer."""
+MIRROR_S: Final = 0.5
+"""For the copy of who stood by to come to the new term; else all is read."""
 ROLL_S: Final = 2.0
 """Between two looks at who runs."""
 
@@ -123,6 +126,7 @@ class Contender:
             version("ckpt-burst"), time(),
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
+        self._mirror = Mirror(client, self._space)
         front.people = self._colleagues = Colleagues(
             front, client, self._space, self.roll, self, self._begin
         )
@@ -137,6 +141,9 @@ class Contender:
         self._settled = asyncio.Event()
         #: Of my term, as far as it has come.
         self._fence: Fence | None = None
+        self._began_us = self._took_us = 0
+        #: It was loaded from the copy of who stood by.
+        self._warm = False
         self._keeper: LeaseKeeper | None = None
         self._loading: asyncio.Task[None] | None = None
         self._catalog: EtcdCatalog | None = None
@@ -149,6 +156,7 @@ class Contender:
     async def run(self, deadline: float) -> None:
         """Until the process is to end; nothing of mine is left then."""
         await self.roll.join(deadline)
+        self._mirror.start()
         looks = [asyncio.create_task(each) for each in (self._look_on(), self._look_at_roll())]
         try:
             async with asyncio.timeout_at(deadline):
@@ -205,6 +213,7 @@ class Contender:
             return
         # What I took, or lost, meanwhile it may not know of.
         if before == (self.state, self._fence):
+            self._mirror.expects(0 if holder is None else holder.revision)
             self._feed(HolderSeen(now_us(), holder))
 
     def _tick(self) -> None:
@@ -273,6 +282,7 @@ class Contender:
 
     async def _campaign(self) -> None:
         began_us = now_us()
+        self._began_us = began_us
         won: KeyHolder | None = None
         try:
             deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
@@ -283,6 +293,7 @@ class Contender:
             self._fence = None
             self._end.fail(error)
         lease_us = 0
+        self._took_us = now_us()
         if self._fence is not None:
             fence = self._fence
             self._keeper = LeaseKeeper(self._space, fence, RevisionHistory(), began_us)
@@ -302,9 +313,11 @@ class Contender:
         assert self._fence is not None
         assert self._keeper is not None
         deadline = asyncio.get_running_loop().time() + OPEN_S
+        known = await self._mirror.pairs_at(self._fence.revision, MIRROR_S)
+        self._warm = known is not None
         try:
             self._catalog = await EtcdCatalog.load(
-                self._space, self._fence, self._cluster, self._keeper, deadline
+                self._space, self._fence, self._cluster, self._keeper, deadline, known
             )
         except CkptError as error:
             self._catalog_failed(error)
@@ -321,7 +334,20 @@ class Contender:
         )  # fmt: skip
         self.leads_since_s = time()
         self.takeovers += 1
-        self._report("info", "leads", {"id": self.id, "term": catalog.image.term})
+        began_us, took_us, loaded_us = self._began_us, self._took_us, now_us()
+        self._report(
+            "info",
+            "leads",
+            {
+                "id": self.id,
+                "term": catalog.image.term,
+                "campaign_s": (took_us - began_us) / US_PER_S,
+                "load_s": (loaded_us - took_us) / US_PER_S,
+                "warm": "yes" if self._warm else "no",
+            },
+        )
+        # It is of use to who stands by alone.
+        self._begin(self._mirror.stop())
         self._front.lead(shell, self._colleagues.addresses)
 
     async def _end_term(self, action: EndTerm) -> None:
@@ -340,6 +366,7 @@ class Contender:
             await keeper.close()
         await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)
         self._fence = self._keeper = self._loading = self._catalog = None
+        self._mirror.start()
         self._feed(TermEnded(now_us()))
         self._hurry.set()
 
@@ -360,4 +387,5 @@ class Contender:
             # A campaign that was under way may have been won.
             self.step_down()
         await self._watch.close()
+        await self._mirror.stop()
         await self.roll.leave()

@@ -115,13 +115,15 @@ class EtcdCatalog:
 
     @classmethod
     async def load(
-        cls, space: FencedSpace, fence: Fence, cluster: str, keeper: LeaseKeeper, deadline: float
+        cls, space: FencedSpace, fence: Fence, cluster: str, keeper: LeaseKeeper, deadline: float,
+        known: list[tuple[str, bytes]] | None = None,
     ) -> EtcdCatalog:  # fmt: skip
-        """What there is, under a fence that was taken and is kept. When it raises, the keeper is
-        closed and the leader's key free. Raises Busy when the fence is lost, Corrupt, Unavailable.
+        """What there is, under a fence that was taken and is kept. `known`: all keys as the fence's
+        own transaction left them; None: they are read. When it raises, the keeper is closed and the
+        leader's key free. Raises Busy when the fence is lost, Corrupt, Unavailable.
         """
         try:
-            pairs = await all_keys(space, deadline)
+            pairs = await all_keys(space, deadline) if known is None else known
             # Not on the loop: while it stood still the lease would run out.
             images = await asyncio.to_thread(images_of, fence.term, pairs)
             # Whoever took it over meanwhile may have written between two pages.

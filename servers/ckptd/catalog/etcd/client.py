@@ -14,7 +14,7 @@ import math
 import re
 import ssl
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,9 +27,12 @@ from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     Authenticate,
     Authenticated,
+    Changes,
     Failure,
     MemberHealth,
     Versions,
+    Watch,
+    WatchLine,
     decode,
     encode,
 )
@@ -123,6 +126,29 @@ class EtcdClient:
             return math.nan, said.reason or "it says that it is not well"
         return clock() - began_s, ""
 
+    async def watch(
+        self, request: Watch, turn: int, silence_s: float
+    ) -> AsyncIterator[Changes | None]:
+        """What happens, as one member says, which is another one for each `turn`; None after so
+        much silence. Raises Unavailable when it ends.
+        """
+        member = self.url.members[turn % len(self.url.members)]
+        if self.url.user and not self._token:
+            await self._authenticate(member)
+        headers = {"Authorization": self._token} if self._token else {}
+        url = f"{self.url.scheme}://{member}/v3/watch"
+        try:
+            async with self._session.post(
+                url, data=io.BytesIO(encode(request)), headers=headers, ssl=self._tls
+            ) as answer:
+                async for line in _lines(answer.content, silence_s):
+                    yield None if line is None else decode(line, WatchLine).result
+        except ssl.SSLError as error:
+            raise Unavailable(f"{member}: TLS fails: {error}") from None
+        except self._broken as error:
+            raise Unavailable(f"{member}: {str(error) or 'no answer in time'}") from None
+        raise Unavailable(f"{member} ends the watch")
+
     async def _insist(
         self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float
     ) -> _Answer:
@@ -195,6 +221,25 @@ class EtcdClient:
 
 class _StaleToken(CkptError):
     """It was good before: there is a new one to be had."""
+
+
+async def _lines(content: aiohttp.StreamReader, silence_s: float) -> AsyncIterator[bytes | None]:
+    """Whole lines, of any length; None after so much silence."""
+    rest = b""
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                part = await content.readany()
+        except TimeoutError:
+            yield None
+            continue
+        if not part:
+            return
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > ANSWER_BYTES_MAX:
+            raise Refused(f"an answer of etcd has more than {ANSWER_BYTES_MAX} bytes")
+        for line in lines:
+            yield line
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> bytes:

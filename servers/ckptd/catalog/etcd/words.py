@@ -34,11 +34,18 @@ class Range(Struct, frozen=True, omit_defaults=True):
     limit: int = 0
 
 
+class AnswerHeader(Struct, frozen=True):
+    """Of each answer: etcd's newest revision."""
+
+    revision: int = 0
+
+
 class RangeFound(Struct, frozen=True):
     """Answer to Range."""
 
     kvs: tuple[KeyValue, ...] = ()
     more: bool = False
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
 class Put(Struct, frozen=True, omit_defaults=True):
@@ -115,12 +122,6 @@ class LeaseNamed(Struct, frozen=True):
     ID: int
 
 
-class AnswerHeader(Struct, frozen=True):
-    """Of each answer: etcd's newest revision."""
-
-    revision: int = 0
-
-
 class Lease(Struct, frozen=True):
     """One that was granted, or is kept: TTL is 0 when it has ended."""
 
@@ -133,6 +134,44 @@ class LeaseKept(Struct, frozen=True):
     """The first of the answers to a stream."""
 
     result: Lease = field(default_factory=Lease)
+
+
+class WatchFrom(Struct, frozen=True):
+    """All changes of these keys, from that revision on."""
+
+    key: bytes
+    range_end: bytes
+    start_revision: int
+
+
+class Watch(Struct, frozen=True):
+    """Begin one."""
+
+    create_request: WatchFrom
+
+
+class Change(Struct, frozen=True):
+    """One key, at the `mod_revision` of `kv`."""
+
+    kv: KeyValue
+    type: str = "PUT"
+    """Or DELETE."""
+
+
+class Changes(Struct, frozen=True):
+    """What happened, by whole revisions in their order."""
+
+    events: tuple[Change, ...] = ()
+    canceled: bool = False
+    """No more will come: what was asked for is compacted, say."""
+    compact_revision: int = 0
+    cancel_reason: str = ""
+
+
+class WatchLine(Struct, frozen=True):
+    """One of the answers to Watch."""
+
+    result: Changes = field(default_factory=Changes)
 
 
 class Compact(Struct, frozen=True):

@@ -1,0 +1,140 @@
+"""The copy of all keys that who stands by keeps is what is stored, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ckpt.protocol.coordinator.catalog import AttemptDecided
+from ckpt.testing.catalog_contract import on_a_loop, writing
+from ckpt.testing.catalog_entries import attempt, checkpoint, every_entry
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.mirror import Mirror
+from ckptd.catalog.etcd.opening import all_keys
+from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.etcd.words import Compact, Compacted
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, asked, no_fault, proxied
+from tests.stores.proxy import Fault, Request
+
+WAIT_S = 30.0
+
+
+class Standby:
+    """A mirror, and what it is to be compared with."""
+
+    def __init__(self, url: str) -> None:
+        self.client = EtcdClient(parse_etcd_url(url))
+        self.space = FencedSpace(self.client)
+        self.mirror = Mirror(self.client, self.space)
+
+    async def check(self) -> None:
+        """It takes the key, as who leads next does: the copy is what is stored then."""
+        loop = asyncio.get_running_loop()
+        fence = await self.space.take(loop.time() + WAIT_S)
+        mirrored = await self.mirror.pairs_at(fence.revision, WAIT_S)
+        stored = await all_keys(self.space, math.inf)
+        assert mirrored is not None
+        assert dict(mirrored) == dict(stored)
+        assert len(mirrored) == len(stored)
+        await self.space.free(fence)
+
+
+@asynccontextmanager
+async def standing_by(url: str) -> AsyncIterator[Standby]:
+    standby = Standby(url)
+    standby.mirror.start()
+    try:
+        yield standby
+    finally:
+        await standby.mirror.stop()
+        await standby.client.close()
+
+
+async def reads(standby: Standby, count: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while standby.mirror.reads < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@on_a_loop
+async def test_it_follows_each_kind_of_entry(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    async with writing(place) as writer:
+        await writer.write(attempt(1))
+    async with standing_by(place.url) as standby:
+        await reads(standby, 1)
+        async with writing(place) as writer:
+            for entry in every_entry():
+                await writer.write(entry)
+        await standby.check()
+        assert standby.mirror.reads == 1, "the rest came by the watch"
+
+
+@on_a_loop
+async def test_it_is_read_again_when_its_watch_comes_too_late(etcd: Etcd) -> None:
+    """It begins ahead of what etcd has compacted meanwhile."""
+    place = Prefix(etcd.addresses)
+
+    def decide(request: Request) -> Fault:
+        return Fault.CUT_BEFORE if request.path == "/v3/watch" else Fault.NONE
+
+    with proxied(etcd.members[0], decide) as proxy:
+        async with standing_by(place.by_way_of(f"127.0.0.1:{proxy.port}").url) as standby:
+            async with writing(place) as writer:
+                await reads(standby, 1)
+                for step in range(2, 6):
+                    await writer.write(attempt(step))
+                status = asked(etcd.members[0], "/v3/maintenance/status", {})
+                newest = int(status["header"]["revision"])
+                await standby.client.call("kv/compaction", Compact(newest), Compacted)
+                proxy.decide = no_fault
+                await reads(standby, 2)
+                await writer.write(attempt(6))
+            await standby.check()
+
+
+@on_a_loop
+async def test_it_goes_to_another_member_when_its_own_is_gone_or_hangs(tmp_path: Path) -> None:
+    with Etcd(tmp_path / "etcd", 3) as etcd:
+        place = Prefix(etcd.addresses)
+        async with standing_by(place.url) as standby:
+            async with writing(place) as writer:
+                await writer.write(attempt(1))
+                await reads(standby, 1)
+                # It watches the first of its URL.
+                etcd.members[0].stop()
+                for step in range(2, 6):
+                    await writer.write(attempt(step))
+            standby.mirror.expects(1 << 40)
+            await reads(standby, 2)
+            standby.mirror.expects(0)
+            await standby.check()
+            etcd.members[0].go_on()
+
+
+@on_a_loop
+async def test_who_is_not_there_in_time_says_so(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    async with standing_by(place.url) as standby:
+        assert await standby.mirror.pairs_at(1 << 40, 0.01) is None
+        await standby.mirror.stop()
+        assert await standby.mirror.pairs_at(1, 0.01) is None
+
+
+@pytest.mark.parametrize("size", [100, 100_000, 1_000_000])
+@on_a_loop
+async def test_a_value_may_be_long(etcd: Etcd, size: int) -> None:
+    place = Prefix(etcd.addresses)
+    async with standing_by(place.url) as standby:
+        async with writing(place) as writer:
+            await reads(standby, 1)
+            writer.submit(attempt(1))
+            await writer.write(AttemptDecided(checkpoint(1), bytes(300), bytes(size)))
+        await standby.check()
