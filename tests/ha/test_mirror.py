@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import Unavailable
 from ckpt.protocol.coordinator.catalog import AttemptDecided
 from ckpt.testing.catalog_contract import on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint, every_entry
@@ -18,10 +19,11 @@ from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import all_keys
 from ckptd.catalog.etcd.url import parse_etcd_url
-from ckptd.catalog.etcd.words import Compact, Compacted
+from ckptd.catalog.etcd.words import Compact, Compacted, KeyChanges, WatchFrom, WatchKeys
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, no_fault, proxied
+from tests.ha.places import Prefix, asked, proxied
 from tests.stores.proxy import Fault, Request
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
 
@@ -58,9 +60,8 @@ async def standing_by(url: str) -> AsyncIterator[Standby]:
 
 
 async def reads(standby: Standby, count: int) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while standby.mirror.reads < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    what = f"all keys are read for the {count}. time"
+    await asyncio.to_thread(wait_until, lambda: standby.mirror.reads >= count, what)
 
 
 @on_a_loop
@@ -78,26 +79,51 @@ async def test_it_follows_each_kind_of_entry(etcd: Etcd) -> None:
 
 
 @on_a_loop
-async def test_it_is_read_again_when_its_watch_comes_too_late(etcd: Etcd) -> None:
-    """It begins ahead of what etcd has compacted meanwhile."""
+async def test_it_is_read_again_where_a_watch_was_cut(etcd: Etcd) -> None:
+    """The next one is another member's."""
     place = Prefix(etcd.addresses)
 
     def decide(request: Request) -> Fault:
         return Fault.CUT_BEFORE if request.path == "/v3/watch" else Fault.NONE
 
     with proxied(etcd.members[0], decide) as proxy:
-        async with standing_by(place.by_way_of(f"127.0.0.1:{proxy.port}").url) as standby:
+        by_way = place.by_way_of(f"127.0.0.1:{proxy.port},{etcd.addresses}")
+        async with standing_by(by_way.url) as standby:
             async with writing(place) as writer:
-                await reads(standby, 1)
-                for step in range(2, 6):
-                    await writer.write(attempt(step))
-                status = asked(etcd.members[0], "/v3/maintenance/status", {})
-                newest = int(status["header"]["revision"])
-                await standby.client.call("kv/compaction", Compact(newest), Compacted)
-                proxy.decide = no_fault
                 await reads(standby, 2)
-                await writer.write(attempt(6))
+                await writer.write(attempt(1))
             await standby.check()
+            assert standby.mirror.reads == 2
+
+
+@on_a_loop
+async def test_a_watch_that_begins_before_what_is_compacted_ends_and_says_so(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    async with writing(place) as writer:
+        for step in range(5):
+            await writer.write(attempt(step))
+    standby = Standby(place.url)
+    status = asked(etcd.members[0], "/v3/maintenance/status", {})
+    newest = int(status["header"]["revision"])
+    await standby.client.call("kv/compaction", Compact(newest), Compacted)
+    request = WatchKeys(WatchFrom(f"{place.name}:".encode(), f"{place.name};".encode(), 1))
+    watch = standby.client.watch(request, 0, WAIT_S)
+    ended = [changes async for changes in until_canceled(watch)]
+    assert ended[-1].compact_revision == newest
+    with pytest.raises(Unavailable, match="compacted"):
+        standby.mirror._take(ended[-1])
+    await watch.aclose()
+    await standby.client.close()
+
+
+async def until_canceled(
+    watch: AsyncIterator[KeyChanges | None],
+) -> AsyncIterator[KeyChanges]:
+    async for changes in watch:
+        assert changes is not None
+        yield changes
+        if changes.canceled:
+            return
 
 
 @on_a_loop

@@ -14,7 +14,7 @@ import math
 import re
 import ssl
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,11 +27,11 @@ from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     Authenticate,
     Authenticated,
-    Changes,
     Failure,
+    KeyChanges,
     MemberHealth,
     Versions,
-    Watch,
+    WatchKeys,
     WatchLine,
     decode,
     encode,
@@ -127,8 +127,8 @@ class EtcdClient:
         return clock() - began_s, ""
 
     async def watch(
-        self, request: Watch, turn: int, silence_s: float
-    ) -> AsyncIterator[Changes | None]:
+        self, request: WatchKeys, turn: int, silence_s: float
+    ) -> AsyncGenerator[KeyChanges | None, None]:
         """What happens, as one member says, which is another one for each `turn`; None after so
         much silence. Raises Unavailable when it ends.
         """

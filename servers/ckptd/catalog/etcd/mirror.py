@@ -1,5 +1,5 @@
-"""How does who stands by know at once what is stored, when it begins to lead? It keeps a copy of all
-keys beside the leader, by a watch.
+"""How does who stands by know at once what is stored, when it begins to lead? It keeps a copy of
+all keys beside the leader, by a watch.
 
     all keys, page by page --> changes from the revision ahead of the first page on --> ...
        ^                                                |
@@ -25,7 +25,7 @@ from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.opening import all_keys
-from ckptd.catalog.etcd.words import Change, Changes, Range, RangeFound, Watch, WatchFrom
+from ckptd.catalog.etcd.words import KeyChange, KeyChanges, Range, RangeFound, WatchFrom, WatchKeys
 
 READ_S: Final = 30.0
 """For all pages."""
@@ -107,7 +107,7 @@ class Mirror:
     async def _follow(self, rests: Rests) -> None:
         """Raises Unavailable when the watch ends, or is late."""
         full, since = self._names.full, self.revision + 1
-        request = Watch(WatchFrom(full(keys.FIRST), full(keys.LAST), since))
+        request = WatchKeys(WatchFrom(full(keys.FIRST), full(keys.LAST), since))
         late_since: float | None = None
         clock = asyncio.get_running_loop().time
         async for changes in self._client.watch(request, self._turn, LATE_S / 4):
@@ -121,7 +121,7 @@ class Mirror:
                 if clock() - late_since > LATE_S:
                     raise Unavailable("the watch is late")
 
-    def _take(self, changes: Changes) -> None:
+    def _take(self, changes: KeyChanges) -> None:
         if changes.canceled:
             raise Unavailable(changes.cancel_reason or "what the watch begins with is compacted")
         for change in changes.events:
@@ -130,7 +130,7 @@ class Mirror:
             self.revision = max(change.kv.mod_revision for change in changes.events)
             self._moved.set()
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: KeyChange) -> None:
         name = self._names.name(change.kv.key)
         if change.type == "DELETE":
             self._values.pop(name, None)

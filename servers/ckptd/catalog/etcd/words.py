@@ -144,13 +144,13 @@ class WatchFrom(Struct, frozen=True):
     start_revision: int
 
 
-class Watch(Struct, frozen=True):
+class WatchKeys(Struct, frozen=True):
     """Begin one."""
 
     create_request: WatchFrom
 
 
-class Change(Struct, frozen=True):
+class KeyChange(Struct, frozen=True):
     """One key, at the `mod_revision` of `kv`."""
 
     kv: KeyValue
@@ -158,10 +158,10 @@ class Change(Struct, frozen=True):
     """Or DELETE."""
 
 
-class Changes(Struct, frozen=True):
+class KeyChanges(Struct, frozen=True):
     """What happened, by whole revisions in their order."""
 
-    events: tuple[Change, ...] = ()
+    events: tuple[KeyChange, ...] = ()
     canceled: bool = False
     """No more will come: what was asked for is compacted, say."""
     compact_revision: int = 0
@@ -169,9 +169,9 @@ class Changes(Struct, frozen=True):
 
 
 class WatchLine(Struct, frozen=True):
-    """One of the answers to Watch."""
+    """One of the answers to WatchKeys."""
 
-    result: Changes = field(default_factory=Changes)
+    result: KeyChanges = field(default_factory=KeyChanges)
 
 
 class Compact(Struct, frozen=True):
