@@ -29,6 +29,7 @@ from ckpt.testing.catalog_entries import (
 )
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, Writes, fold
 from ckptd.catalog.etcd.loading import load
+from ckptd.catalog.etcd.values import whole
 
 SEVEN = LaunchNumber(7)
 
@@ -127,12 +128,28 @@ def test_a_later_version_s_kinds_are_left_alone() -> None:
     assert load(1, [("stars/run/1", b"bright")]) == CatalogImage(1)
 
 
+def rebuilt() -> CatalogImage:
+    """What no entry makes."""
+    image = apply_all(CatalogImage(1), every_entry())
+    image.rebuilt_term, image.rebuilt_from = 3, 4
+    image.passed_over = {checkpoint(8), checkpoint(9, 2)}
+    return image
+
+
+def test_a_whole_image_has_the_keys_that_its_entries_led_to() -> None:
+    stored = Keys()
+    stored.write(*every_entry())
+    assert dict(whole(apply_all(CatalogImage(1), every_entry()))) == stored.held
+    assert load(1, whole(rebuilt())) == rebuilt()
+
+
 def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text()
     _, _, section = page.partition("## Catalog in etcd")
     rows = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
     shapes = {row: re.compile(re.sub("[A-Z]+", "[^/]+", row)) for row in rows}
-    stored, written = Keys(), {"meta", "leader", "term", "sequence", "coordinator/a"}
+    stored, written = Keys(), {"meta", "leader", "term", "sequence", "coordinator/a", "copying"}
+    written |= {name for name, _ in whole(rebuilt())}
     for entry in [*every_entry(), LaunchEntered(RUN, SEVEN, Rank(0), "host/1/x")]:
         written |= stored.write(entry).values.keys()
     met = {

@@ -28,7 +28,14 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, LaunchRow, TargetSeen
 from ckpt.protocol.coordinator.stores import StoreRow
 from ckptd.catalog.etcd import keys
-from ckptd.catalog.etcd.values import LaunchValue, RepairValue, RowValue, StoreValue, TargetValue
+from ckptd.catalog.etcd.values import (
+    LaunchValue,
+    RebuiltValue,
+    RepairValue,
+    RowValue,
+    StoreValue,
+    TargetValue,
+)
 
 _Value = TypeVar("_Value")
 
@@ -73,6 +80,9 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
             image.forgotten = Generation.parse(value.decode())
         case [keys.OUTDATED]:
             image.outdated = value.decode()
+        case [keys.REBUILT]:
+            rebuilt = _json(value, RebuiltValue)
+            image.rebuilt_term, image.rebuilt_from = rebuilt.term, rebuilt.targets
 
 
 def _take_of_checkpoint(image: CatalogImage, kind: str, id: CheckpointId, value: bytes) -> None:
@@ -91,6 +101,8 @@ def _take_of_checkpoint(image: CatalogImage, kind: str, id: CheckpointId, value:
             image.labels[id] = value
         case "unsettled":
             image.unsettled.add(id)
+        case "passed_over":
+            image.passed_over.add(id)
         case "repair":
             for rank, columns in _json(value, RepairValue):
                 image.repairs[(id, rank)] = columns

@@ -82,6 +82,13 @@ class TargetValue(Struct, frozen=True):
     place: str
 
 
+class RebuiltValue(Struct, frozen=True):
+    """Of `rebuilt`."""
+
+    term: int
+    targets: int
+
+
 RepairValue = list[tuple[int, tuple[int, ...]]]
 """Of `repair/…`: rank and columns."""
 
@@ -94,13 +101,42 @@ class KeyedValue:
     value: Callable[[CatalogImage], bytes | None]
 
 
+def whole(image: CatalogImage) -> Iterator[tuple[str, bytes]]:
+    """All keys that there are of an image, with their values; those of a kind together."""
+    for cell in _all_of(image):
+        value = cell.value(image)
+        if value is not None:
+            yield cell.name, value
+
+
+def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
+    """Of what the image has; some are of nothing."""
+    yield from (
+        KeyedValue(keys.POSITION, _position),
+        KeyedValue(keys.FORGOTTEN, _forgotten),
+        KeyedValue(keys.OUTDATED, _outdated),
+        KeyedValue(keys.REBUILT, _rebuilt),
+    )
+    repaired = {id for id, _rank in image.repairs}
+    ids = {*image.rows, *image.labels, *image.unsettled, *repaired, *image.passed_over}
+    for kind in keys.OF_CHECKPOINTS:
+        yield from (_of_checkpoint(kind, id) for id in sorted(ids))
+    for run, number in image.launches:
+        yield from _launch(image, run, number)
+    for url, store in image.stores.items():
+        yield _store(url)
+        yield from (_held(url, run) for run in store.stored)
+    yield from map(_target, image.targets)
+    yield from map(_retention, image.retentions)
+
+
 def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
     """All that the entry may change in the image as it is before."""
     match entry:
         case CatalogReached():
             yield KeyedValue(keys.POSITION, _position)
         case CatalogOutdated():
-            yield KeyedValue(keys.OUTDATED, lambda image: image.outdated.encode() or None)
+            yield KeyedValue(keys.OUTDATED, _outdated)
         case TargetSeen():
             yield _target(entry.target)
         case RetentionSaid():
@@ -131,6 +167,15 @@ def _position(image: CatalogImage) -> bytes | None:
 
 def _forgotten(image: CatalogImage) -> bytes | None:
     return None if image.forgotten == NO_GENERATION else str(image.forgotten).encode()
+
+
+def _outdated(image: CatalogImage) -> bytes | None:
+    return image.outdated.encode() or None
+
+
+def _rebuilt(image: CatalogImage) -> bytes | None:
+    value = RebuiltValue(image.rebuilt_term, image.rebuilt_from)
+    return msgspec.json.encode(value) if value != RebuiltValue(0, 0) else None
 
 
 # --------------------------------------------------------------------------- checkpoints
@@ -176,6 +221,10 @@ def _unsettled(image: CatalogImage, id: CheckpointId) -> bytes | None:
     return b"" if id in image.unsettled else None
 
 
+def _passed_over(image: CatalogImage, id: CheckpointId) -> bytes | None:
+    return b"" if id in image.passed_over else None
+
+
 def _repair(image: CatalogImage, id: CheckpointId) -> bytes | None:
     found: RepairValue = sorted(
         (rank, columns) for (of, rank), columns in image.repairs.items() if of == id
@@ -190,6 +239,7 @@ _OF_CHECKPOINT: Final = {
     "label": _label,
     "unsettled": _unsettled,
     "repair": _repair,
+    "passed_over": _passed_over,
 }
 
 
