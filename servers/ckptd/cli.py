@@ -31,6 +31,7 @@ PROGRAMS: Final = {
         "ckptd.catalog.backup",
         "copy the catalog of a coordinator that does not run",
     ),
+    "copy-catalog": ("ckptd.catalog.copying", "copy a catalog from a file into etcd, or back"),
 }
 """Name -> the module that has its `main`, and what it does."""
 

@@ -22,12 +22,13 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import sync_directory
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import CkptError, NotFound, Refused, Unavailable
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
@@ -319,17 +320,39 @@ def _move_old_away(path: Path) -> None:
 
 def read_image(directory: Path) -> tuple[str, CatalogImage]:
     """(cluster id, image) of a catalog at rest; begins no term. Raises as `SqliteCatalog.open`."""
+    with image_at_rest(directory) as found:
+        return found
+
+
+@contextmanager
+def image_at_rest(directory: Path) -> Iterator[tuple[str, CatalogImage]]:
+    """The same, with the directory locked for as long as the block lasts. Raises NotFound."""
+    path = directory / CATALOG_NAME
+    if not path.exists():
+        raise NotFound(f"there is no catalog in {directory}: it has no {CATALOG_NAME}")
     lock = lock_directory(directory)
     try:
-        connection = connect(directory / CATALOG_NAME)
-        try:
-            return load_image(connection)
-        except sqlite3.DatabaseError as error:
-            raise unusable(directory, error) from error
-        finally:
-            connection.close()
+        yield _read(directory)
     finally:
         os.close(lock)
+
+
+def _read(directory: Path) -> tuple[str, CatalogImage]:
+    """An earlier version's gets what it lacks in memory: the file stays as it is."""
+    connection = connect(directory / CATALOG_NAME)
+    memory = connect(Path(":memory:"))
+    try:
+        connection.backup(memory)
+        _create(memory, directory, "")
+        cluster, image = load_image(memory)
+    except sqlite3.DatabaseError as error:
+        raise unusable(directory, error) from error
+    finally:
+        memory.close()
+        connection.close()
+    if not cluster:
+        raise NotFound(f"the catalog in {directory} has not begun yet")
+    return cluster, image
 
 
 def load_image(connection: sqlite3.Connection) -> tuple[str, CatalogImage]:

@@ -1,4 +1,4 @@
-"""Copy the catalog (backup), or make a lost one from what targets hold (rebuild, restore).
+"""Copy the catalog (backup, copy), or make a lost one from what targets hold (rebuild, restore).
 
 DIR is a local cluster's directory, or that of a coordinator (then name the
 running targets with --targets, and for a backup while it runs the coordinator
@@ -6,6 +6,11 @@ with --store). Nothing may run on the catalog while it is made again. An old
 catalog is kept beside the new one; targets are only read. restore takes from a
 backup what no target knows, such as what was drained where; it never takes the
 catalog back to an older state. Exit code 3: some target did not answer.
+
+copy FROM TO takes a catalog from a coordinator's directory into etcd, or back:
+one of both is DIR, the other the etcd://... of --catalog. TO has none before
+(else 2), and no coordinator works on either (else 11). What it is copied from
+stays as it is; only one of both may be used from then on.
 """
 
 from __future__ import annotations
@@ -37,11 +42,14 @@ EXAMPLE = (
     "ckpt catalog rebuild /scratch/burst\n"
     "ckpt catalog rebuild /var/lib/ckpt --targets '10.0.0.2:7071 10.0.0.3:7071'\n"
     "ckpt catalog backup --to /backup/catalog.sqlite\n"
-    "ckpt catalog restore /scratch/burst --from /backup/catalog.sqlite"
+    "ckpt catalog restore /scratch/burst --from /backup/catalog.sqlite\n"
+    "ckpt catalog copy /var/lib/ckpt 'etcd://10.0.0.4:2379/ckpt/prod?ca=/etc/ckpt/etcd-ca.pem'"
 )
 
 REBUILD: Final = "rebuild-catalog"
 BACKUP: Final = "backup-catalog"
+COPY: Final = "copy-catalog"
+ETCD: Final = "etcd://"
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
@@ -64,12 +72,28 @@ class RebuiltCatalog(msgspec.Struct, frozen=True):
     """Runs of which all stays until somebody says what shall."""
 
 
+class CopiedCatalog(msgspec.Struct, frozen=True):
+    """What `ckptd copy-catalog` prints."""
+
+    source: str
+    destination: str
+    cluster: str
+    term: int
+    committed: int
+    """Checkpoints."""
+    outdated: str
+    """Why another catalog is newer; empty: as far as it knows none is."""
+    next: tuple[str, ...]
+    """What is to be done now."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = ("rebuild", "backup", "restore")
+    actions = ("rebuild", "backup", "restore", "copy")
     parser.add_argument("action", choices=actions, help="what to do")
     parser.add_argument(
-        "directories", nargs="*", metavar="DIR", help="of the catalog; else that of --store"
-    )
+        "directories", nargs="*", metavar="DIR",
+        help="of the catalog; else that of --store. copy: FROM TO, one of which is etcd://...",
+    )  # fmt: skip
     parser.add_argument(
         "--targets", metavar="ADDRESSES", help="HOST:PORT of each running target, by spaces"
     )
@@ -83,6 +107,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.action == "backup":
         return _back_up(arguments, output)
+    if arguments.action == "copy":
+        return _copy(arguments, output)
     if (arguments.action == "restore") is not bool(arguments.backup):
         raise Refused("restore needs --from FILE, and only restore takes it")
     named: list[str | None] = list(arguments.directories) or [None]
@@ -152,6 +178,33 @@ def _moved(copy: CatalogCopy, to: Path) -> CatalogCopy:
     except OSError as error:
         raise Refused(f"cannot write {to}: {error.strerror}; the copy is {source}") from None
     return CatalogCopy(str(to.absolute()), copy.cluster, copy.bytes)
+
+
+def _copy(arguments: argparse.Namespace, output: Output) -> int:
+    if len(arguments.directories) != 2 or arguments.targets or arguments.backup or arguments.to:
+        raise Refused("copy takes FROM and TO alone", hint="one is DIR, the other etcd://...")
+    source, destination = (_place(named) for named in arguments.directories)
+    with output.waiting(f"copying the catalog in {source} to {destination}"):
+        printed = printed_by(COPY, ["--source", source, "--destination", destination])
+    copied = msgspec.json.decode(printed, type=CopiedCatalog)
+    output.document(copied)
+    checkpoints = counted(copied.committed, "committed checkpoint")
+    output.line(f"{destination}: cluster {copied.cluster}, term {copied.term}, {checkpoints}")
+    if copied.outdated:
+        output.line(output.tone(f"  it is no longer the newest: {copied.outdated}", Tone.BAD))
+    for step in copied.next:
+        output.line(f"  next: {step}")
+    output.line(f"  {source} is as it was: use only one of both from now on")
+    return ExitCode.OK
+
+
+def _place(named: str) -> str:
+    """An etcd's URL as it is, else the directory of a catalog on which no supervisor works."""
+    if named.startswith(ETCD):
+        return named
+    directory = _owner(cluster_directory(named, None))
+    check_idle(directory)
+    return str(directory)
 
 
 def _owner(directory: Path) -> Path:

@@ -140,11 +140,7 @@ class FencedSpace:
         """What the catalog is; None for one that there is not yet. Raises Refused, Corrupt."""
         found = await self._one(keys.META, deadline)
         if found is None:
-            if await self.page(keys.FIRST, keys.LAST, 1, deadline):
-                raise Refused(
-                    f"{self._client.url} has keys that are no catalog's",
-                    hint="name a prefix that nobody else uses",
-                )
+            await self._check_empty(deadline)
             return None
         meta = self._value(keys.META, found, Meta)
         if meta.schema > keys.SCHEMA_VERSION:
@@ -154,6 +150,30 @@ class FencedSpace:
                 hint="a newer version wrote it: use that",
             )
         return meta
+
+    async def _check_empty(self, deadline: float) -> None:
+        part = await self._one(keys.COPYING, deadline)
+        if part is not None:
+            source = part.value.decode(errors="replace")
+            raise Refused(
+                f"{self._client.url} has a part of a copy of {source}, which is not whole",
+                hint="run ckpt catalog copy again: it clears that first",
+            )
+        if await self.page(keys.FIRST, keys.LAST, 1, deadline):
+            raise Refused(
+                f"{self._client.url} has keys that are no catalog's",
+                hint="name a prefix that nobody else uses",
+            )
+
+    async def check_free(self, deadline: float) -> None:
+        """Raises Refused where a copy would meet anything but a part of another copy."""
+        if await self._one(keys.META, deadline) is not None:
+            raise Refused(
+                f"there is a catalog in {self._client.url}",
+                hint="name a prefix that nobody uses: what is there is never replaced",
+            )
+        if await self._one(keys.COPYING, deadline) is None:
+            await self._check_empty(deadline)
 
     async def page(
         self, start: str, end: str, limit: int, deadline: float
@@ -194,8 +214,12 @@ class FencedSpace:
         coordinator was faster.
         """
         name = self._space.full(keys.META)
-        absent = Compare(name, "VERSION", version=0)
-        request = Transaction((absent,), (_put(name, encode(meta)),))
+        # A copy that is under way is somebody else's.
+        absent = tuple(
+            Compare(self._space.full(each), "VERSION", version=0)
+            for each in (keys.META, keys.COPYING)
+        )
+        request = Transaction(absent, (_put(name, encode(meta)),))
         await self._client.call("kv/txn", request, TransactionDone, deadline)
         made = await self.meta(deadline)
         if made is None:
@@ -207,14 +231,20 @@ class FencedSpace:
         found = await self._one(keys.LEADER, deadline)
         return None if found is None else _holder(found)
 
-    async def take(self, deadline: float) -> Fence:
-        """Begin a term. Waits for the lease of who may be gone; raises Busy when they are not."""
+    async def take(self, deadline: float, *, copied_from: str = "") -> Fence:
+        """Begin a term. Waits for the lease of who may be gone; raises Busy when they are not.
+
+        `copied_from`: of a prefix without a catalog, which gets a copy of that one. Raises as
+        `check_free`, also when another copy is faster.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
+            if copied_from:
+                await self.check_free(deadline)
             found = await self._one(keys.LEADER, deadline)
             if found is None:
-                fence = await self.try_to_take(deadline)
+                fence = await self.try_to_take(deadline, copied_from=copied_from)
                 if fence is not None:
                     return fence
             waited_s = loop.time() - began
@@ -224,8 +254,10 @@ class FencedSpace:
                 raise Unavailable(f"{self._client.url} is slow: a lease of {LEASE_S} s runs out")
             await asyncio.sleep(_LOOK_S)
 
-    async def try_to_take(self, deadline: float) -> Fence | None:
-        """Begin a term, of a catalog that there is; None when somebody else has the key."""
+    async def try_to_take(self, deadline: float, *, copied_from: str = "") -> Fence | None:
+        """Begin a term, of a catalog that there is or, as `take` says, is none; None when somebody
+        else has the key.
+        """
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
         known = await self._one(keys.TERM, deadline)
         term = _term_of(known) + 1
@@ -237,15 +269,19 @@ class FencedSpace:
             (
                 Compare(full(keys.LEADER), "CREATE", create_revision=0),
                 Compare(full(keys.TERM), "MOD", mod_revision=known.mod_revision if known else 0),
-                # A catalog that was taken away is not begun in its place.
-                Compare(full(keys.META), "VERSION", version=0, result="GREATER"),
+                # A catalog that was taken away is not begun in its place, nor one copied over it.
+                Compare(
+                    full(keys.META), "VERSION", version=0,
+                    result="EQUAL" if copied_from else "GREATER",
+                ),
             ),
             (
                 Operation(Put(full(keys.LEADER), encode(leader), granted.ID)),
                 _put(full(keys.TERM), str(term).encode()),
                 _put(full(keys.SEQUENCE), b"0"),
+                *([_put(full(keys.COPYING), copied_from.encode())] if copied_from else ()),
             ),
-        )
+        )  # fmt: skip
         try:
             await self._client.call("kv/txn", request, TransactionDone, deadline)
         except NotFound:
@@ -265,6 +301,15 @@ class FencedSpace:
         still = Compare(name, "CREATE", create_revision=revision)
         gone = Operation(request_delete_range=DeleteRange(name))
         request = Transaction((still,), (gone,))
+        await self._client.call("kv/txn", request, TransactionDone, deadline)
+
+    async def clear(self, fence: Fence, deadline: float) -> None:
+        """Nothing is left of a copy that is not whole, nor the fence's key: it has no more."""
+        full = self._space.full
+        mine = Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision)
+        unfinished = Compare(full(keys.META), "VERSION", version=0)
+        gone = Operation(request_delete_range=DeleteRange(full(keys.FIRST), full(keys.LAST)))
+        request = Transaction((mine, unfinished), (gone,))
         await self._client.call("kv/txn", request, TransactionDone, deadline)
 
     # ----------------------------------------------------------------------- writing
