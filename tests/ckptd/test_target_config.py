@@ -168,6 +168,13 @@ def test_what_nobody_knows_is_a_usage_error_also_in_json(argv: list[str]) -> Non
         (["rebuild-catalog", "--directory", "{absent}"], 10, "there is no cluster in {absent}"),
         (["rebuild-catalog", "--directory", "{file}"], 10, "there is no cluster in {file}"),
         (["rebuild-catalog", "--directory", "{folder}"], 2, "cannot read {folder}/cluster.toml"),
+        (["rebuild-catalog", "--targets", "a:1"], 2, "name one of both"),
+        (
+            ["rebuild-catalog", "--directory", "{folder}", "--catalog", "etcd://a:1/b"],
+            2,
+            "name one",
+        ),
+        (["rebuild-catalog", "--catalog", "etcd://127.0.0.1:1/b"], 2, "running targets"),
         (
             ["coordinator", "--directory", "{absent}", "--log-level", "loud"],
             2,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import signal
 import subprocess
@@ -21,7 +22,12 @@ from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog.copying import copy_from_etcd, copy_to_etcd
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import FencedSpace, Meta
+from ckptd.catalog.etcd.folding import Writes
+from ckptd.catalog.etcd.keys import SCHEMA_VERSION
 from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.etcd.values import Values
 from ckptd.catalog.file import LOCK_NAME
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog, read_image
 from tests.ckptd.catalogs import begin_term, opened
@@ -236,6 +242,59 @@ def test_both_are_locked_while_they_are_copied(tmp_path: Path, etcd: Etcd) -> No
         os.close(lock)
     assert seen
     assert all("leader" in names for names in seen)
+
+
+@on_a_loop
+async def test_a_coordinator_that_has_just_found_nothing_begins_no_catalog_in_a_copy(
+    etcd: Etcd,
+) -> None:
+    place = Prefix(etcd.addresses)
+    client = EtcdClient(parse_etcd_url(place.url))
+    try:
+        put(place, etcd, "copying", "/somewhere")
+        with pytest.raises(Refused, match="part of a copy of /somewhere"):
+            await FencedSpace(client).begin(Meta(SCHEMA_VERSION, "c2"), math.inf)
+    finally:
+        await client.close()
+    assert names_in(etcd, place) == {"copying"}
+
+
+@on_a_loop
+async def test_of_two_copies_the_later_one_finds_a_catalog(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    client = EtcdClient(parse_etcd_url(place.url))
+    space = FencedSpace(client)
+    try:
+        fence = await space.take(math.inf, copied_from="/somewhere")
+        later = asyncio.create_task(FencedSpace(client).take(math.inf, copied_from="/elsewhere"))
+        last: Values = {"meta": b'{"schema": 1, "cluster": "c1"}', "copying": None}
+        await space.write(fence, Writes(last), math.inf)
+        with pytest.raises(Refused, match="there is a catalog in"):
+            await later
+        await space.free(fence)
+    finally:
+        await client.close()
+    assert await found(place) == CatalogImage(2)
+
+
+def test_a_copy_out_of_etcd_during_which_another_one_took_the_key_is_taken_away(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    place, back = Prefix(etcd.addresses), tmp_path / "back"
+    assert asyncio.run(found(place)) == CatalogImage(1)
+    key = in_base64(f"{place.name}:leader")
+    seen: list[bool] = []
+
+    def take_away(request: Request) -> Fault:
+        if request.path == "/v3/kv/txn" and (back / CATALOG_NAME).exists():
+            seen.append(True)
+            asked(etcd.members[0], "/v3/kv/deleterange", {"key": key})
+        return Fault.NONE
+
+    with proxied(etcd.members[0], take_away) as proxy, pytest.raises(Busy, match="has lost"):
+        asyncio.run(from_etcd(place.by_way_of(f"127.0.0.1:{proxy.port}"), back))
+    assert seen
+    assert not (back / CATALOG_NAME).exists()
 
 
 # --------------------------------------------------------------------------- half-way

@@ -16,7 +16,7 @@ from tests.e2e.cluster import command
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.e2e_remote.conftest import started
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix
+from tests.ha.places import Prefix, names_in
 from tests.waiting import ASKED_S, wait_until
 
 RUN = "moves"
@@ -106,6 +106,43 @@ def test_a_catalog_goes_into_etcd_and_back_and_all_that_was_saved_loads(
         return {check.name for check in cluster.status().checks}
 
     wait_until(lambda: "CATALOG_OLD" in said(), "targets prove it old", poll_s=ASKED_S)
+
+
+def test_a_catalog_in_etcd_is_made_again_from_the_targets_and_a_copy(
+    cluster: MovingCluster, etcd: Etcd, tmp_path: Path
+) -> None:
+    taken, place, other = (Prefix(etcd.addresses) for _ in range(3))
+    copy = tmp_path / "copy.sqlite"
+    save(cluster, 1)
+    command("catalog", "backup", "--store", cluster.url, "--to", str(copy))
+    save(cluster, 2)
+    cluster.stop_coordinator()
+    targets = " ".join(each.address for each in cluster.targets.values())
+    command("catalog", "copy", str(cluster.coordinator_directory), taken.url)
+    before = names_in(etcd, taken)
+    refused = command("catalog", "rebuild", taken.url, "--targets", targets, codes=(2,))
+    assert f"there is a catalog in {taken.url}" in refused.err
+    assert names_in(etcd, taken) == before
+
+    made = command("catalog", "rebuild", place.url, "--targets", targets, "--json").document()
+    (found,) = made["catalogs"]
+    assert found["catalog"] == place.url
+    assert [each.split("@")[1][0] for each in found["committed"]] == ["1", "2"]
+    cluster.work_on(tmp_path / "rebuilt", "--catalog", place.url)
+    cluster.wait_live()
+    check_loads(cluster, 1, 2)
+    cluster.stop_coordinator()
+
+    command("catalog", "restore", other.url, "--targets", targets, "--from", str(copy))
+    cluster.work_on(tmp_path / "restored", "--catalog", other.url)
+    cluster.wait_live()
+    check_loads(cluster, 1, 2)
+
+
+def test_a_catalog_in_etcd_is_not_made_from_targets_that_nobody_named() -> None:
+    refused = run("catalog", "rebuild", "etcd://127.0.0.1:1/a")
+    assert refused.code == 2
+    assert "--targets" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ refused is noted in the catalog: it proves nothing against it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -35,7 +36,7 @@ from typing import Annotated, Final
 from msgspec import structs
 
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Refused, Unavailable
 from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, RunName, TargetId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
@@ -47,6 +48,7 @@ from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState
 from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
+from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
 from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
 from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
@@ -62,12 +64,20 @@ TERM_SKIP: Final = 1000
 class RebuildConfig:
     """Options of `ckptd rebuild-catalog`."""
 
-    directory: Path
+    directory: Annotated[str, "DIR"] = ""
     """Of the coordinator; without targets, of a local cluster that does not run."""
+    catalog: Annotated[str, "URL"] = ""
+    """In the place of the directory: etcd://... of the coordinators, which has no catalog."""
     targets: Annotated[str, "ADDRESSES"] = ""
     """HOST:PORT of each running target, separated by spaces."""
     backup: Annotated[str, "FILE"] = ""
     """A copy of the catalog, for what no target knows; empty for none."""
+
+    def __post_init__(self) -> None:
+        if bool(self.directory) is bool(self.catalog):
+            raise Refused("a catalog is in a directory or in etcd: name one of both")
+        if self.catalog and not self.targets:
+            raise Refused("a catalog in etcd is made from running targets", hint="name them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,27 @@ def rebuild_running(
     directory: Path, addresses: Sequence[str], secret: bytes, backup: Path | None = None
 ) -> tuple[Rebuilt, Path]:
     """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above."""
+    found = _rebuild_of_running(addresses, secret, backup)
+    return found, write_rebuilt(directory, found)
+
+
+def rebuild_into_etcd(
+    url: EtcdUrl, addresses: Sequence[str], secret: bytes, backup: Path | None = None
+) -> Rebuilt:
+    """Likewise, below a prefix that has no key. Raises as `ckptd.catalog.etcd.copying.put_whole`,
+    before a target is asked where it can.
+    """
+    # aiohttp's client, which a catalog in a file does without.
+    from ckptd.catalog.etcd.copying import check_free, put_whole
+
+    asyncio.run(check_free(url))
+    found = _rebuild_of_running(addresses, secret, backup)
+    asyncio.run(put_whole(url, found.cluster, found.image, "what its targets hold"))
+    return found
+
+
+def _rebuild_of_running(addresses: Sequence[str], secret: bytes, backup: Path | None) -> Rebuilt:
+    """Writes nothing."""
     sources = [RunningTarget(address, secret) for address in addresses]
     try:
         clusters = {source.cluster() for source in sources}
@@ -170,11 +201,10 @@ def rebuild_running(
             )
         cluster = clusters.pop()
         kept = None if backup is None else read_backup(backup, cluster)
-        found = rebuild(cluster, sources, kept)
+        return rebuild(cluster, sources, kept)
     finally:
         for source in sources:
             source.close()
-    return found, write_rebuilt(directory, found)
 
 
 def write_rebuilt(directory: Path, found: Rebuilt) -> Path:
@@ -192,15 +222,9 @@ def main(argv: Sequence[str]) -> int:
         example="ckptd rebuild-catalog --directory /scratch/burst",
         argv=argv,
     )
-    directory, addresses = loaded.config.directory, loaded.config.targets.split()
-    backup = Path(loaded.config.backup) if loaded.config.backup else None
-    if addresses:
-        secret = read_secret(loaded.secret_file)
-        found, path = rebuild_running(directory, addresses, secret, backup)
-    else:
-        found, path = rebuild_directory(directory, backup)
+    found, made = _rebuilt(loaded)
     document = {
-        "catalog": str(path),
+        "catalog": made,
         "cluster": found.cluster,
         "term": found.image.term,
         "committed": [str(checkpoint) for checkpoint in found.committed],
@@ -212,6 +236,23 @@ def main(argv: Sequence[str]) -> int:
     }
     os.write(sys.stdout.fileno(), json.dumps(document, indent=2).encode() + b"\n")
     return Degraded.exit_code if found.unreachable else 0
+
+
+def _rebuilt(loaded: options.Loaded[RebuildConfig]) -> tuple[Rebuilt, str]:
+    """What was found, and where it is now."""
+    config, addresses = loaded.config, loaded.config.targets.split()
+    backup = Path(config.backup) if config.backup else None
+    if config.catalog:
+        etcd = parse_etcd_url(config.catalog)
+        secret = read_secret(loaded.secret_file)
+        return rebuild_into_etcd(etcd, addresses, secret, backup), str(etcd)
+    directory = Path(config.directory)
+    if addresses:
+        secret = read_secret(loaded.secret_file)
+        found, path = rebuild_running(directory, addresses, secret, backup)
+    else:
+        found, path = rebuild_directory(directory, backup)
+    return found, str(path)
 
 
 # --------------------------------------------------------------------------- deciding

@@ -5,7 +5,9 @@ running targets with --targets, and for a backup while it runs the coordinator
 with --store). Nothing may run on the catalog while it is made again. An old
 catalog is kept beside the new one; targets are only read. restore takes from a
 backup what no target knows, such as what was drained where; it never takes the
-catalog back to an older state. Exit code 3: some target did not answer.
+catalog back to an older state. Exit code 3: some target did not answer. For
+coordinators with --catalog name that etcd://... in the place of DIR, and
+--targets; its prefix has no catalog (else 2): choose another one.
 
 copy FROM TO takes a catalog from a coordinator's directory into etcd, or back:
 one of both is DIR, the other the etcd://... of --catalog. TO has none before
@@ -41,6 +43,7 @@ from ckpt_client.url import LocalUrl, parse_url
 EXAMPLE = (
     "ckpt catalog rebuild /scratch/burst\n"
     "ckpt catalog rebuild /var/lib/ckpt --targets '10.0.0.2:7071 10.0.0.3:7071'\n"
+    "ckpt catalog rebuild etcd://127.0.0.1:2379/ckpt/again --targets '10.0.0.2:7071'\n"
     "ckpt catalog backup --to /backup/catalog.sqlite\n"
     "ckpt catalog restore /scratch/burst --from /backup/catalog.sqlite\n"
     "ckpt catalog copy /var/lib/ckpt 'etcd://10.0.0.4:2379/ckpt/prod?ca=/etc/ckpt/etcd-ca.pem'"
@@ -109,21 +112,32 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return _back_up(arguments, output)
     if arguments.action == "copy":
         return _copy(arguments, output)
+    return _make_again(arguments, output)
+
+
+def _make_again(arguments: argparse.Namespace, output: Output) -> int:
     if (arguments.action == "restore") is not bool(arguments.backup):
         raise Refused("restore needs --from FILE, and only restore takes it")
     named: list[str | None] = list(arguments.directories) or [None]
-    paths = [_owner(cluster_directory(name, arguments.store)) for name in named]
-    directories = list(dict.fromkeys(paths))
-    if (arguments.targets or arguments.backup) and len(directories) > 1:
+    in_etcd = [name for name in named if name is not None and name.startswith(ETCD)]
+    paths = [
+        _owner(cluster_directory(name, arguments.store)) for name in named if name not in in_etcd
+    ]
+    places: list[Path | str] = [*dict.fromkeys(paths), *dict.fromkeys(in_etcd)]
+    if (arguments.targets or arguments.backup or in_etcd) and len(places) > 1:
         raise Refused("--targets and --from are of one catalog", hint="give one DIR")
-    for directory in directories:
+    if in_etcd and not arguments.targets:
+        raise Refused(
+            "a catalog in etcd is made again from targets that run", hint="name them: --targets"
+        )
+    for directory in dict.fromkeys(paths):
         if not arguments.targets:
             read_made(directory)
         check_idle(directory)
     found = []
-    for directory in directories:
-        with output.waiting(f"rebuilding the catalog in {directory}"):
-            found.append(_rebuild(directory, arguments.targets, arguments.backup))
+    for place in places:
+        with output.waiting(f"rebuilding the catalog in {place}"):
+            found.append(_rebuild(place, arguments.targets, arguments.backup))
     output.document({"catalogs": found})
     for each in found:
         _print(each, output)
@@ -215,8 +229,9 @@ def _owner(directory: Path) -> Path:
     return directory
 
 
-def _rebuild(directory: Path, targets: str | None, backup: str | None) -> RebuiltCatalog:
-    arguments = ["--directory", str(directory)]
+def _rebuild(place: Path | str, targets: str | None, backup: str | None) -> RebuiltCatalog:
+    """`place`: a directory, or an etcd's URL."""
+    arguments = ["--directory" if isinstance(place, Path) else "--catalog", str(place)]
     if targets:
         arguments += ["--targets", targets]
     if backup:

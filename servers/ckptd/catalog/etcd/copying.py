@@ -48,19 +48,17 @@ async def put_whole(url: EtcdUrl, cluster: str, image: CatalogImage, source: str
     what etcd does not take at once; Busy, NoSpace, Unauthorized, Unavailable.
     """
     batches = await asyncio.to_thread(lambda: list(_batches(whole(image))))
-    client = EtcdClient(url)
-    try:
-        await client.check_version(_deadline())
-        space = FencedSpace(client)
-        await space.check_free(_deadline())
-        await space.check_limits(_deadline())
-        async with _empty(space, source) as fence:
-            for writes in batches:
-                await space.write(fence, writes, _deadline())
-            await _compare(space, image)
-            await space.write(fence, _last(cluster, image, fence), _deadline())
-    finally:
-        await client.close()
+    async with _free_space(url) as space, _empty(space, source) as fence:
+        for writes in batches:
+            await space.write(fence, writes, _deadline())
+        await _compare(space, image)
+        await space.write(fence, _last(cluster, image, fence), _deadline())
+
+
+async def check_free(url: EtcdUrl) -> None:
+    """Raises as `put_whole` would at its begin."""
+    async with _free_space(url):
+        return
 
 
 @asynccontextmanager
@@ -91,6 +89,20 @@ async def whole_catalog(url: EtcdUrl) -> AsyncIterator[tuple[str, CatalogImage]]
 
 
 # --------------------------------------------------------------------------- inside
+
+
+@asynccontextmanager
+async def _free_space(url: EtcdUrl) -> AsyncIterator[FencedSpace]:
+    """Of an etcd that is good enough, and has no catalog there."""
+    client = EtcdClient(url)
+    try:
+        await client.check_version(_deadline())
+        space = FencedSpace(client)
+        await space.check_free(_deadline())
+        await space.check_limits(_deadline())
+        yield space
+    finally:
+        await client.close()
 
 
 @asynccontextmanager

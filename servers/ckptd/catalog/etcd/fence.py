@@ -157,7 +157,7 @@ class FencedSpace:
             source = part.value.decode(errors="replace")
             raise Refused(
                 f"{self._client.url} has a part of a copy of {source}, which is not whole",
-                hint="run ckpt catalog copy again: it clears that first",
+                hint="run the same ckpt catalog copy, or rebuild, again: it clears that first",
             )
         if await self.page(keys.FIRST, keys.LAST, 1, deadline):
             raise Refused(
@@ -167,12 +167,14 @@ class FencedSpace:
 
     async def check_free(self, deadline: float) -> None:
         """Raises Refused where a copy would meet anything but a part of another copy."""
+        # First this one, which goes when the other comes.
+        part = await self._one(keys.COPYING, deadline)
         if await self._one(keys.META, deadline) is not None:
             raise Refused(
                 f"there is a catalog in {self._client.url}",
                 hint="name a prefix that nobody uses: what is there is never replaced",
             )
-        if await self._one(keys.COPYING, deadline) is None:
+        if part is None:
             await self._check_empty(deadline)
 
     async def page(
