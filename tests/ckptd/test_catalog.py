@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -252,3 +254,20 @@ def test_what_is_told_durable_has_been_synced_by_the_database(tmp_path: Path) ->
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
     finally:
         connection.close()
+
+
+def test_an_earlier_version_s_catalog_is_read_without_what_it_lacks_and_left_so(
+    tmp_path: Path,
+) -> None:
+    image = apply_all(CatalogImage(41), every_entry())
+    path = create_catalog(tmp_path, "c1", image)
+
+    def ask(text: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            return connection.execute(text).fetchall()
+
+    for table in ("passed_over", "retention"):
+        ask(f"DROP TABLE {table}")
+    tables = ask("SELECT name FROM sqlite_master")
+    assert read_image(tmp_path) == ("c1", replace(image, retentions={}))
+    assert ask("SELECT name FROM sqlite_master") == tables

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import Busy, Corrupt, NotFound, Refused
+from ckpt.base.errors import Busy, Corrupt, NoSpace, NotFound, Refused
+from ckpt.base.units import MiB
 from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
@@ -410,3 +411,30 @@ def test_a_copy_that_is_not_what_was_read_is_taken_away_again(tmp_path: Path, et
     ):
         asyncio.run(to_etcd(tmp_path, place.by_way_of(f"127.0.0.1:{proxy.port}")))
     assert names_in(etcd, place) == set()
+
+
+def test_each_lost_answer_is_found_out(tmp_path: Path, etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    create_catalog(tmp_path, "c1", rebuilt_image())
+    lost: set[bytes] = set()
+
+    def lose_first(request: Request) -> Fault:
+        if request.path != "/v3/kv/txn" or request.body in lost:
+            return Fault.NONE
+        lost.add(request.body)
+        return Fault.CUT_AFTER
+
+    with proxied(etcd.members[0], lose_first) as proxy:
+        asyncio.run(to_etcd(tmp_path, place.by_way_of(f"127.0.0.1:{proxy.port}")))
+    assert len(lost) >= 4, "the probe of its limits, the key, the image, and the end"
+    assert asyncio.run(found(place)) == replace(rebuilt_image(), term=42)
+
+
+def test_an_etcd_that_gets_full_half_way_has_nothing_of_the_copy(tmp_path: Path) -> None:
+    create_catalog(tmp_path / "large", "c1", large_image())
+    with Etcd(tmp_path / "etcd", flags=("--quota-backend-bytes", str(3 * MiB))) as etcd:
+        place = Prefix(etcd.addresses)
+        with pytest.raises(NoSpace, match=place.name):
+            asyncio.run(to_etcd(tmp_path / "large", place))
+        assert names_in(etcd, place) == set()
+    assert read_image(tmp_path / "large") == ("c1", large_image())
