@@ -72,15 +72,10 @@ class Roll:
         began, seen = loop.time(), None
         while not await self._enter(deadline):
             found = await self._one(deadline)
-            if found is not None and found != seen:
-                began, seen = loop.time(), found
+            if found is not None and found.value != seen:
+                began, seen = loop.time(), found.value
             if seen is not None and loop.time() - began > _PATIENCE_LEASES * LEASE_S:
-                other = msgspec.json.decode(seen, type=Coordinator)
-                raise Busy(
-                    f"a coordinator with the id {self.id} runs already: pid {other.pid} on"
-                    f" {other.host}, at {other.address}",
-                    hint="give each an --id of its own",
-                )
+                raise self._taken(_read(seen))
             await asyncio.sleep(_LOOK_S)
         self._task = loop.create_task(self._keep(), name="ckptd-roll")
 
@@ -98,8 +93,14 @@ class Roll:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._lease:
-            with suppress(CkptError):
-                await self._client.call("lease/revoke", LeaseNamed(self._lease), Lease)
+            await self._revoke(self._lease)
+
+    def _taken(self, other: Coordinator | None) -> Busy:
+        who = f": pid {other.pid} on {other.host}, at {other.address}" if other else ""
+        return Busy(
+            f"a coordinator with the id {self.id} runs already{who}",
+            hint="give each an --id of its own",
+        )
 
     def _id_of(self, found: KeyValue) -> str:
         return keys.unquoted(self._space.name(found.key).removeprefix(keys.COORDINATORS))
@@ -113,18 +114,24 @@ class Roll:
         )
         with suppress(NotFound):  # The lease ran out before.
             await self._client.call("kv/txn", request, TransactionDone, deadline)
-        # Its answer may have been lost: the key says who is there.
-        if await self._one(deadline) != value:
-            with suppress(CkptError):
-                await self._client.call("lease/revoke", LeaseNamed(granted.ID), Lease)
-            return False
-        self._lease = granted.ID
-        return True
+        # Its answer may have been lost, or that to one before it: the key says who is there, and on
+        # which lease.
+        found = await self._one(deadline)
+        mine = found is not None and found.value == value
+        if found is not None and mine:
+            self._lease = found.lease
+        if found is None or found.lease != granted.ID:
+            await self._revoke(granted.ID)
+        return mine
 
-    async def _one(self, deadline: float) -> bytes | None:
+    async def _one(self, deadline: float) -> KeyValue | None:
         request = Range(self._space.full(keys.of_coordinator(self.id)))
         found = await self._client.call("kv/range", request, RangeFound, deadline)
-        return found.kvs[0].value if found.kvs else None
+        return found.kvs[0] if found.kvs else None
+
+    async def _revoke(self, lease: int) -> None:
+        with suppress(CkptError):  # It ends by itself.
+            await self._client.call("lease/revoke", LeaseNamed(lease), Lease)
 
     async def _keep(self) -> None:
         """For ever; written down again after etcd, or this process, stood still for a lease."""
