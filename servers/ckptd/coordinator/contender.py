@@ -137,8 +137,8 @@ class Contender:
         self._jobs: set[asyncio.Task[None]] = set()
         #: Set when the key is to be looked at now.
         self._hurry = asyncio.Event()
-        #: Set when I have led, or have seen who does.
-        self._settled = asyncio.Event()
+        #: I have led, or have seen who does.
+        self._settled = False
         #: Of my term, as far as it has come.
         self._fence: Fence | None = None
         self._began_us = self._took_us = 0
@@ -157,20 +157,20 @@ class Contender:
         """Until the process is to end; nothing of mine is left then."""
         await self.roll.join(deadline)
         self._mirror.start()
-        looks = [asyncio.create_task(each) for each in (self._look_on(), self._look_at_roll())]
+        self._end.on_signals()
+        late = asyncio.get_running_loop().call_at(deadline, self._check_settled)
+        looks = [self._begin(each) for each in (self._look_on(), self._look_at_roll())]
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._settled.wait()
-            self._end.on_signals()
-            self._say_ready()
             await self._front.run(self._end.stop, self._tick)
-        except TimeoutError:
-            raise Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s") from None
         finally:
+            late.cancel()
             for look in looks:
                 look.cancel()
-            await asyncio.gather(*looks, return_exceptions=True)
             await self._leave()
+
+    def _check_settled(self) -> None:
+        if not self._settled:
+            self._end.fail(Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s"))
 
     @property
     def number(self) -> int:
@@ -249,8 +249,10 @@ class Contender:
             self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
         self._front.leader = "" if other is None else other.address
         self._watch.follow(other)
-        if other is not None or self.state is LeadingState.LEADING:
-            self._settled.set()
+        settled = other is not None or self.state is LeadingState.LEADING
+        if settled and not self._settled and not self._end.stop.is_set():
+            self._settled = True
+            self._say_ready()
 
     # ----------------------------------------------------------------------- actions
 

@@ -1,0 +1,64 @@
+"""A coordinator that cannot lead when it starts, or is ended while nobody does yet."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e_remote.cluster import Daemon
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix, asked, in_base64, names_in, no_fault, proxied
+from tests.stores.proxy import Fault, Request
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def none(tmp_path: Path, etcd: Etcd) -> Iterator[Coordinators]:
+    """Of coordinators; the prefix has a catalog."""
+    with Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="a") as made:
+        made.kill("a", signal.SIGTERM)
+        yield made
+
+
+def launched(kit: Coordinators, place: Prefix) -> Daemon:
+    """Coordinator a, which may never be ready."""
+    daemon = kit.running["a"] = Daemon(
+        "coordinator", "--directory", str(kit.directory / "a"), "--listen", "127.0.0.1:0",
+        "--id", "a", "--catalog", place.url, "--secret-file", str(kit.secret_file),
+        log=kit.log_of("a"),
+    )  # fmt: skip
+    return daemon
+
+
+def test_a_catalog_that_cannot_be_read_is_named_at_start(none: Coordinators) -> None:
+    """It waited for somebody to lead, and said that nobody did."""
+    key = in_base64(f"{none.place.name}:row/llama/1/1.1")
+    asked(none.etcd.members[0], "/v3/kv/put", {"key": key, "value": in_base64("{")})
+    daemon = launched(none, none.place)
+    assert daemon.process.wait() == 4
+    assert none.logged("a", "nobody could lead") == 0
+    assert names_in(none.etcd, none.place) >= {"meta", "term"}
+    assert "leader" not in names_in(none.etcd, none.place)
+
+
+def test_one_that_is_ended_before_anybody_leads_leaves_the_roll(none: Coordinators) -> None:
+    """Its campaigns are lost before they are begun."""
+    lost: list[Request] = []
+
+    def decide(request: Request) -> Fault:
+        if in_base64(f"{none.place.name}:leader").encode() not in request.body:
+            return Fault.NONE
+        lost.append(request)
+        return Fault.CUT_BEFORE
+
+    with proxied(none.etcd.members[0], no_fault) as proxy:
+        proxy.decide = decide
+        daemon = launched(none, none.place.by_way_of(f"127.0.0.1:{proxy.port}"))
+        wait_until(lambda: bool(lost), "it looks who leads")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait() == 0
+    assert "coordinator/a" not in names_in(none.etcd, none.place)
