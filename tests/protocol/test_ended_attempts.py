@@ -39,3 +39,43 @@ def test_a_stager_that_asks_again_after_the_end_hears_of_the_same_commit() -> No
     commits = [message for message in heard if isinstance(message, AttemptCommitted)]
     assert commits
     assert {message.info.checkpoint for message in commits} == {told.info.checkpoint}
+
+
+def test_a_commit_that_was_not_heard_is_told_as_soon_as_its_targets_are_back() -> None:
+    """Whoever asks before that is not asked to ask again: that takes seconds, and the coordinator
+    may be another one by then.
+    """
+    bench = Bench()
+    rank = RankFake(bench)
+    commit(rank, 1)
+    (told,) = rank.commits()
+    *others, late = (str(place.target) for place in rank.places().values())
+    bench.restart(*others, *(bench.targets.keys() - {*others, late}))
+    rank.reconnect()
+    rank.resume(1, told.info.checkpoint)
+    bench.tick()
+    assert bench.machine.vouching.serves
+    assert rank.commits() == [], "it would promise too little"
+    bench.start(late)
+    bench.tick()
+    (again,) = rank.commits()
+    assert again.info.checkpoint == told.info.checkpoint
+    assert again.info.targets_survivable == 1
+    bench.tick(1)
+    assert len(rank.commits()) == 1
+
+
+def test_who_waits_to_hear_of_a_commit_and_leaves_is_forgotten() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    commit(rank, 1)
+    (told,) = rank.commits()
+    *others, late = (str(place.target) for place in rank.places().values())
+    bench.restart(*others, *(bench.targets.keys() - {*others, late}))
+    rank.reconnect()
+    rank.resume(1, told.info.checkpoint)
+    bench.close(rank.session)
+    bench.start(late)
+    mark = bench.mark()
+    bench.tick()
+    assert bench.sent(AttemptCommitted, mark) == []

@@ -108,7 +108,9 @@ class Errand:
 
     def asked(self, session: Session, now_us: int) -> None:
         """Note that it goes out now."""
-        self.session = session
+        if session != self.session:
+            # Who did not answer before is not whom this one waits for.
+            self.session, self.tries = session, 0
         self.due_us = now_us + min(RETRY_US << min(self.tries, 8), RETRY_US_MAX)
         self.tries += 1
 

@@ -75,6 +75,8 @@ class Ending:
         self._launches = context.launches
         self._reservations = context.reservations
         self._checkpoints = checkpoints
+        #: Who asked how it ended, and cannot be told before more targets are here.
+        self._waiting: dict[tuple[Session, int], CheckpointId] = {}
 
     # ----------------------------------------------------------------------- reasons to abort
 
@@ -247,6 +249,8 @@ class Ending:
     # ----------------------------------------------------------------------- time and sessions
 
     def session_closed(self, session: Session) -> None:
+        for asker in [asker for asker in self._waiting if asker[0] == session]:
+            del self._waiting[asker]
         for attempt in self._book.open():
             attempt.askers = [asker for asker in attempt.askers if asker[0] != session]
             for payload in attempt.payloads.values():
@@ -255,7 +259,9 @@ class Ending:
                     payload.away_since_us = self._desk.now_us
 
     def tick(self) -> None:
-        """Stagers that stay away end their attempts."""
+        """Stagers that stay away end their attempts; who waits is told what can be said now."""
+        for (session, request), checkpoint in list(self._waiting.items()):
+            self.tell_unknown(session, request, checkpoint)
         for attempt in self._book.open():
             self._abort_if_abandoned(attempt)
 
@@ -358,13 +364,15 @@ class Ending:
 
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
         held, info = self._checkpoints.get(checkpoint), self._checkpoints.info_told(checkpoint)
+        self._waiting.pop((session, request), None)
         if info is None:
             text = f"{checkpoint} is not known: it was aborted, or deleted long ago"
             aborted = AttemptAborted(checkpoint, Aborted.code, text, "save again")
             self._desk.send(session, request, aborted)
             return
         least = held is not None and info.targets_survivable < held.info.targets_survivable
-        if not (least and self._members.gathering):
-            # While targets gather after a start too little would be promised: the stager asks
-            # again.
+        if least and self._members.gathering:
+            # Too little would be promised while targets gather after a start.
+            self._waiting[session, request] = checkpoint
+        else:
             self._desk.send(session, request, AttemptCommitted(info))
