@@ -249,11 +249,13 @@ class ServerHandshake:
     """
 
     def __init__(
-        self, *, secret: bytes, identity: Identity, nonce: bytes, borrows: bool = False,
+        self, *, secret: bytes, identity: Callable[[], Identity], nonce: bytes,
+        borrows: bool = False,
         wire_for: Callable[[Wire], Wire] = lambda wanted: wanted,
         admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
-        """`wire_for` says what a client of TAGS_VERSION gets that wants so much; an older one knows
+        """`identity` is asked when it is said: a coordinator may begin or end a term meanwhile.
+        `wire_for` says what a client of TAGS_VERSION gets that wants so much; an older one knows
         no other than plain. `admit` is asked for a peer that proved itself: what it hears when it
         cannot stay.
         """
@@ -298,7 +300,7 @@ class ServerHandshake:
             hello.version,
             PROTOCOL_VERSION,
             hello.role,
-            self._identity.role,
+            self._identity().role,
             hello.nonce,
             self._nonce,
         )
@@ -317,7 +319,7 @@ class ServerHandshake:
         if not hmac.compare_digest(proof.mac, _mac(self._secret, b"ckpt client", claim)):
             raise Unauthorized("a client does not know the cluster's secret")
         self.keys = _session_keys(self._secret, claim)
-        mine = self._identity
+        mine = self._identity()
         if proof.cluster and proof.cluster != mine.cluster:
             text = f"this is cluster {mine.cluster!r}, not {proof.cluster!r}"
             return Failed(Refused.code, text, cluster=mine.cluster)

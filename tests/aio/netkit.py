@@ -157,15 +157,24 @@ class RawPeer:
         return head.request, message
 
     def shake(self) -> RawPeer:
+        self.prove(self.greet())
+        return self
+
+    def greet(self) -> ClientProof:
+        """The first half of a handshake; the second is `prove`."""
         self.send(self.handshake.hello())
         proof = self.handshake.receive(self.receive()[1])
         assert isinstance(proof, ClientProof)
+        return proof
+
+    def prove(self, proof: ClientProof) -> Established:
         self.send(proof)
         assert self.handshake.keys is not None
         self.writer.set_key(self.handshake.keys.client_to_server)
         self.reader.set_key(self.handshake.keys.server_to_client)
-        assert isinstance(self.handshake.receive(self.receive()[1]), Established)
-        return self
+        peer = self.handshake.receive(self.receive()[1])
+        assert isinstance(peer, Established)
+        return peer
 
     def is_cut(self) -> bool:
         """Read to the end; True when the server closed, False when it goes on sending."""

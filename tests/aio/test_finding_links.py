@@ -144,7 +144,7 @@ def prove_and_talk_nonsense(listening: socket.socket) -> None:
     """A coordinator that proves itself, and breaks the protocol in the same packet."""
     handshake = ServerHandshake(
         secret=SECRET,
-        identity=Identity("cluster-a", Role.COORDINATOR, "", BootId(5)),
+        identity=lambda: Identity("cluster-a", Role.COORDINATOR, "", BootId(5)),
         nonce=b"s" * 32,
     )
     sock, _ = listening.accept()

@@ -22,7 +22,7 @@ from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import Busy, Refused
-from ckpt.base.ids import Epoch
+from ckpt.base.ids import BootId, Epoch
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
@@ -32,7 +32,7 @@ from ckpt.format.messages.hello import CancelRequest, ClientHello, ClientProof, 
 from ckpt.format.messages.writing import CreditGranted, Fragment
 from ckpt.protocol.events import Session
 from ckpt.testing.network import RecordingHandler
-from tests.aio.netkit import RawPeer, ServerThread, serving
+from tests.aio.netkit import IDENTITY, RawPeer, ServerThread, serving
 
 QUICK = ServerLimits(unauthenticated_life_us=200_000, frame_silence_us=200_000, unread_us=200_000)
 
@@ -387,3 +387,21 @@ def test_a_stranger_has_five_seconds_four_kibibytes_and_2047_others_beside_it() 
     assert limits.unauthenticated_life_us == 5_000_000
     assert limits.unauthenticated_peers_max == 2048
     assert UNAUTHENTICATED_BYTES_MAX == 4096
+
+
+def test_who_proves_itself_as_another_term_begins_hears_of_that_one() -> None:
+    """It came while nobody led; who leads now names all coordinators."""
+    later = dataclasses.replace(
+        IDENTITY, boot=BootId(78), epoch=Epoch(5), coordinators=("10.0.0.1:1",)
+    )
+    with serving() as served, RawPeer(served.server.port) as peer:
+        proof = peer.greet()
+
+        def begin() -> None:
+            served.server.identity, served.server.epoch = later, later.epoch
+
+        served.do(begin)
+        heard = peer.prove(proof)
+        assert (heard.boot, heard.epoch, heard.coordinators) == (
+            later.boot, later.epoch, later.coordinators
+        )  # fmt: skip

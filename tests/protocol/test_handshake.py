@@ -70,7 +70,9 @@ def server(
     *, secret: bytes = SECRET, nonce: bytes = b"s" * 32, identity: Identity = TARGET,
     wire: Wire = Wire.PLAIN,
 ) -> ServerHandshake:  # fmt: skip
-    return ServerHandshake(secret=secret, identity=identity, nonce=nonce, wire_for=lambda _: wire)
+    return ServerHandshake(
+        secret=secret, identity=lambda: identity, nonce=nonce, wire_for=lambda _: wire
+    )
 
 
 def shake(a: ClientHandshake, b: ServerHandshake) -> Established:
@@ -218,14 +220,14 @@ def test_whom_the_server_has_no_room_for_is_told_so_once_it_has_proved_itself() 
         asked.append(role)
         return Failed(Unavailable.code, "full")
 
-    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32, admit=admit)
+    b = ServerHandshake(secret=SECRET, identity=lambda: TARGET, nonce=b"s" * 32, admit=admit)
     a, stranger = client(), client(secret=b"another secret, long enough")
     with pytest.raises(Unavailable, match="full"):
         shake(a, b)
     assert asked == [Role.STAGER]
     assert b.established is None
     assert b.state is HandshakeState.FAILED
-    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32, admit=admit)
+    b = ServerHandshake(secret=SECRET, identity=lambda: TARGET, nonce=b"s" * 32, admit=admit)
     b.receive(stranger.hello())
     with pytest.raises(Unauthorized):
         b.receive(ClientProof(bytes(32), "x"))
@@ -236,7 +238,7 @@ def test_a_standby_says_who_leads_to_whoever_proves_itself() -> None:
     coordinator = Identity("cluster-a", Role.COORDINATOR, "", BootId(7))
     aside = Failed(Unavailable.code, "b leads", leader="10.0.0.2:7070")
     b = ServerHandshake(
-        secret=SECRET, identity=coordinator, nonce=b"s" * 32, admit=lambda _role: aside
+        secret=SECRET, identity=lambda: coordinator, nonce=b"s" * 32, admit=lambda _role: aside
     )
     with pytest.raises(Elsewhere, match="b leads") as caught:
         shake(client(server_role=Role.COORDINATOR), b)
@@ -246,7 +248,7 @@ def test_a_standby_says_who_leads_to_whoever_proves_itself() -> None:
 def test_the_leader_names_all_coordinators() -> None:
     everybody = ("10.0.0.1:7070", "10.0.0.2:7070")
     coordinator = Identity("cluster-a", Role.COORDINATOR, "", BootId(7), coordinators=everybody)
-    b = ServerHandshake(secret=SECRET, identity=coordinator, nonce=b"s" * 32)
+    b = ServerHandshake(secret=SECRET, identity=lambda: coordinator, nonce=b"s" * 32)
     assert shake(client(server_role=Role.COORDINATOR), b).coordinators == everybody
 
 
@@ -273,7 +275,7 @@ def test_the_server_says_how_bulks_are_guarded(wire: Wire) -> None:
 @pytest.mark.parametrize("wanted", Wire)
 def test_a_server_hears_what_its_client_wants_and_nobody_changes_that(wanted: Wire) -> None:
     a = client()
-    b = ServerHandshake(secret=SECRET, identity=TARGET, nonce=b"s" * 32)
+    b = ServerHandshake(secret=SECRET, identity=lambda: TARGET, nonce=b"s" * 32)
     proof = a.receive(b.receive(a.hello(wanted)))
     assert isinstance(proof, ClientProof)
     other = Wire.PLAIN if wanted is Wire.MAC else Wire.MAC

@@ -188,11 +188,10 @@ class Server:
             self._cuts[Cut.GONE] += 1
             sock.close()
             return
-        identity = replace(self.identity, epoch=self.epoch)
         borrows = self._bulks.borrows and sock.family == socket.AF_UNIX
         handshake = ServerHandshake(
             secret=self._secret,
-            identity=identity,
+            identity=lambda: replace(self.identity, epoch=self.epoch),
             nonce=os.urandom(NONCE_BYTES),
             borrows=borrows,
             wire_for=wire_for,
