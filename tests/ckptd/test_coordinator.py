@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,6 +173,34 @@ def test_options_that_cannot_be_are_refused() -> None:
         CoordinatorConfig(Path("d"), level="galaxy")
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), orphan_grace_s=-1)
+
+
+@pytest.mark.parametrize("host", ["http://b", "b:7070", "a,b", "[::1]", "b c", "b/"])
+def test_what_others_cannot_dial_is_not_advertised(host: str) -> None:
+    """All the others would send whoever comes to it there."""
+    from ckptd.coordinator.config import CoordinatorConfig
+
+    with pytest.raises(Refused, match="without a port"):
+        CoordinatorConfig(Path("d"), advertise=host)
+    for good in ("", "b", "node-1.cluster_a.local", "10.0.0.1", "fe80::1"):
+        CoordinatorConfig(Path("d"), advertise=good)
+
+
+def test_an_ipv6_address_is_said_as_others_dial_it(tmp_path: Path) -> None:
+    from ckptd.coordinator.config import CoordinatorConfig
+    from ckptd.coordinator.front import listening
+    from ckptd.log import reporter
+
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    config = CoordinatorConfig(tmp_path, listen="[::1]:0")
+
+    async def said() -> str:
+        async with listening(config, bytes(32), reporter("test"), "c") as front:
+            return f"{front.view.address} {front.server.port}"
+
+    address, port = asyncio.run(said()).split()
+    assert address == f"[::1]:{port}"
 
 
 def test_its_options_are_what_the_machine_goes_by() -> None:

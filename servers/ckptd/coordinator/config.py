@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
@@ -19,6 +20,7 @@ from ckptd import config as options
 from ckptd.catalog.etcd.url import parse_etcd_url
 from ckptd.catalog.file import mending_command
 
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -80,6 +82,8 @@ class CoordinatorConfig:
             raise Refused(f"id {self.id!r}: at most 64 letters, digits and . _ -")
         Code.parse(self.code)
         options.host_and_port(self.listen)
+        if self.advertise and not _is_host(self.advertise):
+            raise Refused(f"advertise {self.advertise!r}: a host's name or number, without a port")
         WirePolicy.parse(self.wire)
         if self.http:
             options.host_and_port(self.http)
@@ -111,3 +115,14 @@ class CoordinatorConfig:
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
             mend=mending_command(self.directory, "{targets}"),
         )
+
+
+def _is_host(text: str) -> bool:
+    """A name, or an address of either kind."""
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

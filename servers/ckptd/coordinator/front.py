@@ -207,7 +207,7 @@ async def listening(
     )  # fmt: skip
     plane = served(config.http, front, answers=front, secret=secret, directory=config.directory)
     try:
-        view = CoordinatorView(f"{host}:{server.port}", os.getpid(), wire=config.wire)
+        view = CoordinatorView(str(TcpAddress(host, server.port)), os.getpid(), wire=config.wire)
         front.view = view
         async with plane as http:
             front.view = replaced(view, http=http)
