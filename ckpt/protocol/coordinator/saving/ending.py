@@ -75,7 +75,7 @@ class Ending:
         self._launches = context.launches
         self._reservations = context.reservations
         self._checkpoints = checkpoints
-        #: Who asked how it ended, and cannot be told before more targets are here.
+        #: Who asked how it ended, and hears of it once more targets are here.
         self._waiting: dict[tuple[Session, int], CheckpointId] = {}
 
     # ----------------------------------------------------------------------- reasons to abort
@@ -259,7 +259,7 @@ class Ending:
                     payload.away_since_us = self._desk.now_us
 
     def tick(self) -> None:
-        """Stagers that stay away end their attempts; who waits is told what can be said now."""
+        """Stagers that stay away end their attempts; who waits is answered as soon as can be."""
         for (session, request), checkpoint in list(self._waiting.items()):
             self.tell_unknown(session, request, checkpoint)
         for attempt in self._book.open():
