@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -45,10 +46,15 @@ def save_on(url: str, run: str, stop: Path, said: Connection) -> None:
     said.send(step)
 
 
+def rest(seconds: float) -> None:
+    """Let the savers get somewhere."""
+    threading.Event().wait(seconds)
+
+
 def end_leader(cluster: SharedCluster, chance: random.Random) -> None:
     leader = cluster.leader()
     cluster.kill(leader, chance.choice((signal.SIGKILL, signal.SIGTERM)))
-    time.sleep(chance.uniform(0.0, 1.0))
+    rest(chance.uniform(0.0, 1.0))
     assert cluster.start(leader).ready
 
 
@@ -56,7 +62,7 @@ def end_two(cluster: SharedCluster, chance: random.Random) -> None:
     leader = cluster.leader()
     cluster.kill(leader)
     successor = cluster.leader(but=leader)
-    time.sleep(chance.uniform(0.0, 0.3))
+    rest(chance.uniform(0.0, 0.3))
     cluster.kill(successor)
     for id in (leader, successor):
         assert cluster.start(id).ready
@@ -65,7 +71,7 @@ def end_two(cluster: SharedCluster, chance: random.Random) -> None:
 def stop_leader(cluster: SharedCluster, _chance: random.Random) -> None:
     process = cluster.running[cluster.leader()].process
     process.send_signal(signal.SIGSTOP)
-    time.sleep(STOPPED_S)
+    rest(STOPPED_S)
     process.send_signal(signal.SIGCONT)
 
 
@@ -73,7 +79,7 @@ def end_member(cluster: SharedCluster, chance: random.Random) -> None:
     """The kit asks the first one."""
     member = chance.choice(cluster.etcd.members[1:])
     member.kill()
-    time.sleep(chance.uniform(0.0, 2.0))
+    rest(chance.uniform(0.0, 2.0))
     member.start()
     member.wait_up()
 
@@ -109,7 +115,7 @@ def test_two_processes_save_on_whatever_becomes_of_who_leads(
         saver.start()
     try:
         while time.monotonic() < end_s and all(saver.is_alive() for saver in savers):
-            time.sleep(chance.uniform(0.3, 4.0))
+            rest(chance.uniform(0.3, 4.0))
             chance.choice(HARMS)(cluster, chance)
     finally:
         stop.touch()
