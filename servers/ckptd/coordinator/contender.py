@@ -358,12 +358,12 @@ class Contender:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
-        if shell is not None and action.finish:
-            await shell.finish()
+        # Without a shell nothing waits.
+        finished = action.finish and (shell is None or await shell.finish())
         if shell is not None:
             shell.end()
         if catalog is not None:
-            await (catalog.close() if action.finish else catalog.abandon())
+            await (catalog.close() if finished else catalog.abandon())
         elif keeper is not None:
             await keeper.close()
         await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)

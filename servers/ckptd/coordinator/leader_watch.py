@@ -8,19 +8,21 @@ port refuses as well is the process gone. Silence is left to the lease.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.clock import draw
+from ckpt.aio.net.address import endpoint_by_resolver, parse_address
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
+from ckpt.base.errors import CkptError
 from ckpt.base.rests import Rests
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.leading import KeyHolder
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Caller, Established
-from ckptd.config import host_and_port
 
 PROBE_S: Final = 0.5
 """For the port to refuse."""
@@ -101,14 +103,19 @@ async def _ends(dialer: Dialer, address: str) -> bool:
 
 
 async def _refuses(address: str) -> bool:
-    """Nobody listens there any more, as its kernel says."""
-    host, port = host_and_port(address)
+    """Nobody listens there any more, as its kernel says. Of a name's addresses the first counts,
+    as for those who dial it.
+    """
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(PROBE_S):
-            _, writer = await asyncio.open_connection(host, port)
+            where = parse_address(address)
+            found = await loop.run_in_executor(None, endpoint_by_resolver, where)
+            with socket.socket(found.family, socket.SOCK_STREAM) as probe:
+                probe.setblocking(False)
+                await loop.sock_connect(probe, found.sockaddr)
     except ConnectionRefusedError:
         return True
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, CkptError):
         return False
-    writer.close()
     return False

@@ -104,15 +104,16 @@ class CoordinatorShell:
         self._catalog.start(self.durable, self.failed)
         self.tick()
 
-    async def finish(self) -> None:
-        """Nobody is heard any more: what waits for the catalog is stored and acknowledged, as far
-        as that takes FINISH_S. Its sessions are as they were.
+    async def finish(self) -> bool:
+        """Nobody is heard any more: what waits for the catalog is stored and acknowledged. False
+        when that was not all in FINISH_S. Its sessions are as they were.
         """
         deadline_us = now_us() + int(FINISH_S * US_PER_S)
         # Asked again and again, as happens once in a term.
         while self._tickets and not self.ended and now_us() < deadline_us:  # noqa: ASYNC110
             await asyncio.sleep(_FINISH_STEP_S)
         self.end()
+        return not self._tickets
 
     def end(self) -> None:
         """The term is over: all that comes now is too late."""
