@@ -75,8 +75,8 @@ class Ending:
         self._launches = context.launches
         self._reservations = context.reservations
         self._checkpoints = checkpoints
-        #: Who asked how it ended, and hears of it once more targets are here.
-        self._waiting: dict[tuple[Session, int], CheckpointId] = {}
+        #: Who asked how one ended, and hears of it once more targets are here.
+        self._waiting: dict[CheckpointId, dict[Session, set[int]]] = {}
 
     # ----------------------------------------------------------------------- reasons to abort
 
@@ -249,8 +249,8 @@ class Ending:
     # ----------------------------------------------------------------------- time and sessions
 
     def session_closed(self, session: Session) -> None:
-        for asker in [asker for asker in self._waiting if asker[0] == session]:
-            del self._waiting[asker]
+        for askers in self._waiting.values():
+            askers.pop(session, None)
         for attempt in self._book.open():
             attempt.askers = [asker for asker in attempt.askers if asker[0] != session]
             for payload in attempt.payloads.values():
@@ -260,8 +260,10 @@ class Ending:
 
     def tick(self) -> None:
         """Stagers that stay away end their attempts; who waits is answered as soon as can be."""
-        for (session, request), checkpoint in list(self._waiting.items()):
-            self.tell_unknown(session, request, checkpoint)
+        for checkpoint in [each for each in self._waiting if not self._is_early(each)]:
+            for session, requests in self._waiting.pop(checkpoint).items():
+                for request in sorted(requests):
+                    self.tell_unknown(session, request, checkpoint)
         for attempt in self._book.open():
             self._abort_if_abandoned(attempt)
 
@@ -363,16 +365,25 @@ class Ending:
         self.tell_unknown(session, request, payload.checkpoint)
 
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
-        held, info = self._checkpoints.get(checkpoint), self._checkpoints.info_told(checkpoint)
-        self._waiting.pop((session, request), None)
+        if self._is_early(checkpoint):
+            askers = self._waiting.setdefault(checkpoint, {})
+            askers.setdefault(session, set()).add(request)
+            return
+        info = self._checkpoints.info_told(checkpoint)
         if info is None:
             text = f"{checkpoint} is not known: it was aborted, or deleted long ago"
             aborted = AttemptAborted(checkpoint, Aborted.code, text, "save again")
             self._desk.send(session, request, aborted)
-            return
-        least = held is not None and info.targets_survivable < held.info.targets_survivable
-        if least and self._members.gathering:
-            # Too little would be promised while targets gather after a start.
-            self._waiting[session, request] = checkpoint
         else:
             self._desk.send(session, request, AttemptCommitted(info))
+
+    def _is_early(self, checkpoint: CheckpointId) -> bool:
+        """It is committed, and too little would be promised of it while targets gather after a
+        start.
+        """
+        if not self._members.gathering:
+            return False
+        held, info = self._checkpoints.get(checkpoint), self._checkpoints.info_told(checkpoint)
+        if held is None or info is None:
+            return False
+        return info.targets_survivable < held.info.targets_survivable
