@@ -88,7 +88,7 @@ def test_the_top_help_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for verb, (_, meaning) in VERBS.items():
-        assert f"  {verb:<11} {meaning}" in text
+        assert f"  {verb:<12} {meaning}" in text
 
 
 def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:

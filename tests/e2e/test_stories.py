@@ -39,6 +39,7 @@ _VARIES = (
     (re.compile(r"\bjust now\b"), "# ago"),
     (re.compile(r"\b\d+\.\d+\b"), "#"),
     (re.compile(r"\bt\d\b"), "t#"),
+    (re.compile(r"\b\d+( +t# +damaged)"), r"#\1"),
     (re.compile(r"\bslowest +rank \d"), "slowest rank #"),
     (re.compile(r"( #)+"), " #"),
     (re.compile(r"\s+"), " "),
