@@ -362,9 +362,11 @@ class Documents:
         files = {*failed.values(), *(each.file for each in columns)}
         steps: list[Step] = [partial(RemoveFile, file=file) for file in sorted(files)]
         steps += [partial(RemoveFile, file=each.file) for each in documents]
-        if files:
+        # What a start set aside may have had this name: a crash must not bring it back either.
+        renamed = self._core.counters.set_aside > 0
+        if files or renamed:
             steps.append(partial(SyncDirectory, directory=COLUMNS))
-        if documents:
+        if documents or renamed:
             steps.append(partial(SyncDirectory, directory=DOCUMENTS))
         # Nothing of it is served from here on, removed or not.
         for column in columns:
