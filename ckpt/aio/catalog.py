@@ -1,7 +1,7 @@
 """Where does the coordinator keep what must survive it? In a catalog: one small Protocol, whatever
 stores it: a file on this host, or a store that several coordinators share.
 
-Opening is the implementation's own (`ckptd.catalog.opening`): one needs a directory, another
+Opening is the implementation's own (`ckptd.catalog`): one needs a directory, another
 addresses and a lease, and may wait for it. What every opening promises:
 
 - It begins a term. That is durable, and above the term of whoever opened the catalog before, when

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -18,6 +19,7 @@ from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
 from ckpt.base.extras import needing
 
+INTERRUPTED_CODE: Final = 128 + signal.SIGINT
 PROGRAMS: Final = {
     "target": ("ckptd.target.daemon", "serve one storage device or directory"),
     "coordinator": ("ckptd.coordinator.daemon", "plan saves, commit checkpoints, keep the catalog"),
@@ -37,7 +39,7 @@ PROGRAMS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or that of the error (see `ckpt.base.errors`)."""
+    """The exit code: 0, that of the error (see `ckpt.base.errors`), or 130 for a Ctrl-C."""
     keep_private()
     given = list(sys.argv[1:] if argv is None else argv)
     program = given[0] if given else ""
@@ -45,12 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # numpy's thread pool would be started with the daemon, and never used.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     raise_limit()
+    name = f"ckptd {program}" if known else "ckptd"
     try:
         return (load(program)(given[1:]) or 0) if known else _explain(given)
     except CkptError as error:
-        name = f"ckptd {program}" if known else "ckptd"
         print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        # Before it was ready: from then on a daemon takes it as SIGTERM.
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED_CODE
 
 
 def load(program: str) -> Callable[[Sequence[str]], int | None]:

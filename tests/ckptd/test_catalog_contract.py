@@ -21,14 +21,16 @@ from ckpt.testing.catalog_contract import (
 )
 from ckpt.testing.catalog_entries import entries_by_chance, every_entry
 from ckptd.catalog.backup import read_backup
-from ckptd.catalog.opening import open_catalog
+from ckptd.catalog.sqlite import SqliteCatalog
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from ckpt.testing.catalog_contract import write_for_ever
-from ckptd.catalog.opening import open_catalog
-asyncio.run(write_for_ever(open_catalog(Path(sys.argv[1]), None, "c1")))
+from ckptd.catalog.sqlite import SqliteCatalog
+async def opened():
+    return SqliteCatalog.open(Path(sys.argv[1]), None, "c1")
+asyncio.run(write_for_ever(opened()))
 """
 
 
@@ -39,7 +41,7 @@ class CatalogDirectory:
     directory: Path
 
     async def open(self, cluster: str | None = None, new_cluster: str = "c1") -> Catalog:
-        return await open_catalog(self.directory, cluster, new_cluster)
+        return SqliteCatalog.open(self.directory, cluster, new_cluster)
 
     def read_copy(self, path: Path) -> CatalogImage:
         return read_backup(path, "c1")

@@ -189,14 +189,13 @@ def test_what_others_cannot_dial_is_not_advertised(host: str) -> None:
 def test_an_ipv6_address_is_said_as_others_dial_it(tmp_path: Path) -> None:
     from ckptd.coordinator.config import CoordinatorConfig
     from ckptd.coordinator.front import listening
-    from ckptd.log import reporter
 
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
     config = CoordinatorConfig(tmp_path, listen="[::1]:0")
 
     async def said() -> str:
-        async with listening(config, bytes(32), reporter("test"), "c") as front:
+        async with listening(config, bytes(32), "c") as front:
             return f"{front.view.address} {front.server.port}"
 
     address, port = asyncio.run(said()).split()
@@ -210,3 +209,24 @@ def test_its_options_are_what_the_machine_goes_by() -> None:
     assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (5_000_000, 2, 3)
     policy = CoordinatorConfig(Path("d")).policy("c")
     assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (60_000_000, 1, None)
+
+
+def test_ctrl_c_before_it_is_ready_is_one_line(tmp_path: Path) -> None:
+    """While it waits for an etcd that does not answer, say."""
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(SECRET.hex())
+    daemon = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ckptd.cli", "coordinator", "--directory", str(tmp_path / "c")),
+            *("--listen", "127.0.0.1:0", "--catalog", "etcd://127.0.0.1:9/x"),
+            *("--secret-file", str(secret)),
+        ],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert daemon.stderr is not None
+    assert '"starting"' in daemon.stderr.readline()
+    daemon.send_signal(signal.SIGINT)
+    assert daemon.stderr.read().splitlines() == ["ckptd coordinator: interrupted"]
+    assert daemon.wait(60) == 130
+    daemon.stderr.close()

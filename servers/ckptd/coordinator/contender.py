@@ -51,10 +51,9 @@ from ckptd.catalog.etcd.fence import Campaigner, Fence, FencedSpace
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.mirror import Mirror
-from ckptd.catalog.etcd.opening import admitted
+from ckptd.catalog.etcd.opening import admitted, etcd_place
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
-from ckptd.catalog.opening import etcd_place
 from ckptd.coordinator.colleagues import Colleagues
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import (
@@ -93,7 +92,7 @@ async def contend(
         admission = FencedSpace(client)
         meta = await admitted(client, admission, known, secrets.token_hex(8), deadline)
         keep_cluster(config.directory, meta.cluster)
-        async with listening(config, secret, report, meta.cluster) as front:
+        async with listening(config, secret, meta.cluster) as front:
             contender = Contender(config, secret, report, end, front, client, meta.cluster)
             await contender.run(deadline)
     finally:

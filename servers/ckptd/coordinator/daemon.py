@@ -16,7 +16,7 @@ from ckpt.aio.secret import read_secret
 from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd import config as options
 from ckptd import event_loop
-from ckptd.catalog.opening import open_catalog
+from ckptd.catalog.sqlite import SqliteCatalog
 from ckptd.coordinator.alone import Alone
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import listening, say_ready
@@ -66,12 +66,13 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
 async def _lead_alone(
     config: CoordinatorConfig, secret: bytes, report: Reporter, end: ProcessEnd
 ) -> None:
-    catalog = await open_catalog(config.directory, config.cluster or None, secrets.token_hex(8))
+    # It blocks: nothing else runs before there is a catalog.
+    catalog = SqliteCatalog.open(config.directory, config.cluster or None, secrets.token_hex(8))
     try:
         catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
         policy = config.policy(catalog.cluster)
         shell = CoordinatorShell(policy, catalog, config.directory, secret, report, end.fail)
-        async with listening(config, secret, report, catalog.cluster) as front:
+        async with listening(config, secret, catalog.cluster) as front:
             front.people = Alone(front, str(config.directory), catalog.image.term)
             front.lead(shell)
             end.on_signals()

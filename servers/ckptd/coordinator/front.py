@@ -41,7 +41,6 @@ from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.http.exposition import Family, render
 from ckptd.http.plane import served
-from ckptd.log import Reporter
 from ckptd.target.metrics import build_info
 
 TICK_S: Final = 0.05
@@ -50,8 +49,6 @@ SLOT_BYTES: Final = 64 * MiB
 CLOSE_LINGER_S: Final = 1.0
 ASK_AGAIN_US: Final = US_PER_S // 5
 """So soon somebody may lead again."""
-
-
 COORDINATORS: Final = "coordinators"
 """The question that People answer."""
 
@@ -77,20 +74,14 @@ class Front:
     server: Server
     view: CoordinatorView
 
-    def __init__(self, cluster: str, report: Reporter) -> None:
+    def __init__(self, cluster: str) -> None:
         self.leader = ""
         """Where another coordinator leads, as HOST:PORT; empty: nobody does, or I do."""
         self.people: People | None = None
         self._cluster = cluster
-        self._report = report
         self._shell: CoordinatorShell | None = None
         #: Of the present term.
         self._sessions: set[Session] = set()
-
-    @property
-    def shell(self) -> CoordinatorShell | None:
-        """Of the term in which I lead."""
-        return self._shell
 
     def lead(self, shell: CoordinatorShell, coordinators: tuple[str, ...] = ()) -> None:
         """Serve by this shell, under a new boot id. `coordinators`: where all listen."""
@@ -192,13 +183,11 @@ class Front:
 
 
 @asynccontextmanager
-async def listening(
-    config: CoordinatorConfig, secret: bytes, report: Reporter, cluster: str
-) -> AsyncIterator[Front]:
+async def listening(config: CoordinatorConfig, secret: bytes, cluster: str) -> AsyncIterator[Front]:
     """Listen at the configured addresses while the block runs; nobody leads at first. Raises
     Unavailable for an address that cannot be had.
     """
-    front = Front(cluster, report)
+    front = Front(cluster)
     host, port = options.host_and_port(config.listen)
     front.server = server = serve(
         front, listen=(host, port), unix=None, secret=secret,

@@ -15,6 +15,7 @@ import re
 import ssl
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,7 +30,13 @@ from ckptd.catalog.etcd.words import (
     Authenticated,
     Failure,
     KeyChanges,
+    KeyValue,
+    Lease,
+    LeaseKept,
+    LeaseNamed,
     MemberHealth,
+    Range,
+    RangeFound,
     Versions,
     WatchKeys,
     WatchLine,
@@ -44,6 +51,8 @@ OLDEST: Final = (3, 4)
 CONNECT_S: Final = 1.0
 ATTEMPT_S: Final = 2.0
 """For one member's answer; then the next one is asked."""
+KEEP_ATTEMPT_S: Final = 0.5
+"""Of several members one that hangs must not cost a lease."""
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 1.0
 ANSWER_BYTES_MAX: Final = 512 * MiB
@@ -112,6 +121,27 @@ class EtcdClient:
                 raise Refused(
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
+
+    async def keep_lease(self, lease: int) -> int:
+        """etcd's newest revision while the lease lives on, from now for its length; 0 when it has
+        ended. Raises Unavailable when nobody knows.
+        """
+        named = LeaseNamed(lease)
+        try:
+            kept = await self.call("lease/keepalive", named, LeaseKept, attempt_s=KEEP_ATTEMPT_S)
+        except NotFound:
+            return 0
+        return kept.result.header.revision if kept.result.TTL > 0 else 0
+
+    async def end_lease(self, lease: int) -> None:
+        """With all keys that hang on it, where etcd answers; else it ends by itself."""
+        with suppress(CkptError):
+            await self.call("lease/revoke", LeaseNamed(lease), Lease)
+
+    async def one(self, key: bytes, deadline: float) -> KeyValue | None:
+        """What the key holds; None: there is none. Raises as `call`."""
+        found = await self.call("kv/range", Range(key), RangeFound, deadline)
+        return found.kvs[0] if found.kvs else None
 
     async def health(self, member: str) -> tuple[float, str]:
         """Seconds until this member said that it is well, and ""; else NaN, and why not."""

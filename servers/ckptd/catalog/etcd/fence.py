@@ -46,8 +46,6 @@ from ckptd.catalog.etcd.words import (
     KeyValue,
     Lease,
     LeaseGrant,
-    LeaseKept,
-    LeaseNamed,
     Operation,
     Put,
     Range,
@@ -62,8 +60,6 @@ LEASE_S: Final = 2
 HELD_LEASES: Final = 2
 """Who keeps the leader's key for so many leases lives, and renews its own."""
 _LOOK_S: Final = 0.1
-_KEEP_ATTEMPT_S: Final = 0.5
-"""Of several members one that hangs must not cost the lease."""
 _PAGE_ATTEMPT_S: Final = 10.0
 """It may have tens of megabytes."""
 _TERM_MAX: Final = (1 << 31) - 1
@@ -291,7 +287,7 @@ class FencedSpace:
         # Its answer may have been lost, and it may have been done: the key says who has it.
         found = await self._one(keys.LEADER, deadline)
         if found is None or found.lease != granted.ID:
-            await self._revoke(granted.ID)
+            await self._client.end_lease(granted.ID)
             return None
         return Fence(term, found.create_revision, found.lease, granted.TTL)
 
@@ -358,7 +354,7 @@ class FencedSpace:
             why = f"its lease of {fence.lease_s} s ran out: it, or etcd, stood still for so long"
         return Busy(
             f"the coordinator of term {fence.term} has lost {self._client.url}: {why}",
-            hint="start it again: it takes the catalog when nobody else has it",
+            hint="it leads again when nobody else does",
         )
 
     def _operations(self, writes: Writes) -> Iterator[Operation]:
@@ -375,17 +371,8 @@ class FencedSpace:
     # ----------------------------------------------------------------------- the lease
 
     async def keep(self, fence: Fence) -> int:
-        """etcd's newest revision while the lease lives on, else 0. Raises Unavailable when nobody
-        knows.
-        """
-        named = LeaseNamed(fence.lease)
-        try:
-            kept = await self._client.call(
-                "lease/keepalive", named, LeaseKept, attempt_s=_KEEP_ATTEMPT_S
-            )
-        except NotFound:
-            return 0
-        return kept.result.header.revision if kept.result.TTL > 0 else 0
+        """As `EtcdClient.keep_lease`."""
+        return await self._client.keep_lease(fence.lease)
 
     async def compact(self, revision: int) -> None:
         """Let go what was overwritten up to there; where etcd does not, the next time will."""
@@ -394,11 +381,7 @@ class FencedSpace:
 
     async def free(self, fence: Fence) -> None:
         """End the lease, and so the leader's key, where etcd answers at once."""
-        await self._revoke(fence.lease)
-
-    async def _revoke(self, lease: int) -> None:
-        with suppress(CkptError):  # It ends by itself.
-            await self._client.call("lease/revoke", LeaseNamed(lease), Lease)
+        await self._client.end_lease(fence.lease)
 
     def _value(self, name: str, found: KeyValue, kind: type[_Value]) -> _Value:
         try:
@@ -407,9 +390,7 @@ class FencedSpace:
             raise Corrupt(f"{name!r} of {self._client.url} cannot be read: {error}") from None
 
     async def _one(self, name: str, deadline: float) -> KeyValue | None:
-        request = Range(self._space.full(name))
-        found = await self._client.call("kv/range", request, RangeFound, deadline)
-        return found.kvs[0] if found.kvs else None
+        return await self._client.one(self._space.full(name), deadline)
 
 
 def _term_of(found: KeyValue | None) -> int:

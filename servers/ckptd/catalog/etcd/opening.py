@@ -4,12 +4,17 @@ there?
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import Refused
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace, Meta
+from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
+from ckptd.catalog.file import kept_cluster
+from ckptd.catalog.sqlite import CATALOG_NAME
+from ckptd.directory import make_directory
 
 _PAGES: Final = (
     (keys.FIRST, "placement/", 1000),
@@ -17,6 +22,21 @@ _PAGES: Final = (
     ("placement0", keys.LAST, 1000),
 )
 """Ranges of names, and how many are asked for at once: a placement may have a megabyte."""
+
+
+def etcd_place(directory: Path, cluster: str | None, url: str) -> tuple[EtcdUrl, str | None]:
+    """Where it lies, and the cluster that it must be of; None when nobody knows yet. The directory
+    keeps the cluster's id as beside a file: an etcd that was emptied does not make a new cluster.
+    Raises Refused.
+    """
+    etcd = parse_etcd_url(url)
+    make_directory(directory)
+    if (directory / CATALOG_NAME).exists():
+        raise Refused(
+            f"{directory} has a catalog in SQLite, and {etcd} would be another one",
+            hint="leave --catalog out, or give a directory of its own for the catalog in etcd",
+        )
+    return etcd, kept_cluster(directory, cluster)
 
 
 async def admitted(

@@ -21,8 +21,6 @@ from ckptd.catalog.etcd.words import (
     KeyValue,
     Lease,
     LeaseGrant,
-    LeaseKept,
-    LeaseNamed,
     Operation,
     Put,
     Range,
@@ -35,7 +33,6 @@ from ckptd.catalog.etcd.words import (
 _LOOK_S: Final = 0.2
 _PATIENCE_LEASES: Final = 3
 """Who holds an id for so many leases lives."""
-_KEEP_ATTEMPT_S: Final = 0.5
 
 
 class Coordinator(Struct, frozen=True):
@@ -93,7 +90,7 @@ class Roll:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._lease:
-            await self._revoke(self._lease)
+            await self._client.end_lease(self._lease)
 
     def _taken(self, other: Coordinator | None) -> Busy:
         who = f": pid {other.pid} on {other.host}, at {other.address}" if other else ""
@@ -121,17 +118,11 @@ class Roll:
         if found is not None and mine:
             self._lease = found.lease
         if found is None or found.lease != granted.ID:
-            await self._revoke(granted.ID)
+            await self._client.end_lease(granted.ID)
         return mine
 
     async def _one(self, deadline: float) -> KeyValue | None:
-        request = Range(self._space.full(keys.of_coordinator(self.id)))
-        found = await self._client.call("kv/range", request, RangeFound, deadline)
-        return found.kvs[0] if found.kvs else None
-
-    async def _revoke(self, lease: int) -> None:
-        with suppress(CkptError):  # It ends by itself.
-            await self._client.call("lease/revoke", LeaseNamed(lease), Lease)
+        return await self._client.one(self._space.full(keys.of_coordinator(self.id)), deadline)
 
     async def _keep(self) -> None:
         """For ever; written down again after etcd, or this process, stood still for a lease."""
@@ -139,18 +130,8 @@ class Roll:
             await asyncio.sleep(LEASE_S / KEEPS_PER_LEASE)
             # What it was this time, the next time may not be.
             with suppress(CkptError):
-                if not await self._kept():
+                if not await self._client.keep_lease(self._lease):
                     await self._enter(-1.0)
-
-    async def _kept(self) -> bool:
-        named = LeaseNamed(self._lease)
-        try:
-            kept = await self._client.call(
-                "lease/keepalive", named, LeaseKept, attempt_s=_KEEP_ATTEMPT_S
-            )
-        except NotFound:
-            return False
-        return kept.result.TTL > 0
 
 
 def _read(value: bytes) -> Coordinator | None:
