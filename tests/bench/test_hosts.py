@@ -30,7 +30,8 @@ CKPTBENCH = [sys.executable, "-P", "-m", "ckptbench.cli"]
 def started(secret: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A real agent on a free port, and its address."""
     command = [*CKPTBENCH, "agent", "--listen", "127.0.0.1:0"]
-    environ = {**os.environ, "CKPT_SECRET_FILE": str(secret)}
+    # One that is killed cannot clear its folder: it lies below the test's own.
+    environ = {**os.environ, "CKPT_SECRET_FILE": str(secret), "TMPDIR": str(secret.parent)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
     assert process.stdout is not None
     return process, str(json.loads(process.stdout.readline())["address"])
