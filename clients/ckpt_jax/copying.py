@@ -4,7 +4,10 @@
     the copy     begin the next ones' transfers ──> one array's host value ──> its place
 
 JAX's arrays do not change. But a jitted function takes the memory of what is donated to it, as
-`delete` does, and an array that is gone before its value is in host memory is gone for the save.
+`delete` does, and an array that is gone before its transfer is begun is gone for the save.
+
+A device copies into JAX's page-locked host memory, `pinned_host`, where it has such: on an H100 at
+50 GB/s, 1.4 into memory that is not locked. From there one thread copies on, at 4 to 5 GB/s.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ IN_FLIGHT_BYTES: Final = 128 * MiB
 """Of transfers from devices that are begun, and of host values that JAX has not let go; one array
 more, whatever its size.
 """
+_LOCKED: Final = "pinned_host"
 #: Of ml_dtypes.
 _PACKED: Final = re.compile(r"(u?int|float)[1-7]([^0-9].*)?")
 
@@ -105,9 +109,9 @@ def _copy(places: Sequence[AnyArray], values: Iterator[AnyArray]) -> None:
     kept = 0
     for place, value in zip(places, values, strict=True):
         place[...] = value
-        kept += value.nbytes if value.flags.owndata else 0
+        kept += value.nbytes
         if kept > IN_FLIGHT_BYTES:
-            # JAX frees what it has copied to the host at a collection.
+            # JAX may free what it has copied to the host no sooner than at a collection.
             gc.collect(0)
             kept = 0
 
@@ -132,11 +136,23 @@ def _begun(array: object) -> jax.Array | AnyArray:
     """
     if not isinstance(array, jax.Array) or lies_in_host_memory(array.sharding, array.dtype):
         return cast("jax.Array | AnyArray", array)
-    with suppress(RuntimeError):  # It is gone, and `_host_value` says so.
+    with suppress(RuntimeError, ValueError):  # It is gone, and `_host_value` says so.
+        locked = locked_memory(array.sharding)
+        if locked is not None:
+            return jax.device_put(array, locked)
         own = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
         own.copy_to_host_async()
         return own
     return array
+
+
+@lru_cache(maxsize=SHARDINGS_MAX)
+def locked_memory(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding | None:
+    """The same in page-locked host memory; None where a device has none, as many CPUs."""
+    kinds = [
+        {memory.kind for memory in device.addressable_memories()} for device in sharding.device_set
+    ]
+    return sharding.with_memory_kind(_LOCKED) if all(_LOCKED in one for one in kinds) else None
 
 
 @lru_cache(maxsize=SHARDINGS_MAX)
@@ -147,8 +163,8 @@ def lies_in_host_memory(sharding: jax.sharding.Sharding, dtype: np.dtype[np.gene
 
 
 def _host_value(name: str, array: jax.Array | AnyArray) -> AnyArray:
-    """Waits for the array's computation; a view of memory that JAX does not donate meanwhile, or a
-    copy in host memory.
+    """Waits for the array's computation and its transfer; a view of memory that JAX does not donate
+    meanwhile, or a copy in host memory.
     """
     try:
         return np.asarray(array)
