@@ -138,5 +138,7 @@ async def test_a_full_etcd_ends_the_writing_and_loses_nothing_acknowledged(tmp_p
         member.wait_up()
         for alarm in asked(member, "/v3/maintenance/alarm", {"action": "GET"})["alarms"]:
             asked(member, "/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
-        steps = set(range(len(writer.durable)))
-        assert {id.step for id in (await found(place)).rows} == steps
+        steps = {id.step for id in (await found(place)).rows}
+        acknowledged = set(range(len(writer.durable)))
+        # etcd applies the transaction that fills it, and says no space of it all the same.
+        assert acknowledged <= steps <= {*acknowledged, len(acknowledged)}
