@@ -203,9 +203,7 @@ class CatalogContract:
         assert image == folded(image, entries[:written])
 
     @on_a_loop
-    async def test_a_forgotten_row_is_gone_with_its_repairs_also_after_a_start(
-        self, place: CatalogPlace
-    ) -> None:
+    async def test_a_forgotten_row_is_gone_also_after_a_start(self, place: CatalogPlace) -> None:
         forgotten = [RowForgotten(checkpoint(1)), RowForgotten(checkpoint(9))]
         async with writing(place) as writer:
             await writer.write(*every_entry())
@@ -213,7 +211,6 @@ class CatalogContract:
         image = await found(place)
         assert image == folded(image, [*every_entry(), *forgotten])
         assert checkpoint(1) not in image.rows
-        assert image.repairs == {}
 
     @on_a_loop
     async def test_no_later_entry_is_in_the_image(self, place: CatalogPlace) -> None:

@@ -34,7 +34,6 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    RepairNeeded,
     RetentionSaid,
     RowAborted,
     RowCommitted,
@@ -78,12 +77,11 @@ def every_entry() -> list[CatalogEntry]:
         attempt(1),
         attempt(2),
         attempt(3),
-        AttemptDecided(checkpoint(1), b"record", b"placement"),
+        AttemptDecided(checkpoint(1), b"record"),
         RowAborted(checkpoint(2), "aborted", "rank 3 left"),
         RowCommitted(checkpoint(1)),
-        RepairNeeded(checkpoint(1), 2, (0, 5)),
         attempt(2, 2),
-        AttemptDecided(checkpoint(2, 2), b"second", b"place"),
+        AttemptDecided(checkpoint(2, 2), b"second"),
         RowCommitted(checkpoint(2, 2)),
         LabelsSent(checkpoint(1)),
         CheckpointLabeled(checkpoint(1), b"of the first"),
@@ -181,7 +179,7 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
         possible.append(LaunchNumbered(RUN, number, chance.choice([None, "key"]), 3))
     if id in image.rows:
         possible += [
-            AttemptDecided(id, chance.randbytes(3), chance.randbytes(3)),
+            AttemptDecided(id, chance.randbytes(3)),
             RowCommitted(id),
             RowAborted(id, "aborted", target),
             CheckpointDamaged(id, target),
@@ -189,6 +187,5 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
             LabelsSent(id),
             CheckpointLabeled(id, chance.randbytes(chance.randrange(3))),
             CheckpointDeleted(id),
-            RepairNeeded(id, chance.randrange(2), tuple(range(chance.randrange(4)))),
         ]
     return possible

@@ -22,7 +22,6 @@ from ckpt.protocol.coordinator.catalog import (
     RowState,
     TargetSeen,
 )
-from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
 )
@@ -31,7 +30,6 @@ from ckptd.catalog.rebuild import RestingTarget, rebuild
 from tests.ckptd.catalogs import begin_term, opened
 from tests.ckptd.test_rebuild_catalog import (
     CLUSTER,
-    COLUMNS,
     checkpoint,
     commit,
     index_of,
@@ -42,10 +40,7 @@ from tests.ckptd.test_rebuild_catalog import (
 
 def row(step: int, state: RowState) -> CatalogRow:
     id = checkpoint(step)
-    return CatalogRow(
-        id, state, LaunchNumber(5), "k", 1, record_of(id, index_of(id)),
-        encode_placement({0: COLUMNS}), "why",
-    )  # fmt: skip
+    return CatalogRow(id, state, LaunchNumber(5), "k", 1, record_of(id, index_of(id)), "why")
 
 
 def restored(target: Path, *rows: CatalogRow) -> dict[int, RowState]:

@@ -28,7 +28,13 @@ from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_e
 from ckptd.catalog import sqlite as catalog_module
 from ckptd.catalog.backup import read_backup
 from ckptd.catalog.file import CLUSTER_NAME, connect
-from ckptd.catalog.sqlite import CATALOG_NAME, SqliteCatalog, create_catalog, read_image
+from ckptd.catalog.sqlite import (
+    CATALOG_NAME,
+    SCHEMA_VERSION,
+    SqliteCatalog,
+    create_catalog,
+    read_image,
+)
 from tests.ckptd.catalogs import begin_term, opened
 
 
@@ -137,9 +143,9 @@ def test_another_cluster_s_catalog_is_refused_also_when_its_own_is_gone(tmp_path
 def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     begin_term(tmp_path, None, "c1")
     connection = sqlite3.connect(tmp_path / CATALOG_NAME)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(Refused, match="schema 2"):
+    with pytest.raises(Refused, match=f"schema {SCHEMA_VERSION + 1}; this is {SCHEMA_VERSION}"):
         begin_term(tmp_path, None, "c1")
 
 

@@ -80,9 +80,9 @@ def test_every_kind_of_entry_is_read_back() -> None:
     assert load(1, stored.held.items()) == apply_all(CatalogImage(1), every_entry())
 
 
-def test_a_state_alone_is_written_without_record_and_placement() -> None:
+def test_a_state_alone_is_written_without_its_record() -> None:
     stored = Keys()
-    stored.write(attempt(1), AttemptDecided(checkpoint(1), b"r" * 4096, b"p" * (1 << 20)))
+    stored.write(attempt(1), AttemptDecided(checkpoint(1), b"r" * 4096))
     assert set(stored.write(RowCommitted(checkpoint(1))).values) == {"row/run%2F%C3%A4%20b/1/1.1"}
 
 
@@ -97,8 +97,8 @@ def test_a_launch_of_many_ranks_goes_in_two_operations() -> None:
 
 
 def test_what_one_transaction_cannot_take_is_refused_by_name() -> None:
-    large = fold(CatalogImage(1), [attempt(1), AttemptDecided(checkpoint(1), b"", bytes(2 << 20))])
-    with pytest.raises(Refused, match=r"'placement/run%2F.*/1/1\.1' of 2 MiB"):
+    large = fold(CatalogImage(1), [attempt(1), AttemptDecided(checkpoint(1), bytes(2 << 20))])
+    with pytest.raises(Refused, match=r"'record/run%2F.*/1/1\.1' of 2 MiB"):
         large.check("a ticket")
     many = fold(CatalogImage(1), [attempt(step) for step in range(OPERATIONS_MAX)])
     with pytest.raises(Refused, match="128 writes"):

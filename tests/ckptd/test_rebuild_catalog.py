@@ -32,7 +32,6 @@ from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
-from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import encode_term
 from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild, write_rebuilt
@@ -104,7 +103,6 @@ def test_what_has_a_record_and_its_index_comes_back_all_else_is_named(tmp_path: 
     row = found.image.rows[checkpoint(1)]
     assert (row.state, row.launch, row.world_size) == (RowState.COMMITTED, 5, 1)
     assert row.record == record_of(checkpoint(1), index_of(checkpoint(1)))
-    assert decode_placement(row.placement) == {0: COLUMNS}
     reasons = {int(refusal.checkpoint.step): refusal.reason for refusal in found.refused}
     assert sorted(reasons) == [2, 3, 4, 5]
     assert "no commit record" in reasons[2]
@@ -139,7 +137,6 @@ def test_a_deleted_home_comes_back_as_deleted_and_stays_for_what_refers_to_it(
     assert found.committed == (checkpoint(2),)
     home = found.image.rows[checkpoint(1)]
     assert (home.state, home.reason) == (RowState.TOMBSTONED, "tombstoned: expired")
-    assert decode_placement(home.placement) == {0: COLUMNS}
 
     machine = CoordinatorMachine(
         CoordinatorPolicy(CLUSTER, Code(2, 1)), found.image, secret=b"s" * 32, wall_s=lambda: 0.0

@@ -162,5 +162,5 @@ async def test_a_value_may_be_long(etcd: Etcd, size: int) -> None:
         async with writing(place) as writer:
             await reads(standby, 1)
             writer.submit(attempt(1))
-            await writer.write(AttemptDecided(checkpoint(1), bytes(300), bytes(size)))
+            await writer.write(AttemptDecided(checkpoint(1), bytes(size)))
         await standby.check()

@@ -126,7 +126,7 @@ async def test_a_full_etcd_ends_the_writing_and_loses_nothing_acknowledged(tmp_p
         async with writing(place) as writer:
             for step in range(40):
                 with suppress(NoSpace):
-                    decided = AttemptDecided(checkpoint(step), bytes(500_000), b"p")
+                    decided = AttemptDecided(checkpoint(step), bytes(500_000))
                     await writer.write(attempt(step), decided)
         assert [type(each) for each in writer.failures] == [NoSpace]
         assert 3 < len(writer.durable) < 40

@@ -57,7 +57,7 @@ async def test_ranks_without_a_key_enter_many_at_once_and_leave_at_once(etcd: Et
 async def test_large_tickets_go_one_after_the_other(etcd: Etcd) -> None:
     place = Prefix(etcd.addresses)
     tickets = [
-        (attempt(step), AttemptDecided(checkpoint(step), b"record", bytes([step]) * 1_100_000))
+        (attempt(step), AttemptDecided(checkpoint(step), bytes([step]) * 1_100_000))
         for step in range(5)
     ]
     async with writing(place) as writer:
@@ -70,15 +70,13 @@ async def test_large_tickets_go_one_after_the_other(etcd: Etcd) -> None:
 
 
 @on_a_loop
-async def test_a_placement_that_etcd_would_refuse_is_refused_by_name_and_whole(
-    etcd: Etcd,
-) -> None:
+async def test_a_value_that_etcd_would_refuse_is_refused_by_name_and_whole(etcd: Etcd) -> None:
     """What is gathered ahead of it is stored."""
     place = Prefix(etcd.addresses)
     async with writing(place) as writer:
         writer.submit(attempt(1))
-        writer.submit(attempt(2), AttemptDecided(checkpoint(2), b"record", bytes(1_600_000)))
-        with pytest.raises(Refused, match=r"'placement/.*/2/1\.1' of 1\.53 MiB: etcd takes"):
+        writer.submit(attempt(2), AttemptDecided(checkpoint(2), bytes(1_600_000)))
+        with pytest.raises(Refused, match=r"'record/.*/2/1\.1' of 1\.53 MiB: etcd takes"):
             await writer.write(attempt(3))
         assert writer.durable == [1]
     image = await found(place)

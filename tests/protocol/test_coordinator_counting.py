@@ -13,7 +13,6 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import ColumnsLost
 from ckpt.format.messages.targets import ColumnsListed, ListColumns, RegisterTarget, Reserve
-from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.events import Received
 from ckpt.protocol.proofs import make_proof, proof_key
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET
@@ -275,16 +274,13 @@ def test_what_any_page_of_a_listing_names_counts() -> None:
     assert len(rank.commits()) == 1
 
 
-def test_a_missing_column_is_stated_and_becomes_a_repair() -> None:
+def test_a_missing_column_is_stated() -> None:
     bench = Bench(5, "3+2")
     rank = RankFake(bench)
     rank.open(1)
     for column, place in list(rank.places().items())[:4]:
         rank.seal(column, place)
-    mark = bench.mark()
     rank.certify()
     (commit,) = rank.commits()
     info = commit.info
     assert (info.columns_missing, info.targets_survivable, info.domains_survivable) == (1, 1, 1)
-    repairs = bench.story(mark, catalog.RepairNeeded)
-    assert repairs == [catalog.RepairNeeded(info.checkpoint, 0, (4,))]

@@ -10,8 +10,6 @@ from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     ColumnNumber,
-    Generation,
-    LaunchNumber,
     PayloadId,
     Rank,
     Step,
@@ -436,16 +434,6 @@ def test_a_row_that_waits_for_its_targets_is_never_forgotten() -> None:
     bench.targets[away].reboot()
     bench.start(away)
     assert holders(bench, first) == []
-
-
-def test_a_forgotten_row_takes_its_repairs_along() -> None:
-    image = catalog.CatalogImage(1)
-    id = CheckpointId(RUN, Step(1), Generation(1, 1))
-    image.apply(catalog.AttemptOpened(id, LaunchNumber(1), None, 1))
-    image.apply(catalog.RepairNeeded(id, 0, (2,)))
-    for _ in range(2):
-        image.apply(catalog.RowForgotten(id))
-        assert (image.rows, image.repairs) == ({}, {})
 
 
 def test_a_late_column_of_a_committed_save_is_dropped_when_its_target_comes_back() -> None:

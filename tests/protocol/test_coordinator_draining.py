@@ -138,6 +138,7 @@ def test_the_queue_survives_a_coordinator_and_a_worker_goes_on_from_its_receipts
     worker.begin(id, 3)
     assert worker.take(id) == part(0)
     bench.restart(*bench.targets)
+    bench.tick()
     assert bench.machine.drains.stores[URL].policy.url == URL, "known without a worker"
     worker.session = bench.session(Role.DRAIN)
     assert is_fenced(worker.take(id, done=0))

@@ -205,7 +205,7 @@ def known() -> tuple[Bench, dict[str, CheckpointId]]:
     decided = decode_record(record.record)
     decided = replace(decided, info=replace(decided.info, checkpoint=ids["decided"]))
     bench.durable += [
-        catalog.AttemptDecided(ids["decided"], encode_record(decided), record.placement),
+        catalog.AttemptDecided(ids["decided"], encode_record(decided)),
         catalog.RowAborted(ids["aborted"], "aborted", "a rank died"),
         catalog.CheckpointDamaged(ids["damaged"], "rotten"),
         catalog.CheckpointTombstoned(ids["tombstoned"], "expired"),

@@ -181,7 +181,8 @@ class CoordinatorNode:
         self._pending.append(persist)
         for entry in persist.entries:
             if type(entry) is AttemptDecided:
-                self._oracles.coordinator_decides(entry)
+                index = self.machine.book.attempts[entry.checkpoint].index
+                self._oracles.coordinator_decides(entry, index)
         self._clock.after(self._clock.between(100, 2500), self._synced, self._term)
 
     def _synced(self, term: int) -> None:

@@ -69,11 +69,11 @@ class KeepOracles(LabelOracles):
         self.rules.set_aside(aside_of(self._labels))
         super().coordinator_started(image)
 
-    def coordinator_decides(self, entry: catalog.AttemptDecided) -> None:
+    def coordinator_decides(self, entry: catalog.AttemptDecided, index: bytes) -> None:
         self.rules.check_committed_at(
             entry.checkpoint, decode_record(entry.record).info.committed_at_s
         )
-        super().coordinator_decides(entry)
+        super().coordinator_decides(entry, index)
 
     def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
         super().catalog_wrote(entries)

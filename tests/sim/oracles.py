@@ -26,8 +26,10 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.documents.record import decode_record
+from ckpt.format.index import decode_index
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolved
@@ -35,7 +37,7 @@ from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Commit
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.keeping.placements import Placement, decode_placement
+from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
@@ -125,6 +127,8 @@ class Oracles:
     opened: dict[CheckpointId, catalog.AttemptOpened] = field(default_factory=dict)
     """Durable openings, in order."""
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
+    placements: dict[bytes, Placement] = field(default_factory=dict)
+    """What each index says, by its digest, which the record has."""
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
     """Targets that were lost or wiped when it was decided, as the second count could know."""
     harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
@@ -199,10 +203,20 @@ class Oracles:
         self.begun[run] = entry.launch
         self.opened[entry.checkpoint] = entry
 
-    def coordinator_decides(self, entry: catalog.AttemptDecided) -> None:
-        """The second count, at its own moment: from here on the attempt is only rolled forward."""
-        info = decode_record(entry.record).info
-        placement = decode_placement(entry.placement)
+    def placement_of(self, id: CheckpointId) -> Placement:
+        """Of a decided one."""
+        return self.placements[decode_record(self.decided[id].record).index_digest]
+
+    def coordinator_decides(self, entry: catalog.AttemptDecided, index: bytes) -> None:
+        """The second count, at its own moment: from here on the attempt is only rolled forward.
+        `index` is the document that targets have stored for it.
+        """
+        record = decode_record(entry.record)
+        if xxh3_128(index) != record.index_digest:
+            raise Violation(f"P2: the record of {entry.checkpoint} names another index")
+        info = record.info
+        placement = {one.rank: one.columns for one in decode_index(index).payloads}
+        self.placements[record.index_digest] = placement
         self._check_ranks(info, placement)
         named = {t for columns in placement.values() for t in columns if t is not None}
         known = {t for t in self.targets if self.is_harmed(t) and not self.is_unknown_loss(t)}
@@ -246,7 +260,7 @@ class Oracles:
         if (info.launch, id.step) in self.failed:
             told = self.failed[info.launch, id.step]
             raise Violation(f"P2: {id} is announced, {told} was told that it failed")
-        placement = decode_placement(decided.placement)
+        placement = self.placement_of(id)
         self._check_ranks(info, placement)
         for rank, columns in placement.items():
             if (id, rank) in self.overwritten:

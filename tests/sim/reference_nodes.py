@@ -29,7 +29,6 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.loading import Resolved, TargetAddress
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.events import Session
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.target.core import column_name
@@ -72,8 +71,7 @@ class ReferenceOracles(Oracles):
             return
         for home in info.homes:
             id = home.id(info.checkpoint.run)
-            placement = decode_placement(self.decided[id].placement)
-            for rank, columns in placement.items():
+            for rank, columns in self.placement_of(id).items():
                 payload = PayloadId(id, rank)
                 held = sum(
                     self._lies_on(t, ColumnId(payload, ColumnNumber(j)))

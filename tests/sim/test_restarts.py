@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from tests.sim.oracles import Violation
 from tests.sim.restarts import check_restart
 from tests.sim.world import World
@@ -34,24 +33,3 @@ def test_an_entry_that_was_never_written_is_missed(entry: type[catalog.CatalogEn
     durable.remove(next(each for each in durable if isinstance(each, entry)))
     with pytest.raises(Violation, match="knows otherwise"):
         check_restart(world)
-
-
-def test_a_missing_column_that_is_not_noted_is_found() -> None:
-    world = saved_once()
-    (checkpoint,) = world.coordinator.machine.checkpoints.all()
-    rank, columns = next(iter(checkpoint.placement.items()))
-    found = next(
-        at for at, each in enumerate(world.coordinator.durable)
-        if isinstance(each, catalog.AttemptDecided)
-    )  # fmt: skip
-    decided = world.coordinator.durable[found]
-    assert isinstance(decided, catalog.AttemptDecided)
-    less = {**checkpoint.placement, rank: (None, *columns[1:])}
-    checkpoint.placement = less
-    world.coordinator.durable[found] = catalog.AttemptDecided(
-        decided.checkpoint, decided.record, encode_placement(less)
-    )
-    with pytest.raises(Violation, match="not noted"):
-        check_restart(world)
-    world.coordinator.durable.append(catalog.RepairNeeded(checkpoint.id, rank, (0,)))
-    check_restart(world)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import socket
+import sqlite3
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ import pytest
 import ckpt
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
+from ckptd.catalog.sqlite import SqliteCatalog, read_image
 from tests.client.bits import bits_of
 from tests.client.clikit import environment, run
 from tests.versions import states
@@ -96,6 +100,41 @@ def test_it_is_verified_written_deleted_and_told_as_its_own(cluster: Path) -> No
         assert [each.step for each in store.steps(states.RUN)] == [300, 400]
         for step in (300, 400):
             check_step(store, step)
+
+
+def test_its_catalog_is_taken_over_whole(cluster: Path) -> None:
+    path = cluster / "catalog.sqlite"
+    (columns,) = ask(path, "SELECT group_concat(name) FROM pragma_table_info('checkpoint')")
+    kept = ",".join(name for name in columns[0].split(",") if name != "placement")
+    before = ask(path, f"SELECT {kept} FROM checkpoint")
+    assert "placement" in columns[0]
+    assert ask(path, "PRAGMA user_version") == [(1,)]
+    # Reading changes nothing; a coordinator that begins does.
+    _, image = read_image(cluster)
+    assert len(image.rows) == len(before)
+    assert ask(path, "PRAGMA user_version") == [(1,)]
+    with closing_now(SqliteCatalog.open(cluster, None, "")) as catalog:
+        assert catalog.image.rows == image.rows
+    assert ask(path, f"SELECT {kept} FROM checkpoint") == before
+    assert ask(path, "PRAGMA user_version") == [(2,)]
+    tables = {name for (name,) in ask(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert tables.isdisjoint({"repair", "checkpoint_1"})
+
+
+@contextmanager
+def closing_now(catalog: SqliteCatalog) -> Iterator[SqliteCatalog]:
+    try:
+        yield catalog
+    finally:
+        asyncio.run(catalog.close())
+
+
+def ask(path: Path, question: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(question).fetchall()
+    finally:
+        connection.close()
 
 
 def test_a_lost_target_of_it_is_made_up_for_and_its_catalog_is_made_again(cluster: Path) -> None:

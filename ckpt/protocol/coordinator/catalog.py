@@ -73,9 +73,8 @@ class AttemptDecided:
 
     checkpoint: CheckpointId
     record: bytes
-    """The encoded commit record (ckpt.format.documents.record)."""
-    placement: bytes
-    """The encoded Placement: which target holds which column."""
+    """The encoded commit record (ckpt.format.documents.record). The index that it names says which
+    target holds which column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,7 @@ class CheckpointDeleted:
 
 @dataclass(frozen=True, slots=True)
 class RowForgotten:
-    """The row of an aborted or deleted generation goes, with its repairs;
-    one that is gone stays gone.
-    """
+    """The row of an aborted or deleted generation goes; one that is gone stays gone."""
 
     checkpoint: CheckpointId
 
@@ -206,15 +203,6 @@ class TargetSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairNeeded:
-    """A durable intent: these columns of a committed checkpoint are missing."""
-
-    checkpoint: CheckpointId
-    rank: int
-    columns: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RetentionSaid:
     """What stays of a run from now on; None: as the cluster keeps."""
 
@@ -258,7 +246,6 @@ CatalogEntry = (
     | StepForgotten
     | LaunchForgotten
     | TargetSeen
-    | RepairNeeded
     | CatalogReached
     | CatalogOutdated
 )
@@ -293,7 +280,6 @@ class CatalogRow:
     launch_key: str | None
     world_size: int
     record: bytes = b""
-    placement: bytes = b""
     reason: str = ""
     """Of an abort, damage or deletion: `code: message`."""
 
@@ -319,7 +305,6 @@ class CatalogImage:
     term: int
     rows: dict[CheckpointId, CatalogRow] = field(default_factory=dict)
     targets: dict[TargetId, TargetSeen] = field(default_factory=dict)
-    repairs: dict[tuple[CheckpointId, int], tuple[int, ...]] = field(default_factory=dict)
     launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
     stores: dict[str, StoreRow] = field(default_factory=dict)
     labels: dict[CheckpointId, bytes] = field(default_factory=dict)
@@ -388,8 +373,6 @@ class CatalogImage:
                 self.rows.pop(entry.checkpoint, None)
                 self._forget_labels(entry.checkpoint)
                 self.forgotten = max(self.forgotten, entry.checkpoint.generation)
-                for key in [key for key in self.repairs if key[0] == entry.checkpoint]:
-                    del self.repairs[key]
             case LabelsSent():
                 self.unsettled.add(entry.checkpoint)
             case CheckpointLabeled():
@@ -424,8 +407,6 @@ class CatalogImage:
                 self.position = entry.position
             case CatalogOutdated():
                 self.outdated = entry.reason
-            case RepairNeeded():
-                self.repairs[(entry.checkpoint, entry.rank)] = entry.columns
             case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
                 apply_drain(self.stores, entry)
             case _:
@@ -459,9 +440,7 @@ def _moved(
 ) -> CatalogRow:
     match entry:
         case AttemptDecided():
-            return replace(
-                row, state=RowState.DECIDED, record=entry.record, placement=entry.placement
-            )
+            return replace(row, state=RowState.DECIDED, record=entry.record)
         case RowCommitted():
             return replace(row, state=RowState.COMMITTED)
         case RowAborted():
@@ -471,4 +450,4 @@ def _moved(
         case CheckpointTombstoned():
             return replace(row, state=RowState.TOMBSTONED, reason=entry.reason)
         case CheckpointDeleted():
-            return replace(row, state=RowState.DELETED, placement=b"")
+            return replace(row, state=RowState.DELETED)

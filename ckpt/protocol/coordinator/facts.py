@@ -134,6 +134,13 @@ class CheckpointDoubted:
     checkpoint: CheckpointId
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPlaced:
+    """The index of a checkpoint that the catalog named was read: where its columns are."""
+
+    checkpoint: CheckpointId
+
+
 Fact = (
     TargetListed
     | TargetVouched
@@ -150,4 +157,5 @@ Fact = (
     | RunDrained
     | RetentionDue
     | CheckpointDoubted
+    | CheckpointPlaced
 )

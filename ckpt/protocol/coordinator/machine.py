@@ -16,6 +16,7 @@
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
     Retaining       what stays of a run, and why                  (retaining.py)
+    PlacementReader where the columns of recovered ones are        (placing.py)
     Deleter, Judge  tombstones; proved damage                     (deletion.py, judging.py,
                     index_inquiry.py)
     Vouching        whether the catalog is the newest              (vouching.py)
@@ -33,10 +34,11 @@ same record, committed ones count again as their targets register.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from ckpt.base.errors import CkptError
+from ckpt.base.ids import CheckpointId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import (
     Answer,
@@ -63,13 +65,13 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
 from ckpt.protocol.coordinator import facts
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted
+from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
-from ckpt.protocol.coordinator.desk import Action, Desk
+from ckpt.protocol.coordinator.desk import Action, Desk, Then
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
@@ -77,6 +79,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
+from ckpt.protocol.coordinator.keeping.placing import PlacementReader
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
@@ -141,8 +144,9 @@ class CoordinatorMachine:
         self.vouching = Vouching(desk, self.members, image, policy, generations)
         self.confirming = Confirming(desk, self.members, self.book, self.vouching)
         context = SavingContext(
-            desk, policy, self.members, self.launches, self.book, self.reservations, self.homes
-        )
+            desk, policy, self.members, self.launches, self.book, self.reservations, self.homes,
+            self.placing,
+        )  # fmt: skip
         self._make_saving_parts(context, secret, wall_s)
         self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
@@ -158,6 +162,7 @@ class CoordinatorMachine:
 
     def _make_keeping_parts(self, image: CatalogImage, wall_s: Callable[[], float]) -> None:
         policy, desk = self.policy, self._desk
+        self.placing = PlacementReader(desk, self.members, self.checkpoints)
         self.judge = Judge(desk, self.members, self.checkpoints)
         self.homes = Homes(desk, self.checkpoints)
         self.drains = DrainQueue(desk, self.checkpoints, image.stores, image.term)
@@ -185,7 +190,7 @@ class CoordinatorMachine:
     def _introduce(self) -> None:
         """Who hears which fact, and in which order."""
         hear = self._desk.hear
-        hear(facts.TargetListed, self.vouching.listed)
+        hear(facts.TargetListed, self.placing.listed, self.vouching.listed)
         hear(
             facts.TargetVouched,
             self.deleter.target_vouched,
@@ -211,7 +216,8 @@ class CoordinatorMachine:
         hear(facts.ReferencesDropped, self.homes.let_go)
         hear(facts.RunDrained, self.deleter.drained)
         hear(facts.RetentionDue, self.deleter.retention_due)
-        hear(facts.CheckpointDoubted, self.judge.doubted)
+        hear(facts.CheckpointDoubted, self.placing.doubted, self.judge.doubted)
+        hear(facts.CheckpointPlaced, self._placed)
 
     def handle(self, event: Event) -> list[Action]:
         """Everything that follows from one event."""
@@ -278,7 +284,7 @@ class CoordinatorMachine:
             case OpenPayload() if message.member:
                 self.files.open_file(session, request, message)
             case OpenPayload():
-                self.opening.open_payload(session, request, message)
+                self._open_payload(session, request, message)
             case RequestSpares():
                 self.certifying.request_spares(session, request, message)
             case Certify():
@@ -307,13 +313,13 @@ class CoordinatorMachine:
             case ReleasePin():
                 self.resolver.release(session, message.pin)
             case ReportDamage():
-                self.judge.report(session, request, message)
+                self._report_damage(session, request, message)
             case ReplaceTarget():
                 self.members.replace(session, request, message)
             case LabelStep():
                 self.labeling.label_step(session, request, message)
             case RollBack():
-                self.rolling_back.roll_back(session, request, message)
+                self._roll_back(session, request, message)
             case KeepSteps():
                 self._keep(session, request, message)
             case DeleteStep():
@@ -325,6 +331,34 @@ class CoordinatorMachine:
                 self.drains.handle(session, request, message, bulk)
             case _:
                 self._desk.close(session, f"{type(message).__name__} is no request")
+
+    def _open_payload(self, session: Session, request: int, message: OpenPayload) -> None:
+        homes = {home.id(message.run) for home in message.homes}
+        act = partial(self.opening.open_payload, session, request, message)
+        self._once_placed(session, request, homes, act)
+
+    def _report_damage(self, session: Session, request: int, message: ReportDamage) -> None:
+        act = partial(self.judge.report, session, request, message)
+        self._once_placed(session, request, {message.payload.checkpoint}, act)
+
+    def _roll_back(self, session: Session, request: int, message: RollBack) -> None:
+        held = self.checkpoints.of_step(message.run, message.step, RowState.COMMITTED)
+        act = partial(self.rolling_back.roll_back, session, request, message)
+        self._once_placed(session, request, {one.id for one in held}, act)
+
+    def _once_placed(
+        self, session: Session, request: int, ids: Collection[CheckpointId], act: Then
+    ) -> None:
+        """Right after a start it is not known yet where what the catalog names lies."""
+
+        def settled() -> None:
+            try:
+                if session in self._roles:
+                    act()
+            except CkptError as error:
+                self._desk.fail(session, request, error)
+
+        self.placing.settle(ids, settled)
 
     def _answer(self, session: Session, request: int, message: Ask) -> None:
         answer = self.views.answer(message.what, message.run, message.step, message.generation)
@@ -382,6 +416,7 @@ class CoordinatorMachine:
     def _tick(self) -> None:
         self._desk.tick()
         self.members.tick()
+        self.placing.tick()
         self.vouching.tick()
         problem = self.vouching.problem()
         if problem is not None:
@@ -417,6 +452,11 @@ class CoordinatorMachine:
     def _confirmed(self, fact: facts.RequestConfirmed) -> None:
         self._do(fact.event)
 
+    def _placed(self, fact: facts.CheckpointPlaced) -> None:
+        """Until the catalog is vouched for nothing is dropped; then all is looked at."""
+        if self.vouching.serves:
+            self.deleter.placed(fact)
+
     def _recorded(self, fact: facts.AttemptRecorded) -> None:
         """An attempt becomes a checkpoint."""
         attempt = self.book.attempts[fact.checkpoint]
@@ -425,7 +465,7 @@ class CoordinatorMachine:
         record = attempt.record
         checkpoint = KeptCheckpoint(
             attempt.info, attempt.record_bytes, record.index_targets, record.index_bytes,
-            attempt.placement,
+            attempt.placement or None,
         )  # fmt: skip
         attempt.info = self.checkpoints.info_now(checkpoint)
         self.checkpoints.add(checkpoint)

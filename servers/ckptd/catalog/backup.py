@@ -115,8 +115,4 @@ def take_from(backup: CatalogImage, image: CatalogImage, seen: Set[CheckpointId]
     image.stores.update(backup.stores)
     for target, seen_target in backup.targets.items():
         image.targets.setdefault(target, seen_target)
-    for key, columns in backup.repairs.items():
-        row_of = image.rows.get(key[0])
-        if row_of is not None and row_of.state is RowState.COMMITTED:
-            image.repairs[key] = columns
     image.term = max(image.term, backup.term)

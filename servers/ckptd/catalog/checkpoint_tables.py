@@ -13,11 +13,18 @@ SCHEMA: Final = """
 CREATE TABLE checkpoint (
     run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
     state TEXT NOT NULL, launch INTEGER NOT NULL, launch_key TEXT, world_size INTEGER NOT NULL,
-    record BLOB NOT NULL, placement BLOB NOT NULL, reason TEXT NOT NULL,
+    record BLOB NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (run, step, term, counter));
 """
 KEY: Final = "run = ? AND step = ? AND term = ? AND counter = ?"
-_ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, placement, reason"
+_ROW_FIELDS: Final = "state, launch, launch_key, world_size, record, reason"
+FROM_SCHEMA_1: Final = f"""
+ALTER TABLE checkpoint RENAME TO checkpoint_1;
+{SCHEMA}
+INSERT INTO checkpoint SELECT run, step, term, counter, {_ROW_FIELDS} FROM checkpoint_1;
+DROP TABLE checkpoint_1;
+"""
+"""That had a placement in each row."""
 
 
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
@@ -33,7 +40,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
 def insert(connection: sqlite3.Connection, row: CatalogRow) -> None:
     """A row that is new, or takes the place of one."""
     connection.execute(
-        "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*key_of(row.checkpoint), *_values(row)),
     )
 
@@ -62,6 +69,11 @@ def move(connection: sqlite3.Connection, checkpoint: CheckpointId, entry: Catalo
         )
 
 
+def forget(connection: sqlite3.Connection, checkpoint: CheckpointId) -> None:
+    """Its row goes."""
+    connection.execute(f"DELETE FROM checkpoint WHERE {KEY}", key_of(checkpoint))
+
+
 def checkpoint_of(run: str, step: int, term: int, counter: int) -> CheckpointId:
     """What the four columns of a key name."""
     return CheckpointId(RunName(run), Step(step), Generation(term, counter))
@@ -74,11 +86,10 @@ def key_of(checkpoint: CheckpointId) -> tuple[str, int, int, int]:
 
 
 def _row(checkpoint: CheckpointId, values: list[str | int | bytes | None]) -> CatalogRow:
-    state, launch, launch_key, world_size, record, placement, reason = values
+    state, launch, launch_key, world_size, record, reason = values
     assert isinstance(launch, int)
     assert isinstance(world_size, int)
     assert isinstance(record, bytes)
-    assert isinstance(placement, bytes)
     assert launch_key is None or isinstance(launch_key, str)
     try:
         known = RowState(state)
@@ -91,15 +102,13 @@ def _row(checkpoint: CheckpointId, values: list[str | int | bytes | None]) -> Ca
         launch_key,
         world_size,
         record,
-        placement,
         str(reason),
     )
 
 
 def _values(row: CatalogRow) -> tuple[str | int | bytes | None, ...]:
     return (
-        row.state.value, row.launch, row.launch_key, row.world_size,
-        row.record, row.placement, row.reason,
+        row.state.value, row.launch, row.launch_key, row.world_size, row.record, row.reason,
     )  # fmt: skip
 
 

@@ -45,7 +45,6 @@ from ckpt.format.index import decode_index
 from ckpt.format.messages.keeping import ALL_STAYS
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
-from ckpt.protocol.coordinator.keeping.placements import encode_placement
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
 from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
@@ -266,10 +265,11 @@ def _row(
     if any(here for _, here in tombstones):
         return _gone(checkpoint, [document for document, _ in tombstones if document is not None])
     record_bytes, record = _record(cluster, checkpoint, held)
-    return _committed_row(record_bytes, record, _placement(record, held)), record.term
+    _check_index(record, held)
+    return _committed_row(record_bytes, record), record.term
 
 
-def _committed_row(record_bytes: bytes, record: CommitRecord, placement: bytes) -> CatalogRow:
+def _committed_row(record_bytes: bytes, record: CommitRecord) -> CatalogRow:
     info = record.info
     return CatalogRow(
         info.checkpoint,
@@ -279,7 +279,6 @@ def _committed_row(record_bytes: bytes, record: CommitRecord, placement: bytes) 
         None,
         info.world_size,
         record_bytes,
-        placement,
     )
 
 
@@ -339,7 +338,8 @@ def _row_of_home(
     if row is not None and row.record:
         return row
     record_bytes, record = _record(cluster, id, held)
-    deleted = _committed_row(record_bytes, record, _placement(record, held))
+    _check_index(record, held)
+    deleted = _committed_row(record_bytes, record)
     return replace(deleted, state=RowState.TOMBSTONED, reason=row.reason if row is not None else "")
 
 
@@ -390,12 +390,15 @@ def _record(
     return next(iter(found.items()))
 
 
-def _placement(record: CommitRecord, held: list[tuple[TargetSource, Holdings]]) -> bytes:
+def _check_index(record: CommitRecord, held: list[tuple[TargetSource, Holdings]]) -> None:
+    """It says where the columns are. Raises NotFound where nobody has it whole, Corrupt where it
+    cannot be read, as a later version's.
+    """
     for document, _ in _documents(DocumentKind.INDEX, record.info.checkpoint, held):
         if document is None or xxh3_128(document) != record.index_digest:
             continue
-        index = decode_index(document)
-        return encode_placement({payload.rank: payload.columns for payload in index.payloads})
+        decode_index(document)
+        return
     named = ", ".join(record.index_targets)
     raise NotFound(f"its index is on none of the targets that answered; it was put on {named}")
 

@@ -43,7 +43,6 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     LaunchResolved,
     Persist,
-    RepairNeeded,
     RetentionSaid,
     RowForgotten,
     StepForgotten,
@@ -76,7 +75,7 @@ from ckptd.catalog.file import (
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 APPLICATION_ID: Final = 0x636B7074  # "ckpt"
 TICKETS_WAITING_MAX: Final = 1 << 20
 """Above it the disk has stood still for minutes: better to stop than to grow."""
@@ -85,11 +84,9 @@ _TERM_MAX: Final = (1 << 31) - 1
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL);
 CREATE TABLE target (id TEXT PRIMARY KEY, domain TEXT NOT NULL, directory TEXT NOT NULL);
-CREATE TABLE repair (
-    run TEXT NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL, counter INTEGER NOT NULL,
-    rank INTEGER NOT NULL, columns TEXT NOT NULL,
-    PRIMARY KEY (run, step, term, counter, rank));
 """
+_FROM_SCHEMA_1: Final = checkpoint_tables.FROM_SCHEMA_1 + "DROP TABLE repair;"
+"""That noted which columns were missing at each commit, which nobody read."""
 _LATER_SCHEMA: Final = (
     launch_tables.SCHEMA
     + drain_tables.SCHEMA
@@ -291,8 +288,6 @@ def _fill(
             checkpoint_tables.insert(connection, row)
         for seen in image.targets.values():
             target_tables.store(connection, seen)
-        for (checkpoint, rank), columns in image.repairs.items():
-            _upsert_repair(connection, RepairNeeded(checkpoint, rank, columns))
         standing_tables.note(connection, image)
         if image.outdated:
             standing_tables.store(connection, CatalogOutdated(image.outdated))
@@ -364,11 +359,13 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise Refused(f"the catalog in {directory} has schema {version}; this is {SCHEMA_VERSION}")
-    if version == SCHEMA_VERSION:
+    if version:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         _run_all(connection, _LATER_SCHEMA)
+        if version < SCHEMA_VERSION:
+            _take_over(connection)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
     with connection:
@@ -379,6 +376,14 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         _set_meta(connection, "cluster", cluster)
         _set_meta(connection, "term", 0)
     sync_directory(directory)
+
+
+def _take_over(connection: sqlite3.Connection) -> None:
+    """An earlier version's, whole or not at all: that version refuses it from then on."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        _run_all(connection, _FROM_SCHEMA_1)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _run_all(connection: sqlite3.Connection, script: str) -> None:
@@ -412,11 +417,6 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     image = CatalogImage(int(_meta(connection, "term")))
     checkpoint_tables.load(connection, image)
     target_tables.load(connection, image)
-    for run, step, term, counter, rank, columns in connection.execute(
-        "SELECT * FROM repair ORDER BY run, step, term, counter, rank"
-    ):
-        key = (checkpoint_tables.checkpoint_of(run, step, term, counter), int(rank))
-        image.repairs[key] = tuple(int(number) for number in columns.split())
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
     label_tables.load(connection, image)
@@ -439,11 +439,7 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             image.apply(entry)
             checkpoint_tables.insert(connection, image.rows[entry.checkpoint])
         case RowForgotten():
-            for table in ("checkpoint", "repair"):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE {checkpoint_tables.KEY}",
-                    checkpoint_tables.key_of(entry.checkpoint),
-                )
+            checkpoint_tables.forget(connection, entry.checkpoint)
             label_tables.store(connection, entry)
             standing_tables.store(connection, entry)
         case CheckpointTombstoned():
@@ -463,15 +459,5 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             drain_tables.store(connection, entry)
         case TargetSeen():
             target_tables.store(connection, entry)
-        case RepairNeeded():
-            _upsert_repair(connection, entry)
         case _:
             checkpoint_tables.move(connection, entry.checkpoint, entry)
-
-
-def _upsert_repair(connection: sqlite3.Connection, needed: RepairNeeded) -> None:
-    columns = " ".join(str(number) for number in needed.columns)
-    connection.execute(
-        "INSERT OR REPLACE INTO repair VALUES (?, ?, ?, ?, ?, ?)",
-        (*checkpoint_tables.key_of(needed.checkpoint), needed.rank, columns),
-    )

@@ -171,7 +171,11 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
         "How many more targets, whichever they are, may be lost before any committed checkpoint "
         "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
     )
-    committed = [one for one in checkpoints.all() if one.state is RowState.COMMITTED]
+    committed = [
+        one
+        for one in checkpoints.all()
+        if one.state is RowState.COMMITTED and not checkpoints.is_about_to_be_placed(one)
+    ]
     counts = checkpoints.document_counts()
     found = [
         (checkpoints.redundancy(one), checkpoints.documents_missing(one, counts))

@@ -38,7 +38,7 @@ from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.keeping.placements import Placement, decode_placement
+from ckpt.protocol.coordinator.keeping.placements import Placement
 
 
 @dataclass(slots=True)
@@ -49,7 +49,8 @@ class KeptCheckpoint:
     record_bytes: bytes
     index_targets: tuple[TargetId, ...]
     index_bytes: int
-    placement: Placement
+    placement: Placement | None
+    """None: its index was not read since this coordinator began (placing.py)."""
     state: RowState = RowState.COMMITTED
     reason: str = ""
     pins: set[int] = field(default_factory=set)
@@ -64,6 +65,8 @@ class KeptCheckpoint:
     """Its targets may have other labels, which were no answer. Only Labeling changes it."""
     dropping: bool = False
     """Its columns go: nobody can hold it any more."""
+    unread: str = ""
+    """Why its index could not be read, when that was last tried."""
 
     @property
     def id(self) -> CheckpointId:
@@ -102,9 +105,14 @@ class KeptCheckpoint:
 
     @property
     def targets(self) -> set[TargetId]:
-        """Every target that its placement or its index names."""
-        named = {t for columns in self.placement.values() for t in columns if t is not None}
-        return named | set(self.index_targets)
+        """Every target that its placement, as far as that is known, or its record names."""
+        placed = (self.placement or {}).values()
+        return {t for columns in placed for t in columns if t is not None} | set(self.index_targets)
+
+    def may_have(self, rank: Rank) -> bool:
+        """Whether it has a payload of that number, as far as is known."""
+        ranks = range(self.info.world_size) if self.placement is None else self.placement
+        return rank in ranks
 
     @property
     def homes(self) -> tuple[CheckpointId, ...]:
@@ -125,7 +133,7 @@ class Redundancy:
 
 DocumentCounts = Counter[tuple[DocumentKind, CheckpointId]]
 GONE: Final = Redundancy(-1, 0, 0)
-"""Of a home that is not there."""
+"""Of a home that is not there, and of what is not placed yet."""
 
 
 class Checkpoints:
@@ -158,13 +166,18 @@ class Checkpoints:
             row.record,
             record.index_targets,
             record.index_bytes,
-            decode_placement(row.placement),
+            None,
             row.state,
             row.reason,
             labels=decode_labels(labels) if labels else None,
         )
         self.add(checkpoint)
         return checkpoint
+
+    def place(self, checkpoint: KeptCheckpoint, placement: Placement) -> None:
+        """Its index was read."""
+        checkpoint.placement, checkpoint.unread = placement, ""
+        self._counted.pop(checkpoint.id, None)
 
     def forget(self, checkpoint: KeptCheckpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
@@ -205,7 +218,8 @@ class Checkpoints:
     # ----------------------------------------------------------------------- what counts now
 
     def columns_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
-        """The columns of one payload that can be read at this moment."""
+        """The columns of one payload that can be read at this moment. The checkpoint is placed."""
+        assert checkpoint.placement is not None
         payload = PayloadId(checkpoint.id, rank)
         return [
             ColumnNumber(j)
@@ -230,10 +244,19 @@ class Checkpoints:
 
     def _has_all_bytes(self, checkpoint: KeptCheckpoint) -> bool:
         """Whether what it holds itself can be read."""
+        if checkpoint.placement is None:
+            return False
         k = checkpoint.code.k
         return all(
             len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
         ) and any(self._is_live(target) for target in checkpoint.index_targets)
+
+    def is_about_to_be_placed(self, checkpoint: KeptCheckpoint) -> bool:
+        """A start has not come to it, or one of its homes: nothing is known that is wrong."""
+        return any(
+            one.placement is None and not one.unread and bool(self.index_copies(one))
+            for one in (checkpoint, *self.homes_of(checkpoint))
+        )
 
     def redundancy(self, checkpoint: KeptCheckpoint) -> Redundancy:
         """Redundancy now, not at write: the least of what it holds itself and its homes hold."""
@@ -272,6 +295,8 @@ class Checkpoints:
         return counted[1]
 
     def _columns(self, checkpoint: KeptCheckpoint) -> Redundancy:
+        if checkpoint.placement is None:
+            return GONE
         chances = []
         missing = 0
         for rank, columns in checkpoint.placement.items():

@@ -44,6 +44,7 @@ from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import (
     AttemptDropped,
     CheckpointCommitted,
+    CheckpointPlaced,
     CheckpointReleased,
     FileDropped,
     ReferencesDropped,
@@ -285,7 +286,9 @@ class Deleter:
         checkpoint = self._checkpoints.get(id)
         if checkpoint is None or self.gone.get(id) is not RowState.TOMBSTONED:
             return
-        for named in checkpoint.targets:
+        # Without its index anybody may have a part of it.
+        unknown = checkpoint.placement is None
+        for named in self._members.targets if unknown else checkpoint.targets:
             target = self._members.targets.get(named)
             if target is None or target.state is not TargetState.LIVE:
                 return
@@ -390,6 +393,10 @@ class Deleter:
         """It came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
 
+    def placed(self, fact: CheckpointPlaced) -> None:
+        """It is known now whose columns are strays."""
+        self._drop_strays(fact.checkpoint)
+
     def _drop_strays(self, id: CheckpointId) -> None:
         for target in self._members.live():
             for column in sorted(target.proved):
@@ -412,6 +419,8 @@ class Deleter:
     def _is_stray(self, column: ColumnId, holder: TargetId) -> bool:
         checkpoint = self._checkpoints.get(column.payload.checkpoint)
         if checkpoint is None:
+            return False
+        if checkpoint.placement is None:
             return False
         columns = checkpoint.placement.get(column.payload.rank)
         return columns is None or columns[column.column] != holder

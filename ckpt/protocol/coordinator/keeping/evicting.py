@@ -162,6 +162,8 @@ class Evictor:
 
     def _payload_on(self, checkpoint: KeptCheckpoint, device: Domain) -> int:
         """About so many bytes of its payloads lie there, parity counted."""
+        if checkpoint.placement is None:
+            return 0
         targets = self._members.targets
         ranks = len(checkpoint.placement)
         columns = sum(

@@ -54,6 +54,8 @@ class Homes:
             checkpoint = self._checkpoints.get(home.id(run))
             if checkpoint is None or not _stays(checkpoint):
                 return f"{home.id(run)} is not there any more"
+            if checkpoint.placement is None:
+                return f"the index of {checkpoint.id} is not read yet: it is written again"
             if self._checkpoints.own_redundancy(checkpoint).columns_missing:
                 return f"{checkpoint.id} has lost columns: what it holds is written again"
             if len(self._checkpoints.index_copies(checkpoint)) < len(checkpoint.index_targets):
@@ -78,7 +80,7 @@ class Homes:
             if home is None:
                 continue
             end = piece.payload_offset + piece.length
-            if payload.rank not in home.placement or end > home.info.payload_bytes:
+            if not home.may_have(payload.rank) or end > home.info.payload_bytes:
                 return f"{home.id} has no byte {end - 1} of rank {payload.rank}"
         return ""
 

@@ -75,8 +75,10 @@ class Judge:
         #: Payloads that were examined unasked, each with the checkpoint that could not be read for
         #: it, and the boots of the holders that were asked: the same boots are not asked twice.
         self._suspected: dict[tuple[CheckpointId, PayloadId], tuple[BootId, ...]] = {}
-        #: Indexes under examination, and who reported them.
-        self._indexes: dict[CheckpointId, list[Asker]] = {}
+        #: Likewise of indexes that no holder gave, by their checkpoint.
+        self._suspected_indexes: dict[CheckpointId, tuple[BootId, ...]] = {}
+        #: Indexes under examination: what cannot be read without each, and who reported it.
+        self._indexes: dict[CheckpointId, tuple[set[CheckpointId], list[Asker]]] = {}
 
     def report(self, session: Session, request: int, message: ReportDamage) -> None:
         """A reader failed to decode; examine the payload once for all who report it."""
@@ -89,7 +91,11 @@ class Judge:
         checkpoint = self._checkpoints.get(payload.checkpoint)
         assert checkpoint is not None, "it would be answered"
         if message.index:
-            self._report_index(asker, checkpoint)
+            self._examine_index(checkpoint, {checkpoint.id}, asker)
+            return
+        if checkpoint.placement is None:
+            why = f"the index of {checkpoint.id} cannot be read now"
+            self._desk.send(session, request, DamageJudged(False, why))
             return
         inquiry = self._open.get(payload)
         if inquiry is not None:
@@ -109,19 +115,23 @@ class Judge:
             return DamageJudged(True, read.reason)
         if payload.checkpoint not in (read.id, *read.homes):
             return DamageJudged(False, f"{read.id} holds nothing in {payload.checkpoint}")
-        if checkpoint is None or not (message.index or payload.rank in checkpoint.placement):
+        if checkpoint is None or not (message.index or checkpoint.may_have(payload.rank)):
             return DamageJudged(True, f"{payload} is no longer there")
         return None
 
-    def _report_index(self, asker: Asker, checkpoint: KeptCheckpoint) -> None:
+    def _examine_index(
+        self, checkpoint: KeptCheckpoint, without: set[CheckpointId], *askers: Asker
+    ) -> None:
+        """`without`: what cannot be read without it."""
         if checkpoint.id in self._indexes:
-            self._indexes[checkpoint.id].append(asker)
+            self._indexes[checkpoint.id][0].update(without)
+            self._indexes[checkpoint.id][1].extend(askers)
             return
-        self._indexes[checkpoint.id] = [asker]
+        self._indexes[checkpoint.id] = without, list(askers)
 
         def done(proved: bool, reason: str) -> None:
-            askers = self._indexes.pop(checkpoint.id)
-            self._conclude({checkpoint.id}, askers, proved, reason)
+            lost, heard = self._indexes.pop(checkpoint.id)
+            self._conclude(lost, heard, proved, reason)
 
         IndexInquiry(self._desk, self._members, checkpoint, done).begin()
 
@@ -132,14 +142,26 @@ class Judge:
         checkpoint = self._checkpoints.get(fact.checkpoint)
         assert checkpoint is not None
         for holder in (checkpoint, *self._checkpoints.homes_of(checkpoint)):
-            for rank in holder.placement:
+            if holder.placement is None:
+                self._suspect_index(checkpoint, holder)
+            for rank in holder.placement or {}:
                 self._suspect_payload(checkpoint, holder, rank)
+
+    def _suspect_index(self, checkpoint: KeptCheckpoint, holder: KeptCheckpoint) -> None:
+        """All who should have it are here, and none gives it."""
+        boots = self._boots(holder.index_targets)
+        gives = self._checkpoints.index_copies(holder) and not holder.unread
+        if gives or boots is None or self._suspected_indexes.get(holder.id) == boots:
+            return
+        self._suspected_indexes[holder.id] = boots
+        self._examine_index(holder, {holder.id, checkpoint.id})
 
     def _suspect_payload(
         self, checkpoint: KeptCheckpoint, holder: KeptCheckpoint, rank: Rank
     ) -> None:
         payload = PayloadId(holder.id, rank)
         enough = len(self._checkpoints.columns_now(holder, rank)) >= holder.code.k
+        assert holder.placement is not None
         boots = self._boots(holder.placement[rank])
         if enough or boots is None:
             return
@@ -157,6 +179,7 @@ class Judge:
         return tuple(here) if len(here) == len(named) else None
 
     def _examine(self, inquiry: _Inquiry, checkpoint: KeptCheckpoint) -> None:
+        assert checkpoint.placement is not None
         inquiry.open_questions = 1
         for j, id in enumerate(checkpoint.placement[inquiry.payload.rank]):
             column = ColumnId(inquiry.payload, ColumnNumber(j))
@@ -241,6 +264,8 @@ class Judge:
         """Of checkpoints that are gone."""
         for key in [key for key in self._suspected if self._checkpoints.get(key[0]) is None]:
             del self._suspected[key]
+        for id in [id for id in self._suspected_indexes if self._checkpoints.get(id) is None]:
+            del self._suspected_indexes[id]
 
     def _tell(self, askers: list[Asker], judged: DamageJudged) -> None:
         """Of what was deleted meanwhile, that it is not there any more."""

@@ -189,6 +189,8 @@ class Health:
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED:
                 continue
+            if self._checkpoints.is_about_to_be_placed(checkpoint):
+                continue
             now = self._checkpoints.redundancy(checkpoint)
             lacking = self._checkpoints.documents_missing(checkpoint, counts)
             if now.targets < 0:

@@ -454,7 +454,11 @@ class Resolver:
 
     def _away(self, checkpoint: KeptCheckpoint) -> str:
         away = ", ".join(self._checkpoints.unreachable(checkpoint))
-        return f"targets {away} do not answer" if away else "the reader does not reach its targets"
+        if away:
+            return f"targets {away} do not answer"
+        if checkpoint.placement is None:
+            return checkpoint.unread or "its index is not read yet"
+        return "the reader does not reach its targets"
 
     def _unpin(self, pin: int) -> None:
         _, checkpoint = self._pins.pop(pin)

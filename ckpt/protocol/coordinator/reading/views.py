@@ -290,7 +290,7 @@ class Views:
 
     def _columns(self, checkpoint: KeptCheckpoint) -> tuple[ColumnsView, ...]:
         views = []
-        for rank, columns in sorted(checkpoint.placement.items()):
+        for rank, columns in sorted((checkpoint.placement or {}).items()):
             now = set(self._checkpoints.columns_now(checkpoint, rank))
             live = tuple(j in now for j in range(len(columns)))
             views.append(ColumnsView(rank, columns, live))

@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.keeping.documents import (
     spread_of,
     store_document,
 )
-from ckpt.protocol.coordinator.keeping.placements import encode_placement
+from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
@@ -86,6 +86,7 @@ class Committer:
         self._members = context.members
         self._reservations = context.reservations
         self._homes = context.homes
+        self._placing = context.placing
         self._policy = context.policy
         self._rule = context.policy.spread
         self._ending = ending
@@ -377,15 +378,8 @@ class Committer:
         )
         attempt.info = attempt.record.info
         attempt.record_bytes = encode_record(attempt.record)
-        placement = encode_placement(attempt.placement)
-        entries: list[catalog.CatalogEntry] = [
-            catalog.AttemptDecided(attempt.checkpoint, attempt.record_bytes, placement)
-        ]
-        for rank, columns in attempt.placement.items():
-            missing = tuple(j for j, target in enumerate(columns) if target is None)
-            if missing:
-                entries.append(catalog.RepairNeeded(attempt.checkpoint, rank, missing))
-        self._desk.persist(tuple(entries), lambda: self.record(attempt))
+        decided = catalog.AttemptDecided(attempt.checkpoint, attempt.record_bytes)
+        self._desk.persist((decided,), lambda: self.record(attempt))
 
     def _still_counts(self, attempt: Attempt) -> bool:
         """The index names these targets: enough of them must count at this very moment."""
@@ -450,7 +444,7 @@ class Committer:
 
         def stored(on: tuple[TargetId, ...]) -> None:
             if on:
-                self._confirmation.confirm(lambda: self._close(attempt))
+                self._confirmation.confirm(lambda: self._place(attempt))
             else:
                 self.stall(attempt)
 
@@ -463,6 +457,19 @@ class Committer:
     def stall(self, attempt: Attempt) -> None:
         """A decided attempt, found at a restart or without targets: the next tick goes on."""
         self._stalled.add(attempt.checkpoint)
+
+    def _place(self, attempt: Attempt) -> None:
+        """What one that was found at a start survives follows from its index."""
+
+        def found(placement: Placement | None) -> None:
+            attempt.placement = placement or {}
+            self._close(attempt)
+
+        assert attempt.record is not None
+        if attempt.placement:
+            self._close(attempt)
+        else:
+            self._placing.look(attempt.record, found)
 
     def _close(self, attempt: Attempt) -> None:
         attempt.state = AttemptState.CLOSING

@@ -8,6 +8,7 @@ from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.homes import Homes
+from ckpt.protocol.coordinator.keeping.placing import PlacementReader
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.reservations import Reserver
@@ -24,3 +25,4 @@ class SavingContext:
     book: AttemptBook
     reservations: Reserver
     homes: Homes
+    placing: PlacementReader

@@ -10,6 +10,8 @@ the end as an answer, as often as he asks, so a lost message costs nothing.
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
@@ -74,6 +76,7 @@ class Ending:
         self._members = context.members
         self._launches = context.launches
         self._reservations = context.reservations
+        self._placing = context.placing
         self._checkpoints = checkpoints
         #: Who asked how one ended, and hears of it once more targets are here.
         self._waiting: dict[CheckpointId, dict[Session, set[int]]] = {}
@@ -365,6 +368,11 @@ class Ending:
         self.tell_unknown(session, request, payload.checkpoint)
 
     def tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
+        """Once it is known where the checkpoint lies, if it is one."""
+        tell = partial(self._tell_unknown, session, request, checkpoint)
+        self._placing.settle({checkpoint}, tell)
+
+    def _tell_unknown(self, session: Session, request: int, checkpoint: CheckpointId) -> None:
         if self._is_early(checkpoint):
             askers = self._waiting.setdefault(checkpoint, {})
             askers.setdefault(session, set()).add(request)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ckpt.base.errors import Aborted, Refused, Unavailable
+from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step, check_run_name, check_step
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.format.members import (
@@ -35,6 +35,7 @@ from ckpt.format.members import (
 from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.facts import FileDropped
+from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
@@ -64,6 +65,7 @@ class Members:
         self._desk = context.desk
         self._book = context.book
         self._reservations = context.reservations
+        self._placing = context.placing
         self._opening = opening
         self._committer = committer
         self._ending = ending
@@ -139,6 +141,9 @@ class Members:
         payload = attempt.payloads.get(message.rank)
         if payload is None:
             # After a restart: of an open list any, of a decided one those that the index names.
+            if attempt.record is not None and not attempt.placement:
+                self._resume_placed(session, request, message, attempt)
+                return
             named = not attempt.closed or message.rank in attempt.placement
             known = attempt.state in ENDED or (attempt.recovered and named)
             if not known or not 0 <= message.rank < attempt.world_size:
@@ -149,6 +154,24 @@ class Members:
         self._opening.answer_again(session, request, attempt, payload)
         if payload.planned is None and attempt.state not in ENDED:
             self._desk.send(session, request, self._opening.resumed_plan(payload))
+
+    def _resume_placed(
+        self, session: Session, request: int, message: OpenPayload, attempt: Attempt
+    ) -> None:
+        """The same once the index of a decided one was read."""
+
+        def found(placement: Placement | None) -> None:
+            attempt.placement = attempt.placement or placement or {}
+            try:
+                if attempt.record is not None and not attempt.placement:
+                    text = f"the index of {attempt.checkpoint} cannot be read now"
+                    raise Unavailable(text, hint="start the targets that have it (ckpt status)")
+                self._resume(session, request, message, attempt.checkpoint)
+            except CkptError as error:
+                self._desk.fail(session, request, error)
+
+        assert attempt.record is not None
+        self._placing.look(attempt.record, found)
 
     # ----------------------------------------------------------------------- drop
 

@@ -27,7 +27,6 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved
 from ckpt.protocol.coordinator.keeping.homes import TOO_MANY
-from ckpt.protocol.coordinator.keeping.placements import decode_placement
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
@@ -333,6 +332,5 @@ class Opening:
             attempt.record_bytes = row.record
             attempt.record = decode_record(row.record)
             attempt.info = attempt.record.info
-            attempt.placement = decode_placement(row.placement)
             attempt.state = AttemptState.RECORDING
             self._committer.stall(attempt)

@@ -17,10 +17,8 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     copying                   where a copy comes from that is not whole: there is no meta then
     row/RUN/STEP/GEN          JSON: state, launch, launch_key, world_size, reason
     record/RUN/STEP/GEN       the commit record's document
-    placement/RUN/STEP/GEN    the placement's document
     label/RUN/STEP/GEN        the labels' document
     unsettled/RUN/STEP/GEN    nothing: its targets may have other labels
-    repair/RUN/STEP/GEN       JSON: rank and missing columns, of each rank
     passed_over/RUN/STEP/GEN  nothing: a rebuild found it without a row, and refused it
     launch/RUN/NUMBER         JSON: key, world_size; gone, all below it is gone
     launch/RUN/NUMBER/rank/R  the process that holds the rank
@@ -57,9 +55,7 @@ LAST: Final = "\x7f"
 """Names are ASCII without control characters: all are between the two."""
 SCHEMA_VERSION: Final = 1
 
-OF_CHECKPOINTS: Final = (
-    "row", "record", "placement", "label", "unsettled", "repair", "passed_over"
-)  # fmt: skip
+OF_CHECKPOINTS: Final = ("row", "record", "label", "unsettled", "passed_over")
 """Kinds of keys that a generation has, at most one of each."""
 
 

@@ -31,7 +31,6 @@ from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.values import (
     LaunchValue,
     RebuiltValue,
-    RepairValue,
     RowValue,
     StoreValue,
     TargetValue,
@@ -95,17 +94,12 @@ def _take_of_checkpoint(image: CatalogImage, kind: str, id: CheckpointId, value:
             )  # fmt: skip
         case "record":
             image.rows[id] = replace(image.rows[id], record=value)
-        case "placement":
-            image.rows[id] = replace(image.rows[id], placement=value)
         case "label":
             image.labels[id] = value
         case "unsettled":
             image.unsettled.add(id)
         case "passed_over":
             image.passed_over.add(id)
-        case "repair":
-            for rank, columns in _json(value, RepairValue):
-                image.repairs[(id, rank)] = columns
 
 
 def _take_of_launch(

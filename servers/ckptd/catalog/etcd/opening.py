@@ -16,12 +16,8 @@ from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.sqlite import CATALOG_NAME
 from ckptd.directory import make_directory
 
-_PAGES: Final = (
-    (keys.FIRST, "placement/", 1000),
-    ("placement/", "placement0", 64),
-    ("placement0", keys.LAST, 1000),
-)
-"""Ranges of names, and how many are asked for at once: a placement may have a megabyte."""
+_PAGE: Final = 1000
+"""So many keys are asked for at once: a record may have 4 KiB."""
 
 
 def etcd_place(directory: Path, cluster: str | None, url: str) -> tuple[EtcdUrl, str | None]:
@@ -67,11 +63,10 @@ def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) 
 async def all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, bytes]]:
     """(name, value) of each, in pages; the fence says whether they are of one moment."""
     found: list[tuple[str, bytes]] = []
-    for start, end, limit in _PAGES:
-        while True:
-            page = await space.page(start, end, limit, deadline)
-            found += page
-            if len(page) < limit:
-                break
-            start = f"{page[-1][0]}\0"
-    return found
+    start = keys.FIRST
+    while True:
+        page = await space.page(start, keys.LAST, _PAGE, deadline)
+        found += page
+        if len(page) < _PAGE:
+            return found
+        start = f"{page[-1][0]}\0"

@@ -28,7 +28,6 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    RepairNeeded,
     RetentionSaid,
     RowForgotten,
     RowState,
@@ -89,10 +88,6 @@ class RebuiltValue(Struct, frozen=True):
     targets: int
 
 
-RepairValue = list[tuple[int, tuple[int, ...]]]
-"""Of `repair/…`: rank and columns."""
-
-
 @dataclass(frozen=True, slots=True)
 class KeyedValue:
     """One key, and how its value comes from an image."""
@@ -117,8 +112,7 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
         KeyedValue(keys.OUTDATED, _outdated),
         KeyedValue(keys.REBUILT, _rebuilt),
     )
-    repaired = {id for id, _rank in image.repairs}
-    ids = {*image.rows, *image.labels, *image.unsettled, *repaired, *image.passed_over}
+    ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
     for kind in keys.OF_CHECKPOINTS:
         yield from (_of_checkpoint(kind, id) for id in sorted(ids))
     for run, number in image.launches:
@@ -141,8 +135,6 @@ def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
             yield _target(entry.target)
         case RetentionSaid():
             yield _retention(entry.run)
-        case RepairNeeded():
-            yield _of_checkpoint("repair", entry.checkpoint)
         case LabelsSent() | CheckpointLabeled():
             yield from _labels(entry.checkpoint)
         case LaunchNumbered() | LaunchForgotten():
@@ -182,7 +174,7 @@ def _rebuilt(image: CatalogImage) -> bytes | None:
 
 
 def _row(id: CheckpointId) -> Iterator[KeyedValue]:
-    yield from (_of_checkpoint(kind, id) for kind in ("row", "record", "placement"))
+    yield from (_of_checkpoint(kind, id) for kind in ("row", "record"))
 
 
 def _labels(id: CheckpointId) -> Iterator[KeyedValue]:
@@ -208,11 +200,6 @@ def _record(image: CatalogImage, id: CheckpointId) -> bytes | None:
     return None if row is None else row.record or None
 
 
-def _placement(image: CatalogImage, id: CheckpointId) -> bytes | None:
-    row = image.rows.get(id)
-    return None if row is None else row.placement or None
-
-
 def _label(image: CatalogImage, id: CheckpointId) -> bytes | None:
     return image.labels.get(id)
 
@@ -225,20 +212,11 @@ def _passed_over(image: CatalogImage, id: CheckpointId) -> bytes | None:
     return b"" if id in image.passed_over else None
 
 
-def _repair(image: CatalogImage, id: CheckpointId) -> bytes | None:
-    found: RepairValue = sorted(
-        (rank, columns) for (of, rank), columns in image.repairs.items() if of == id
-    )
-    return msgspec.json.encode(found) if found else None
-
-
 _OF_CHECKPOINT: Final = {
     "row": _row_value,
     "record": _record,
-    "placement": _placement,
     "label": _label,
     "unsettled": _unsettled,
-    "repair": _repair,
     "passed_over": _passed_over,
 }
 
