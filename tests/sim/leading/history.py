@@ -1,0 +1,193 @@
+"""The history of one seed: a job saves, and in a phase of a save its leader is struck; others follow.
+Then all heals, and everything that anybody was told is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckpt.protocol.stager.events import SaveCommitted
+from tests.sim import faults
+from tests.sim.books import check_books
+from tests.sim.last_checks import SETTLE_US, check_no_leak, check_readable, let_orphans_go
+from tests.sim.leading.effects import simulated
+from tests.sim.leading.strikes import STRIKES, TAKES_OVER
+from tests.sim.leading.world import LeadingWorld
+from tests.sim.oracles import Violation
+from tests.sim.rank_node import RankNode
+from tests.sim.reader_node import CRASHED
+from tests.sim.restarts import check_restart
+from tests.sim.scenario import PHASES
+from tests.sim.world import RUN
+
+NAMES = tuple("JRSLCAX")
+PHASE_US = 8_000_000
+MEANWHILE_US = 9_000_000
+"""Longer than anybody is paused, or cut off."""
+BESIDE: tuple[Callable[..., object], ...] = (
+    faults.target_killed, faults.target_power_lost, faults.target_stopped, faults.target_slowed,
+    faults.connections_cut, faults.frames_stuttered, faults.half_opened, faults.trainer_killed,
+)  # fmt: skip
+"""What befalls others, in some histories."""
+
+
+@dataclass(slots=True)
+class History:
+    """What one seed was, and did."""
+
+    seed: int
+    phase: str
+    struck: bool = False
+    """In its phase."""
+    strikes: list[str] = field(default_factory=list)
+    aims: dict[str, int] = field(default_factory=dict)
+    terms: int = 0
+    warm: int = 0
+    """Terms that began from the copy of who stood by."""
+    committed: int = 0
+    done_late: int = 0
+    lost: int = 0
+    given_up: int = 0
+
+
+def run_seed(seed: int) -> History:
+    """Raises Violation, or a machine's AssertionError, when a promise breaks."""
+    with simulated():
+        world = LeadingWorld.made(seed)
+        try:
+            return _run(world)
+        finally:
+            world.end()
+
+
+def _run(world: LeadingWorld) -> History:
+    rng = world.clock.rng
+    history = History(world.seed, NAMES[world.seed % len(NAMES)])
+    world.start()
+    first = world.launch((10, 20, 30, 40), rng.choice([2_000, 300_000]), rng.choice([3_000, 9_000]))
+    history.struck = _wait_for(world, history.phase)
+    _strike(world, history, TAKES_OVER)
+    for _ in range(rng.choice([0, 1, 2, 3, 4])):
+        world.clock.after(rng.randint(0, 6_000_000), _strike, world, history, tuple(STRIKES))
+    _busy(world)
+    world.clock.pass_time(MEANWHILE_US)
+    _end(world, first)
+    return _told(world, history)
+
+
+def _wait_for(world: LeadingWorld, phase: str) -> bool:
+    """The phase, and that somebody may be in the middle of it."""
+    rng = world.clock.rng
+    if phase in "AX":
+        world.clock.run(lambda: PHASES["A"](world), PHASE_US)
+    if phase == "X":
+        world.read()
+    for _ in range(1 if phase == "J" else rng.choice([1, 1, 2, 4])):
+        world.clock.run(lambda: PHASES[phase](world), PHASE_US)
+        if phase not in "JX":
+            world.clock.pass_time(rng.choice([1, 1, 400, 3_000]))
+    return PHASES[phase](world) or world.clock.run(lambda: PHASES[phase](world), PHASE_US)
+
+
+def _strike(world: LeadingWorld, history: History, names: tuple[str, ...]) -> None:
+    name = world.clock.rng.choice(names)
+    if STRIKES[name](world):
+        history.strikes.append(name)
+
+
+def _busy(world: LeadingWorld) -> None:
+    """Readers, somebody who deletes, another start of the job, and faults of others."""
+    rng, after = world.clock.rng, world.clock.after
+    for number in range(8):
+        after(number * 1_000_000 + rng.randint(0, 1_000_000), world.read)
+    if rng.random() < 0.4:
+        after(rng.randint(0, 6_000_000), world.delete_one)
+    if rng.random() < 0.5:
+        after(rng.randint(0, 5_000_000), world.launch, (50, 60), 2_000, 4096)
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        after(rng.randint(0, 5_000_000), rng.choice(BESIDE), world)
+
+
+# --------------------------------------------------------------------------- the end
+
+
+def _end(world: LeadingWorld, first: list[RankNode]) -> None:
+    world.heal()
+    for node in (*first, *world.ranks):
+        if world.clock.rng.random() < 0.5:
+            node.crash()
+    _wait_until_well(world)
+    for node in world.ranks:
+        node.crash()
+    last = world.launch((70,), 2_000, 4096)
+    world.clock.run(lambda: all(node.outcomes for node in last), SETTLE_US)
+    said = [node.outcomes.get(70) for node in last]
+    if not all(isinstance(end, SaveCommitted) for end in said):
+        raise Violation(f"P4: after healing a job cannot save: {said}")
+    _check_readers(world)
+    for id, announced in sorted(world.oracles.announced.items()):
+        if id not in world.oracles.deleted:
+            check_readable(world, id, announced)
+    world.clock.run(lambda: not world.attempts, SETTLE_US)
+    let_orphans_go(world)
+    check_no_leak(world)
+    check_books(world)
+    _wait_until_stored(world)
+    check_restart(world)
+    world.book.check_keys()
+    _check_copies(world)
+
+
+def _wait_until_well(world: LeadingWorld) -> None:
+    def well() -> bool:
+        return len(_leaders(world)) == 1 and world.live_targets == len(world.targets)
+
+    if not world.clock.run(well, SETTLE_US):
+        states = [(one.name, one.up and one.contender.state.value) for one in world.several.all]
+        raise Violation(f"P4: after healing {world.live_targets} targets, {states}")
+
+
+def _leaders(world: LeadingWorld) -> list[str]:
+    return [one.name for one in world.several.all if one.leads]
+
+
+def _wait_until_stored(world: LeadingWorld) -> None:
+    world.clock.run(lambda: not world.several.is_writing, SETTLE_US)
+
+
+def _check_readers(world: LeadingWorld) -> None:
+    reader = world.read()
+    world.clock.run(lambda: all(one.outcome is not None for one in world.readers), SETTLE_US)
+    newest = world.oracles.kept(RUN)[-1]
+    found = reader.checkpoint
+    if reader.outcome != "read" or found is None or found.checkpoint != newest:
+        raise Violation(f"P1: after healing a load ends with {reader.outcome}, of {found}")
+    for one in world.readers:
+        if one.outcome not in ("read", "unavailable", "not_found", "lost", CRASHED):
+            raise Violation(f"P3: {one.name} ended with {one.outcome}")
+
+
+def _check_copies(world: LeadingWorld) -> None:
+    """Who stands by has all that is stored."""
+    world.clock.pass_time(3_000_000)
+    known = {key: kv.value for key, kv in world.etcd.store.keys.items()}
+    for one in world.several.all:
+        if one.leads:
+            continue
+        mirror = one.contender._mirror
+        found = {mirror._names.full(name): value for name, value in mirror._values.items()}
+        if found != known:
+            raise Violation(f"P1: {one.name} stands by with {len(found)} of {len(known)} keys")
+
+
+def _told(world: LeadingWorld, history: History) -> History:
+    lines = [line for one in world.several.all for line in one.lines]
+    leads = [fields for text, fields in lines if text == "leads"]
+    history.terms = len(world.book.terms)
+    history.warm = sum(fields["warm"] == "yes" for fields in leads)
+    history.committed = len(world.oracles.announced)
+    history.aims = dict(world.aims)
+    history.done_late, history.lost = world.etcd.done_late, world.etcd.lost
+    history.given_up = world.network.given_up
+    return history
