@@ -1,6 +1,8 @@
 """What must be true of a catalog that several coordinators write, seen from etcd's side: what is
 done there, by whom, and what each of them says of it.
 
+    a transaction is done                    while its term has the leader's key: P10
+    tickets of a term are stored             in their order: P2
     a ticket is durable for who wrote it     once a transaction of its own term did it: P2
     the keys                                 are the fold of all that was done: P1, P10
     a term                                   begins with that, and is nobody else's: P10
@@ -12,11 +14,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ckpt.base.errors import CkptError
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import Batch, EtcdCatalog
-from ckptd.catalog.etcd.fence import Fence
+from ckptd.catalog.etcd.fence import Fence, Leader
 from ckptd.catalog.etcd.folding import Writes
 from ckptd.catalog.etcd.loading import load
 from ckptd.catalog.etcd.words import Transaction, TransactionDone
@@ -27,7 +31,7 @@ from tests.sim.leading.store import EtcdStore
 from tests.sim.oracles import Oracles, Violation
 
 SPACE = keys.KeySpace(URL.prefix)
-SEQUENCE = SPACE.full(keys.SEQUENCE)
+LEADER, SEQUENCE = SPACE.full(keys.LEADER), SPACE.full(keys.SEQUENCE)
 NOT_FOLDED = (keys.META, keys.LEADER, keys.TERM, keys.SEQUENCE)
 
 
@@ -38,11 +42,19 @@ class Sent:
     who: str
     term: int
     tickets: tuple[tuple[int, tuple[CatalogEntry, ...]], ...]
+    """Each with its entries."""
 
     @property
     def kinds(self) -> set[str]:
         """Of its entries."""
         return {type(entry).__name__ for _, entries in self.tickets for entry in entries}
+
+
+def takes_the_key(request: Request) -> bool:
+    """A campaign's own transaction."""
+    said = request.said
+    puts = said.success if isinstance(said, Transaction) else ()
+    return any(each.request_put and each.request_put.key == LEADER for each in puts)
 
 
 @dataclass(slots=True)
@@ -58,10 +70,9 @@ class CatalogBook:
     """(process, term, ticket) of each."""
     terms: dict[int, str] = field(default_factory=dict)
     """Who led in it."""
-    done: list[Sent] = field(default_factory=list)
-    under_way: dict[str, Sent] = field(default_factory=dict)
-    """By process: what it has not heard of yet."""
-    taken: int = 0
+    done: set[Sent] = field(default_factory=set)
+    newest: dict[int, int] = field(default_factory=dict)
+    """Ticket of each term."""
 
     def request_done(self, request: Request, answer: object) -> None:
         """etcd did it, whatever becomes of its answer."""
@@ -73,13 +84,30 @@ class CatalogBook:
             self._done(sent)
 
     def _done(self, sent: Sent) -> None:
-        self.done.append(sent)
+        self._check_fence(sent)
+        if sent in self.done:
+            return  # What that did to the keys is compared with all that should be there.
+        self.done.add(sent)
         for ticket, entries in sent.tickets:
+            self._check_order(sent, ticket)
             self.stored.add((sent.who, sent.term, ticket))
             self.entries.extend(entries)
             for entry in entries:
                 self.image.apply(entry)
             self.oracles.catalog_wrote(entries)
+
+    def _check_fence(self, sent: Sent) -> None:
+        """Only who has the leader's key stores anything."""
+        holder = self.store.keys.get(LEADER)
+        term = None if holder is None else msgspec.json.decode(holder.value, type=Leader).term
+        if term != sent.term:
+            raise Violation(f"P10: {sent.who} stores in term {sent.term}, {term} has the key")
+
+    def _check_order(self, sent: Sent, ticket: int) -> None:
+        newest = self.newest.get(sent.term, -1)
+        if ticket < newest:
+            raise Violation(f"P2: ticket {ticket} of term {sent.term} is stored after {newest}")
+        self.newest[sent.term] = ticket
 
     def acknowledged(self, who: str, term: int, ticket: int) -> None:
         """A writer says that a ticket of its own is stored."""

@@ -12,17 +12,20 @@ from tests.sim import faults
 from tests.sim.books import check_books
 from tests.sim.last_checks import SETTLE_US, check_no_leak, check_readable, let_orphans_go
 from tests.sim.leading.effects import simulated
+from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.strikes import STRIKES, TAKES_OVER
 from tests.sim.leading.world import LeadingWorld
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
 from tests.sim.restarts import check_restart
-from tests.sim.scenario import PHASES
+from tests.sim.scenario import PHASES, settle
 from tests.sim.world import RUN
 
 NAMES = tuple("JRSLCAX")
 PHASE_US = 8_000_000
+COPY_US = 60_000_000
+"""A page whose answer was lost is asked for again after ten seconds."""
 MEANWHILE_US = 9_000_000
 """Longer than anybody is paused, or cut off."""
 BESIDE: tuple[Callable[..., object], ...] = (
@@ -92,7 +95,7 @@ def _wait_for(world: LeadingWorld, phase: str) -> bool:
 
 def _strike(world: LeadingWorld, history: History, names: tuple[str, ...]) -> None:
     name = world.clock.rng.choice(names)
-    if STRIKES[name](world):
+    if not world.is_healed and STRIKES[name](world):
         history.strikes.append(name)
 
 
@@ -121,7 +124,7 @@ def _end(world: LeadingWorld, first: list[RankNode]) -> None:
     for node in world.ranks:
         node.crash()
     last = world.launch((70,), 2_000, 4096)
-    world.clock.run(lambda: all(node.outcomes for node in last), SETTLE_US)
+    settle(world, last)
     said = [node.outcomes.get(70) for node in last]
     if not all(isinstance(end, SaveCommitted) for end in said):
         raise Violation(f"P4: after healing a job cannot save: {said}")
@@ -129,7 +132,6 @@ def _end(world: LeadingWorld, first: list[RankNode]) -> None:
     for id, announced in sorted(world.oracles.announced.items()):
         if id not in world.oracles.deleted:
             check_readable(world, id, announced)
-    world.clock.run(lambda: not world.attempts, SETTLE_US)
     let_orphans_go(world)
     check_no_leak(world)
     check_books(world)
@@ -169,16 +171,19 @@ def _check_readers(world: LeadingWorld) -> None:
 
 
 def _check_copies(world: LeadingWorld) -> None:
-    """Who stands by has all that is stored."""
-    world.clock.pass_time(3_000_000)
+    """Who stands by comes to have all that is stored."""
+    standing_by = [one for one in world.several.all if not one.leads]
+    if not world.clock.run(lambda: all(_lacks(world, one) == 0 for one in standing_by), COPY_US):
+        lacks = {one.name: _lacks(world, one) for one in standing_by}
+        raise Violation(f"P1: so many keys are not as stored in the copies: {lacks}")
+
+
+def _lacks(world: LeadingWorld, one: CoordinatorProcess) -> int:
+    world.clock.changed = True
     known = {key: kv.value for key, kv in world.etcd.store.keys.items()}
-    for one in world.several.all:
-        if one.leads:
-            continue
-        mirror = one.contender._mirror
-        found = {mirror._names.full(name): value for name, value in mirror._values.items()}
-        if found != known:
-            raise Violation(f"P1: {one.name} stands by with {len(found)} of {len(known)} keys")
+    mirror = one.contender._mirror
+    found = {mirror._names.full(name): value for name, value in mirror._values.items()}
+    return sum(found.get(key) != known.get(key) for key in {*found, *known})
 
 
 def _told(world: LeadingWorld, history: History) -> History:

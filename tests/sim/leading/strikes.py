@@ -10,7 +10,7 @@ from itertools import product
 
 from tests.sim.leading.cluster import MEMBERS, Request
 from tests.sim.leading.process import CoordinatorProcess
-from tests.sim.leading.world import LeadingWorld, is_sent
+from tests.sim.leading.world import TAKING, LeadingWorld, is_of
 
 PAUSES_US = (300_000, 2_500_000, 6_000_000)
 """Shorter than a lease, a little longer, and much."""
@@ -18,7 +18,7 @@ DOWN_US = (20_000, 1_000_000, 4_000_000)
 HOUR_S = 3600
 KINDS = (
     "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "RowCommitted",
-    "RowAborted", "TargetSeen", "LaunchResolved", "CheckpointTombstoned", "CatalogReached",
+    "RowAborted", "TargetSeen", "LaunchResolved", "CheckpointTombstoned", "CatalogReached", TAKING, TAKING,
 )  # fmt: skip
 """Of entries, around whose transaction a strike may come."""
 
@@ -56,9 +56,10 @@ def leader_steps_down(world: LeadingWorld) -> bool:
 def leader_paused(world: LeadingWorld) -> bool:
     """F13: SIGSTOP; it wakes beside its successor."""
     leader = world.several.leader
-    if leader is not None:
-        leader.stop(world.clock.rng.choice(PAUSES_US))
-    return leader is not None
+    if leader is None or world.is_healed:
+        return False
+    leader.stop(world.clock.rng.choice(PAUSES_US))
+    return True
 
 
 def leader_paused_often(world: LeadingWorld) -> bool:
@@ -198,12 +199,22 @@ def clocks_jump(world: LeadingWorld) -> bool:
 
 def at_a_transaction(world: LeadingWorld) -> bool:
     """F12: somebody is struck around the next one that stores an entry of some kind."""
-    rng = world.clock.rng
-    kind, how = rng.choice(KINDS), rng.choice(list(_AIMED))
+    _aim(world, world.clock.rng.choice(KINDS))
+    return True
+
+
+def at_a_takeover(world: LeadingWorld) -> bool:
+    """The leader is killed, and its successor is struck around its first transaction."""
+    _aim(world, TAKING)
+    return leader_killed(world)
+
+
+def _aim(world: LeadingWorld, kind: str) -> None:
+    how = world.clock.rng.choice(list(_AIMED))
     before, after = _AIMED[how]
 
     def strike(request: Request, then: Callable[[LeadingWorld, Request], bool]) -> bool:
-        if not is_sent(request.mark, kind):
+        if not is_of(request, kind):
             return False
         world.etcd.before = world.etcd.after = lambda _request: False
         world.aims[how] = world.aims.get(how, 0) + 1
@@ -213,7 +224,6 @@ def at_a_transaction(world: LeadingWorld) -> bool:
         world.etcd.before = lambda request: strike(request, before)
     if after is not None:
         world.etcd.after = lambda request: strike(request, after)
-    return True
 
 
 def _kill_writer(world: LeadingWorld, request: Request) -> bool:
@@ -299,11 +309,12 @@ STRIKES: dict[str, Callable[[LeadingWorld], bool]] = {
     "clients cut off": clients_cut_off,
     "clocks jump": clocks_jump,
     "at a transaction": at_a_transaction,
+    "at a takeover": at_a_takeover,
     "at a transaction, again": at_a_transaction,
     "at a transaction, often": at_a_transaction,
 }
 TAKES_OVER = (
     "leader killed", "leader terminated", "leader steps down", "leader paused", "etcd cut off",
-    "quorum lost", "at a transaction",
+    "quorum lost", "at a takeover", "at a transaction",
 )  # fmt: skip
 """What may bring another one to lead: one of them strikes in each history, in its phase."""

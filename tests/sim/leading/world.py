@@ -17,8 +17,8 @@ from ckptd.catalog.etcd.fence import Meta
 from ckptd.catalog.etcd.words import Operation, Put, Transaction, encode
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER, SECRET
-from tests.sim.leading.book import SPACE, CatalogBook, Sent
-from tests.sim.leading.cluster import EtcdCluster
+from tests.sim.leading.book import SPACE, CatalogBook, Sent, takes_the_key
+from tests.sim.leading.cluster import EtcdCluster, Request
 from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.roads import Coordinators, Roads
 from tests.sim.operator_node import OperatorNode
@@ -111,6 +111,9 @@ class LeadingWorld(World):
     aims: dict[str, int] = field(default_factory=dict)
     """What was aimed at a transaction and struck."""
 
+    is_healed: bool = False
+    """Nothing befalls anybody any more."""
+
     @classmethod
     def made(cls, seed: int) -> LeadingWorld:
         clock = Clockwork(seed, steps_max=STEPS_MAX)
@@ -166,6 +169,7 @@ class LeadingWorld(World):
             raise Violation(f"only {self.live_targets} targets came up")
 
     def heal(self) -> None:
+        self.is_healed = True
         self.etcd.heal()
         self.etcd.before = self.etcd.after = lambda _request: False
         World.heal(self)
@@ -205,6 +209,12 @@ class LeadingWorld(World):
             raise Violation(f"P2: {who} is given {got}, {newest} was announced before it asked")
 
 
-def is_sent(mark: object, kind: str) -> bool:
-    """A transaction with an entry of that kind."""
-    return isinstance(mark, Sent) and kind in mark.kinds
+TAKING = "the key"
+"""In the place of an entry's kind: the transaction that takes the leader's key."""
+
+
+def is_of(request: Request, kind: str) -> bool:
+    """A transaction that stores an entry of that kind."""
+    if kind == TAKING:
+        return takes_the_key(request)
+    return isinstance(request.mark, Sent) and kind in request.mark.kinds
