@@ -139,8 +139,8 @@ class CatalogBook:
         found.term = known.term = 0
         if found != known:
             differ = [
-                name for name in CatalogImage.__dataclass_fields__
-                if getattr(found, name) != getattr(known, name)
+                name for name, each in CatalogImage.__dataclass_fields__.items()
+                if each.compare and getattr(found, name) != getattr(known, name)
             ]  # fmt: skip
             raise Violation(f"P1: {what} other {', '.join(differ)} than was stored")
 

@@ -87,6 +87,8 @@ class EtcdFaults:
     """No quorum before."""
     parted: dict[tuple[str, str], int] = field(default_factory=dict)
     """(from, to) -> until when nothing that one says reaches the other."""
+    breaking: dict[str, int] = field(default_factory=dict)
+    """Until when every connection of such a host breaks before its answer comes."""
     late_leases: float = 0.0
     """Probability that a lease which has run out is not looked at in a sweep."""
 
@@ -147,7 +149,8 @@ class EtcdCluster:
         if self._is_parted(request.member, request.asker.name) or self._happens(weather.lost):
             self.lost += 1
             return
-        if self._happens(weather.broken):
+        breaks = self.faults.breaking.get(request.asker.name, 0) > self._clock.now_us
+        if breaks or self._happens(weather.broken):
             status = BROKEN
         delay_us = self._clock.between(*weather.latency_us)
         self._clock.after(delay_us, request.answer, status, text)

@@ -11,18 +11,24 @@ from ckpt.protocol.stager.events import SaveCommitted
 from tests.sim import faults
 from tests.sim.books import check_books
 from tests.sim.last_checks import SETTLE_US, check_no_leak, check_readable, let_orphans_go
+from tests.sim.leading.cluster import EtcdWeather
 from tests.sim.leading.effects import simulated
 from tests.sim.leading.process import CoordinatorProcess
-from tests.sim.leading.strikes import STRIKES, TAKES_OVER
+from tests.sim.leading.strikes import OF_TARGETS, STRIKES, TAKES_OVER
 from tests.sim.leading.world import LeadingWorld
+from tests.sim.load_nodes import LoadingRank, LoadJob
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
 from tests.sim.restarts import check_restart
 from tests.sim.scenario import PHASES, settle
-from tests.sim.world import RUN
+from tests.sim.world import RANK_COUNT, RUN
 
 NAMES = tuple("JRSLCAX")
+JOBS = (
+    ((10, 20, 30, 40), 2_000), ((10, 15, 20, 25, 30, 40), 300_000), ((10, 20, 25, 30, 40), 1_200_000)
+)  # fmt: skip
+"""Steps, and how long the trainer works between two of them."""
 PHASE_US = 8_000_000
 COPY_US = 60_000_000
 """A page whose answer was lost is asked for again after ten seconds."""
@@ -41,6 +47,8 @@ class History:
 
     seed: int
     phase: str
+    only_coordinators: bool
+    """Nothing befalls anybody else: then a job sees no error."""
     struck: bool = False
     """In its phase."""
     strikes: list[str] = field(default_factory=list)
@@ -49,6 +57,8 @@ class History:
     warm: int = 0
     """Terms that began from the copy of who stood by."""
     committed: int = 0
+    loaded: int = 0
+    """Ranks whose job loads."""
     done_late: int = 0
     lost: int = 0
     given_up: int = 0
@@ -66,15 +76,21 @@ def run_seed(seed: int) -> History:
 
 def _run(world: LeadingWorld) -> History:
     rng = world.clock.rng
-    history = History(world.seed, NAMES[world.seed % len(NAMES)])
+    phase, alone = NAMES[world.seed % len(NAMES)], rng.random() < 0.5
+    history = History(world.seed, phase, only_coordinators=alone)
+    if rng.random() < 0.25:
+        world.etcd.faults.weather = EtcdWeather(late=0.05, lost=0.05, broken=0.05)
     world.start()
-    first = world.launch((10, 20, 30, 40), rng.choice([2_000, 300_000]), rng.choice([3_000, 9_000]))
+    first = world.launch(*rng.choice(JOBS), rng.choice([3_000, 9_000]))
     history.struck = _wait_for(world, history.phase)
     _strike(world, history, TAKES_OVER)
     for _ in range(rng.choice([0, 1, 2, 3, 4])):
         world.clock.after(rng.randint(0, 6_000_000), _strike, world, history, tuple(STRIKES))
-    _busy(world)
+    _busy(world, history)
     world.clock.pass_time(MEANWHILE_US)
+    world.heal()
+    if history.only_coordinators:
+        _check_job_saw_nothing(world, first)
     _end(world, first)
     return _told(world, history)
 
@@ -94,29 +110,55 @@ def _wait_for(world: LeadingWorld, phase: str) -> bool:
 
 
 def _strike(world: LeadingWorld, history: History, names: tuple[str, ...]) -> None:
-    name = world.clock.rng.choice(names)
+    fitting = [each for each in names if each not in OF_TARGETS or not history.only_coordinators]
+    name = world.clock.rng.choice(fitting)
     if not world.is_healed and STRIKES[name](world):
         history.strikes.append(name)
 
 
-def _busy(world: LeadingWorld) -> None:
+def _busy(world: LeadingWorld, history: History) -> None:
     """Readers, somebody who deletes, another start of the job, and faults of others."""
     rng, after = world.clock.rng, world.clock.after
     for number in range(8):
         after(number * 1_000_000 + rng.randint(0, 1_000_000), world.read)
+    if rng.random() < 0.5:
+        _load(world)
     if rng.random() < 0.4:
         after(rng.randint(0, 6_000_000), world.delete_one)
-    if rng.random() < 0.5:
+    if history.only_coordinators:
+        return
+    if rng.random() < 0.7:
         after(rng.randint(0, 5_000_000), world.launch, (50, 60), 2_000, 4096)
-    for _ in range(rng.choice([0, 0, 1, 2])):
+    for _ in range(rng.choice([0, 1, 2])):
         after(rng.randint(0, 5_000_000), rng.choice(BESIDE), world)
+
+
+def _load(world: LeadingWorld) -> None:
+    """A job that loads the newest step, all its ranks the same."""
+    rng = world.clock.rng
+    job, at_us = LoadJob(RUN, "loads", RANK_COUNT), rng.randint(0, 6_000_000)
+    for rank in range(RANK_COUNT):
+        node = LoadingRank(
+            world.clock, world.network, world.oracles, world.coordinator,
+            lambda id: world.targets[id], job, rank,
+        )  # fmt: skip
+        world.loaders.append(node)
+        world.clock.after(at_us + rng.randint(0, rng.choice([5_000, 900_000])), node.start)
 
 
 # --------------------------------------------------------------------------- the end
 
 
+def _check_job_saw_nothing(world: LeadingWorld, job: list[RankNode]) -> None:
+    """Whatever befell its coordinators, all its saves are committed."""
+    world.clock.run(lambda: all(len(r.outcomes) == len(r.job.steps) for r in job), SETTLE_US)
+    for rank in job:
+        ends = [type(rank.outcomes.get(step)).__name__ for step in rank.job.steps]
+        if set(ends) != {SaveCommitted.__name__}:
+            raise Violation(f"P4: {rank.name} saw an error or none at all: {rank.outcomes}")
+
+
 def _end(world: LeadingWorld, first: list[RankNode]) -> None:
-    world.heal()
     for node in (*first, *world.ranks):
         if world.clock.rng.random() < 0.5:
             node.crash()
@@ -160,12 +202,16 @@ def _wait_until_stored(world: LeadingWorld) -> None:
 
 def _check_readers(world: LeadingWorld) -> None:
     reader = world.read()
-    world.clock.run(lambda: all(one.outcome is not None for one in world.readers), SETTLE_US)
+    everybody = (*world.readers, *world.loaders)
+    world.clock.run(lambda: all(one.outcome is not None for one in everybody), SETTLE_US)
     newest = world.oracles.kept(RUN)[-1]
     found = reader.checkpoint
     if reader.outcome != "read" or found is None or found.checkpoint != newest:
         raise Violation(f"P1: after healing a load ends with {reader.outcome}, of {found}")
-    for one in world.readers:
+    held = {str(one.loaded) for one in world.loaders if one.outcome == "read"}
+    if len(held) > 1:
+        raise Violation(f"P2: one launch holds two steps: {held}")
+    for one in everybody:
         if one.outcome not in ("read", "unavailable", "not_found", "lost", CRASHED):
             raise Violation(f"P3: {one.name} ended with {one.outcome}")
 
@@ -192,6 +238,7 @@ def _told(world: LeadingWorld, history: History) -> History:
     history.terms = len(world.book.terms)
     history.warm = sum(fields["warm"] == "yes" for fields in leads)
     history.committed = len(world.oracles.announced)
+    history.loaded = sum(one.outcome == "read" for one in world.loaders)
     history.aims = dict(world.aims)
     history.done_late, history.lost = world.etcd.done_late, world.etcd.lost
     history.given_up = world.network.given_up

@@ -182,7 +182,7 @@ class EtcdStore:
         if request.ID not in self.leases:
             raise NoLease
         self._end_lease(request.ID)
-        return Lease(request.ID, 0, AnswerHeader(self.revision))
+        return Lease(header=AnswerHeader(self.revision))
 
     # ----------------------------------------------------------------------- keys
 

@@ -210,8 +210,8 @@ def at_a_takeover(world: LeadingWorld) -> bool:
 
 
 def _aim(world: LeadingWorld, kind: str) -> None:
-    how = world.clock.rng.choice(list(_AIMED))
-    before, after = _AIMED[how]
+    how = world.clock.rng.choice(list(AIMED))
+    before, after = AIMED[how]
 
     def strike(request: Request, then: Callable[[LeadingWorld, Request], bool]) -> bool:
         if not is_of(request, kind):
@@ -238,6 +238,13 @@ def _kill_unheard(world: LeadingWorld, request: Request) -> bool:
 
 def _lose(world: LeadingWorld, request: Request) -> bool:
     return True
+
+
+def _break_for_long(world: LeadingWorld, request: Request) -> bool:
+    """Whichever member it asks again."""
+    for_us = world.clock.rng.choice([20_000, 300_000, 1_500_000])
+    world.etcd.faults.breaking[request.asker.name] = world.clock.now_us + for_us
+    return False
 
 
 def _pause_writer(world: LeadingWorld, request: Request) -> bool:
@@ -276,11 +283,12 @@ def _writer(request: Request) -> CoordinatorProcess:
 
 
 Aimed = Callable[[LeadingWorld, Request], bool]
-_AIMED: dict[str, tuple[Aimed | None, Aimed | None]] = {
+AIMED: dict[str, tuple[Aimed | None, Aimed | None]] = {
     "killed before": (_kill_unheard, None),
     "killed on the way": (_kill_writer, None),
     "killed after": (None, _kill_unheard),
     "answer lost": (None, _lose),
+    "connections break": (None, _break_for_long),
     "paused before": (_pause_writer, None),
     "paused after": (None, _pause_writer),
     "done late": (_done_late, None),
@@ -318,3 +326,5 @@ TAKES_OVER = (
     "quorum lost", "at a takeover", "at a transaction",
 )  # fmt: skip
 """What may bring another one to lead: one of them strikes in each history, in its phase."""
+OF_TARGETS = frozenset({"targets cut off"})
+"""A leader that reaches no target must say so to who saves."""

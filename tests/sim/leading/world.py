@@ -21,6 +21,7 @@ from tests.sim.leading.book import SPACE, CatalogBook, Sent, takes_the_key
 from tests.sim.leading.cluster import EtcdCluster, Request
 from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.roads import Coordinators, Roads
+from tests.sim.load_nodes import LoadingRank
 from tests.sim.operator_node import OperatorNode
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.reader_node import ReaderNode
@@ -32,7 +33,8 @@ from tests.sim.world import CODES, RUN, TARGET_COUNT, World
 STEPS_MAX = 2_000_000
 SKEW = 0.05
 """Two clocks run so much apart from true time, each to its own side."""
-START_US = 20_000_000
+START_US = 60_000_000
+"""Where answers are lost from the beginning on."""
 
 
 class Several(Coordinators):
@@ -108,6 +110,8 @@ class LeadingWorld(World):
     several: Several = field(default=None)  # type: ignore[assignment]
     etcd: EtcdCluster = field(default=None)  # type: ignore[assignment]
     book: CatalogBook = field(default=None)  # type: ignore[assignment]
+    loaders: list[LoadingRank] = field(default_factory=list)
+    """Of a job that loads."""
     aims: dict[str, int] = field(default_factory=dict)
     """What was aimed at a transaction and struck."""
 

@@ -1,0 +1,98 @@
+"""F12, F13, F15, F17, F24, F26 of several coordinators over one etcd: whichever of them dies, wakes,
+is cut off or loses its answers, in whichever phase of a save, what anybody was told stays so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
+from tests.sim.leading.effects import simulated
+from tests.sim.leading.history import NAMES, run_seed
+from tests.sim.leading.strikes import AIMED, STRIKES
+from tests.sim.leading.world import LeadingWorld
+from tests.sim.oracles import Violation
+
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) * 5 // 2
+MANY_SEEDS = 5_000
+
+
+def _check(found: Campaign) -> None:
+    assert not found.failures, found.failures[:5]
+    assert all(found.phases[phase] for phase in NAMES), found.phases
+    assert set(found.strikes) == set(STRIKES), found.strikes
+    assert set(found.aims) == set(AIMED), found.aims
+    counts = found.counts
+    assert counts["terms"] > 2 * found.seeds, "leaders are followed by others"
+    assert counts["warm"] > counts["terms"] / 2, "by those who stood by"
+    assert counts["warm"] < counts["terms"], "and by some whose copy was of no use"
+    assert all(counts.values()), counts
+
+
+@pytest.mark.timeout(1800)
+def test_whoever_leads_what_was_acknowledged_is_there_once() -> None:
+    _check(run_chunk(0, SEEDS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_so_it_is_in_many_histories() -> None:
+    _check(run_campaign(100_000, MANY_SEEDS, os.cpu_count() or 1))
+
+
+def test_equal_seeds_run_equally() -> None:
+    assert run_seed(5) == run_seed(5)
+
+
+def _lines_of(world: LeadingWorld, text: str) -> list[dict[str, object]]:
+    return [fields for one in world.several.all for said, fields in one.lines if said == text]
+
+
+def test_a_killed_leader_is_followed_before_its_lease_ends() -> None:
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        leader = world.several.leader
+        assert leader is not None
+        leader.crash()
+        began_us = world.clock.now_us
+        assert world.clock.run(lambda: world.several.up, 5_000_000)
+        took_us = world.clock.now_us - began_us
+        first, second = _lines_of(world, "leads")
+        world.end()
+    assert took_us < 1_000_000
+    assert Counter([first["term"], second["term"]]) == Counter([1, 2])
+    assert second["warm"] == "yes"
+
+
+def test_a_leader_that_slept_is_deposed_and_follows() -> None:
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        leader = world.several.leader
+        assert leader is not None
+        leader.stop(6_000_000)
+        world.clock.pass_time(5_000_000)
+        successor = world.several.leader
+        assert successor is not None
+        assert successor is not leader
+        assert leader.leads, "as it thinks while it sleeps"
+        world.clock.pass_time(3_000_000)
+        leads = [one.leads for one in (leader, successor)]
+        world.end()
+    assert leads == [False, True]
+
+
+def test_the_book_knows_a_catalog_that_lacks_what_was_stored() -> None:
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        world.book.check_keys()
+        lost = next(key for key in world.etcd.store.keys if b"target/" in key)
+        del world.etcd.store.keys[lost]
+        with pytest.raises(Violation, match="etcd has other targets"):
+            world.book.check_keys()
+        world.end()
