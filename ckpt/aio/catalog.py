@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, NoSpace
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
 
 
@@ -49,6 +49,12 @@ class Catalog(Protocol):
     def image(self) -> CatalogImage:
         """What was found when it was opened: the fold (`CatalogImage.apply`) of all entries that
         were stored, with the new term. It is the caller's, and no later entry is in it.
+        """
+
+    @property
+    def full(self) -> NoSpace | None:
+        """What stores it has no room, and tickets wait until it has. Always None of one whose
+        writer ends with NoSpace instead, as that of a file does.
         """
 
     def start(

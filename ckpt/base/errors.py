@@ -96,7 +96,7 @@ class Unauthorized(CkptError):
 
 
 class NoSpace(CkptError):
-    """A reservation cannot be given; no byte was sent."""
+    """A save cannot begin: targets, or what stores the catalog, have no room; no byte was sent."""
 
     code = "no_space"
     exit_code = 13

@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt.base.errors import Busy, CkptError, Refused
+from ckpt.base.errors import Busy, CkptError, NoSpace, Refused
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
 from ckpt.testing.catalog_entries import apply_all
 
@@ -80,6 +80,8 @@ class FakeCatalog:
     def __init__(self, store: FakeCatalogStore, image: CatalogImage) -> None:
         self.cluster = store.cluster
         self.image = image
+        self.full: NoSpace | None = None
+        """What the test says."""
         self._store = store
         self._term = image.term
         #: Tickets and copies that wait for the writer, in order.

@@ -153,6 +153,7 @@ def told(machine: CoordinatorMachine) -> str:
         statistics=CommitStatistics(),
         sessions=Counter({Role.STAGER: 3}),
         tickets_waiting=0,
+        catalog_full=False,
         stores=machine.views.stores(),
         pressure=Pressure("it is full", 3, 2, 1),
     )

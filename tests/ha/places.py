@@ -65,12 +65,12 @@ def no_fault(_request: Request) -> Fault:
 def asked(member: Member, path: str, body: object = None) -> dict[str, Any]:
     """What a member answers as soon as it has a leader, past every catalog."""
     data = None if body is None else json.dumps(body).encode()
-    found: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
 
     def answers() -> bool:
         try:
             with urllib.request.urlopen(f"http://{member.address}{path}", data, 30) as answer:
-                found.update(json.load(answer))
+                found.append(json.load(answer))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code != 503:
@@ -78,7 +78,7 @@ def asked(member: Member, path: str, body: object = None) -> dict[str, Any]:
         return bool(found)
 
     wait_until(answers, f"{member.name} answers {path}")
-    return found
+    return found[0]
 
 
 def in_base64(text: str) -> str:

@@ -1,14 +1,12 @@
-"""What befalls an etcd under a catalog: leases that run out, members that go, a full disk."""
+"""What befalls an etcd under a catalog: leases that run out, members that go."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import Busy, NoSpace, Unavailable
-from ckpt.protocol.coordinator.catalog import AttemptDecided
+from ckpt.base.errors import Busy, Unavailable
 from ckpt.testing.catalog_contract import Writer, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
 from tests.ha.members import Etcd
@@ -117,28 +115,3 @@ async def test_a_member_that_stands_still_costs_neither_ticket_nor_lease(tmp_pat
             assert writer.failures == []
             still.go_on()
         assert len((await found(place)).rows) == 8
-
-
-@on_a_loop
-async def test_a_full_etcd_ends_the_writing_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    with Etcd(tmp_path / "etcd", flags=["--quota-backend-bytes", str(8 << 20)]) as etcd:
-        place, (member,) = Prefix(etcd.addresses), etcd.members
-        async with writing(place) as writer:
-            for step in range(40):
-                with suppress(NoSpace):
-                    decided = AttemptDecided(checkpoint(step), bytes(500_000))
-                    await writer.write(attempt(step), decided)
-        assert [type(each) for each in writer.failures] == [NoSpace]
-        assert 3 < len(writer.durable) < 40
-        with pytest.raises(NoSpace, match="alarm disarm"):
-            await place.open()
-        member.kill()
-        together = f"{member.name}={member.peer_url}"
-        member.launch(["--initial-cluster", together, "--quota-backend-bytes", str(64 << 20)])
-        member.wait_up()
-        for alarm in asked(member, "/v3/maintenance/alarm", {"action": "GET"})["alarms"]:
-            asked(member, "/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
-        steps = {id.step for id in (await found(place)).rows}
-        acknowledged = set(range(len(writer.durable)))
-        # etcd applies the transaction that fills it, and says no space of it all the same.
-        assert acknowledged <= steps <= {*acknowledged, len(acknowledged)}

@@ -82,6 +82,7 @@ def coordinator_metrics() -> list[Family]:
         statistics=CommitStatistics(),
         sessions=Counter(),
         tickets_waiting=0,
+        catalog_full=False,
         stores=[store],
         pressure=Pressure(),
     )

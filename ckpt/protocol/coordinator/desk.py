@@ -13,7 +13,7 @@ from typing import Final, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import CatalogPosition
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
@@ -63,6 +63,8 @@ class Desk:
         self._term: int | None = None
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
+        self.full: NoSpace | None = None
+        """Why the catalog takes nothing more for now; what was given to it waits."""
         self.hearers: dict[type[object], tuple[Hearer, ...]] = {}
         """Of each fact, in the order in which they hear it. The machine fills it in."""
 
@@ -143,6 +145,11 @@ class Desk:
         if self._term is not None:
             entries = (*entries, CatalogReached(CatalogPosition(self._term, ticket)))
         self._actions.append(Persist(ticket, entries))
+
+    def check_room(self) -> None:
+        """Ahead of what begins with an entry. Raises NoSpace while the catalog is full."""
+        if self.full is not None:
+            raise NoSpace(self.full.message, hint=self.full.hint)
 
     def vouched(self, term: int) -> None:
         """From now on each ticket notes how far the catalog has come, and this one is the first."""

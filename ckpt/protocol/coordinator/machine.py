@@ -87,6 +87,7 @@ from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
+from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.certifying import Certifying
 from ckpt.protocol.coordinator.saving.committing import Committer
@@ -106,7 +107,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 
-Event = SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted
+Event = SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted | RoomSeen
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
@@ -133,6 +134,9 @@ class CoordinatorMachine:
         self.policy = policy
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
+        #: Who waits until what its launch needs is durable: the answer by the question, and whether
+        #: it may have it before.
+        self._joining: dict[tuple[Session, int], tuple[LaunchJoined, bool]] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.launches = Launches(image.term)
         self.preempting = Preempting(desk, self.launches)
@@ -234,6 +238,8 @@ class CoordinatorMachine:
                 self._desk.excuse(event.gap_us)
             case Ticked():
                 self._tick()
+            case RoomSeen():
+                self._see_room(event)
             case Received():
                 self._received(event)
         if self.vouching.serves:
@@ -265,8 +271,23 @@ class CoordinatorMachine:
         else:
             self._do(event)
 
+    def _see_room(self, event: RoomSeen) -> None:
+        """What waits for its first entry waits no longer."""
+        self._desk.full = full = no_room(self.policy.cluster, event)
+        if full is None:
+            return
+        self.ending.refuse_unwritten(full)
+        for asked, (_, is_one) in list(self._joining.items()):
+            if is_one:
+                self._answer_join(asked)
+            else:
+                del self._joining[asked]
+                self._desk.fail(*asked, full)
+
     def _do(self, event: Received) -> None:
         try:
+            if changes_catalog(event.message):
+                self._desk.check_room()
             self._dispatch(event.session, event.request, event.message, event.bulk)
         except CkptError as error:
             self._desk.fail(event.session, event.request, error)
@@ -384,6 +405,8 @@ class CoordinatorMachine:
     def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
         """Answered when a restart would find the same launch."""
         from_stager = self._roles[session] is Role.STAGER
+        if not _is_one_launch(message):
+            self._desk.check_room()
         launch, entries = self.launches.join(
             session, message, self._desk.now_us, from_stager=from_stager
         )
@@ -392,16 +415,26 @@ class CoordinatorMachine:
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
+        asked = session, request
 
         def durable() -> None:
             launch.unwritten -= 1
-            self._desk.send(session, request, joined)
+            self._answer_join(asked)
 
         launch.unwritten += 1
+        self._joining[asked] = joined, _is_one_launch(message)
         self._desk.persist(entries, durable)
+        if self._desk.full is not None:
+            self._answer_join(asked)
+
+    def _answer_join(self, asked: tuple[Session, int]) -> None:
+        found = self._joining.pop(asked, None)
+        if found is not None:
+            self._desk.send(*asked, found[0])
 
     def _closed(self, session: Session) -> None:
         self._roles.pop(session, None)
+        self._joining = {asked: v for asked, v in self._joining.items() if asked[0] != session}
         self._desk.lost(session)
         self.vouching.session_closed(session)
         self.confirming.session_closed(session)
@@ -471,3 +504,10 @@ class CoordinatorMachine:
         self.checkpoints.add(checkpoint)
         written_by = tuple(sorted(attempt.written_by))
         self._desk.tell(facts.CheckpointCommitted(checkpoint.id, attempt.info, written_by))
+
+
+def _is_one_launch(message: JoinLaunch) -> bool:
+    """Whether its ranks meet in one launch also when a restart knows nothing of this one: by its
+    key, by the number that they say, or since there is one rank alone.
+    """
+    return message.key is not None or message.launch is not None or message.world_size == 1

@@ -329,7 +329,7 @@ class StagerMachine(StagerEndings):
                 self._finish(save, failure)
 
     def _join_refused(self, run: Launched, failure: e.SaveFailed, again_us: int | None) -> None:
-        if failure.code == "corrupt":
+        if failure.code in ("corrupt", "no_space"):
             # The catalog is at fault, and somebody is about to mend it: what waits now hears of it,
             # what comes after joins again.
             self._end_saves(run, failure)

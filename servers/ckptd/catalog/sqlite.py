@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import sync_directory
-from ckpt.base.errors import CkptError, NotFound, Refused, Unavailable
+from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
@@ -107,6 +107,8 @@ class SqliteCatalog:
     ) -> None:
         self.cluster = cluster
         self.image = image
+        self.full: NoSpace | None = None
+        """For ever: a full disk ends the writing."""
         self._connection = connection
         self._lock = lock
         #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.

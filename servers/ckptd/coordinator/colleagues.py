@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from ckpt.base.errors import CkptError, NotFound, Refused
+from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown, SteppedDown
 from ckpt.format.messages.hello import Failed
@@ -52,6 +52,10 @@ class Term(Protocol):
     @property
     def takeovers(self) -> int:
         """Terms of this process so far."""
+
+    @property
+    def full(self) -> NoSpace | None:
+        """Why my catalog takes nothing more."""
 
     def step_down(self) -> None:
         """Let another one lead."""
@@ -172,7 +176,12 @@ class Colleagues:
             self._term.step_down()
 
     async def _check_step_down(self, id: str) -> None:
-        """Raises NotFound, Refused, Unavailable."""
+        """Raises NotFound, Refused, NoSpace, Unavailable."""
+        full = self._term.full
+        if full is not None:
+            raise NoSpace(
+                f"nobody could lead after {self._roll.id}: {full.message}", hint=full.hint
+            )
         await self.look()
         if id and id != self._roll.id:
             raise NotFound(

@@ -19,7 +19,7 @@ from time import time
 from typing import Final
 
 from ckpt.aio.clock import now_us
-from ckpt.base.errors import Busy, CkptError, Unavailable
+from ckpt.base.errors import Busy, CkptError, NoSpace, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.leading import (
@@ -74,6 +74,8 @@ CAMPAIGN_S: Final = 2.0
 """For one campaign; etcd may not answer."""
 MIRROR_S: Final = 0.5
 """For the copy of who stood by to come to the new term; else all is read."""
+ROOM_S: Final = 1.0
+"""Between two tries to be written down in an etcd that is full."""
 ROLL_S: Final = 2.0
 """Between two looks at who runs."""
 
@@ -154,11 +156,17 @@ class Contender:
 
     async def run(self, deadline: float) -> None:
         """Until the process is to end; nothing of mine is left then."""
-        await self.roll.join(deadline)
+        try:
+            await self.roll.join(deadline)
+        except NoSpace as error:
+            self._note_full(error)
+            later = [self._begin(self._join_later())]
+        else:
+            later = []
         self._mirror.start()
         self._end.on_signals()
         late = asyncio.get_running_loop().call_at(deadline, self._check_settled)
-        looks = [self._begin(each) for each in (self._look_on(), self._look_at_roll())]
+        looks = [self._begin(each) for each in (self._look_on(), self._look_at_roll())] + later
         try:
             await self._front.run(self._end.stop, self._tick)
         finally:
@@ -168,7 +176,8 @@ class Contender:
             await self._leave()
 
     def _check_settled(self) -> None:
-        if not self._settled:
+        # Where etcd is full it settles nothing to end: who comes instead could lead no sooner.
+        if not self._settled and not self._front.why_nobody:
             self._end.fail(Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s"))
 
     @property
@@ -176,6 +185,11 @@ class Contender:
         """Of the term in which I lead; 0 while I do not."""
         leads = self.state is LeadingState.LEADING and self._fence is not None
         return self._fence.term if leads and self._fence is not None else 0
+
+    @property
+    def full(self) -> NoSpace | None:
+        """Why my term's catalog takes nothing more."""
+        return None if self._catalog is None else self._catalog.full
 
     def step_down(self) -> None:
         """Let another one lead."""
@@ -200,6 +214,24 @@ class Contender:
             with suppress(CkptError):
                 await self._colleagues.look()
             await asyncio.sleep(ROLL_S)
+
+    async def _join_later(self) -> None:
+        """Until there is room to be written down."""
+        while True:
+            await asyncio.sleep(ROOM_S)
+            try:
+                await self.roll.join(asyncio.get_running_loop().time() + OPEN_S)
+            except (NoSpace, Unavailable):
+                continue
+            except CkptError as error:
+                self._end.fail(error)
+            return
+
+    def _note_full(self, error: NoSpace) -> None:
+        """Nobody can begin a term: who leads goes on, who has stepped down does not come back."""
+        if not self._front.why_nobody:
+            self._report("error", "cannot lead", {"why": error.message, "remedy": error.hint})
+        self._front.why_nobody = error.message
 
     async def _look(self) -> None:
         before = self.state, self._fence
@@ -227,7 +259,7 @@ class Contender:
 
     def _catalog_failed(self, error: CkptError) -> None:
         """Of my term. What another leader may do as well as I is no end of this process."""
-        if isinstance(error, Busy | Unavailable):
+        if isinstance(error, Busy | Unavailable | NoSpace):
             self._feed(TermLost(now_us(), error.message))
         else:
             self._end.fail(error)
@@ -247,6 +279,8 @@ class Contender:
             known = {"leader": other.id, "address": other.address}
             self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
         self._front.leader = "" if other is None else other.address
+        if other is not None or self.state is LeadingState.LEADING:
+            self._front.why_nobody = ""
         self._watch.follow(other)
         settled = other is not None or self.state is LeadingState.LEADING
         if settled and not self._settled and not self._end.stop.is_set():
@@ -288,6 +322,9 @@ class Contender:
         try:
             deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
             self._fence = await self._space.try_to_take(deadline)
+        except NoSpace as error:
+            self._fence = None
+            self._note_full(error)
         except Unavailable:
             self._fence = None
         except CkptError as error:

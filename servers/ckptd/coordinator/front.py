@@ -77,6 +77,8 @@ class Front:
     def __init__(self, cluster: str) -> None:
         self.leader = ""
         """Where another coordinator leads, as HOST:PORT; empty: nobody does, or I do."""
+        self.why_nobody = ""
+        """Why nobody can lead now, as far as I know."""
         self.people: People | None = None
         self._cluster = cluster
         self._shell: CoordinatorShell | None = None
@@ -129,7 +131,10 @@ class Front:
                 Unavailable.code, f"this coordinator stands by: {self.leader} leads",
                 leader=self.leader,
             )  # fmt: skip
-        return Failed(Unavailable.code, "no coordinator leads now", retry_after_us=ASK_AGAIN_US)
+        why = f": {self.why_nobody}" if self.why_nobody else ""
+        return Failed(
+            Unavailable.code, f"no coordinator leads now{why}", retry_after_us=ASK_AGAIN_US
+        )
 
     def opened(self, session: Session, peer: Established) -> None:
         if self._shell is not None and peer.role is not Role.COORDINATOR:

@@ -62,11 +62,15 @@ def coordinator_families(
     statistics: CommitStatistics,
     sessions: Counter[Role],
     tickets_waiting: int,
+    catalog_full: bool,
     pressure: Pressure,
 ) -> Iterator[Family]:
     """All there are, from memory; one without a sample as well."""
     yield build_info(version)
     yield from _cluster(machine.members, sessions, tickets_waiting)
+    yield Family(
+        "ckpt_catalog_full", Kind.GAUGE, "1 while etcd has no room: no save begins, commits wait."
+    ).add(int(catalog_full))
     yield from _commits(statistics)
     yield from _runs(machine.checkpoints)
     yield from _survival(machine.checkpoints)

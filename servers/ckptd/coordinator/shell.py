@@ -22,7 +22,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.server import Server
 from ckpt.aio.net.server_limits import Pressure
-from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.limits import STANDSTILL_US
 from ckpt.base.units import US_PER_S
@@ -34,7 +34,8 @@ from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
-from ckpt.protocol.coordinator.reading.checks import connections_full
+from ckpt.protocol.coordinator.reading.checks import check, connections_full
+from ckpt.protocol.coordinator.room import RoomSeen
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -86,6 +87,8 @@ class CoordinatorShell:
         #: Events that came while another was handled; a send may end a session.
         self._events: deque[Event] = deque()
         self._handling = False
+        #: Why the catalog had no room when I looked: what the machine knows.
+        self._full: NoSpace | None = None
         #: Role of every authenticated peer.
         self._roles: dict[Session, Role] = {}
         self._idle_since_us = self._ticked_us = now_us()
@@ -110,10 +113,13 @@ class CoordinatorShell:
         """
         deadline_us = now_us() + int(FINISH_S * US_PER_S)
         # Asked again and again, as happens once in a term.
-        while self._tickets and not self.ended and now_us() < deadline_us:  # noqa: ASYNC110
+        while self._tickets and self._may_finish() and now_us() < deadline_us:  # noqa: ASYNC110
             await asyncio.sleep(_FINISH_STEP_S)
         self.end()
         return not self._tickets
+
+    def _may_finish(self) -> bool:
+        return not self.ended and self._catalog.full is None
 
     def end(self) -> None:
         """The term is over: all that comes now is too late."""
@@ -175,9 +181,24 @@ class CoordinatorShell:
         if gap_us >= STANDSTILL_US:
             self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
             self.feed(StoodStill(self._ticked_us, gap_us))
+        self._look_at_room()
         self.feed(Ticked(self._ticked_us))
         assert self._door is not None
         self._door.look(self._ticked_us)
+
+    def _look_at_room(self) -> None:
+        """What stores the catalog is full, or has room again."""
+        full, before = self._catalog.full, self._full
+        self._full = full
+        if (full is None) is (before is None):
+            return
+        if full is None:
+            self._report("info", "the catalog has room again", {})
+            self.feed(RoomSeen(self._ticked_us))
+        else:
+            fields = {"why": full.message, "remedy": full.hint}
+            self._report("error", "the catalog has no room: no save begins", fields)
+            self.feed(RoomSeen(self._ticked_us, full.message, full.hint))
 
     def durable(self, ticket: int) -> None:
         """Called from any thread, by the catalog."""
@@ -224,7 +245,7 @@ class CoordinatorShell:
     def _back_up(self, session: Session, request: int) -> None:
         """Copy the catalog, once its targets vouch for it; the answer says where the copy is."""
         position = self.machine.vouching.position
-        problem = self.machine.vouching.problem()
+        problem = self.machine.vouching.problem() or self._full
         if problem is not None or position is None:
             self._fail(session, request, problem or Unavailable("the catalog has no entry yet"))
             return
@@ -271,9 +292,13 @@ class CoordinatorShell:
         return json.dumps({**told, "catalog": catalog}).encode()
 
     def _own_checks(self) -> tuple[Check, ...]:
+        found: list[Check] = []
+        if self._full is not None:
+            found.append(check("CATALOG_FULL", self._full.message, self._full.hint))
         need = "" if self._server is None else self._server.need()
-        text = f"the coordinator {need}"
-        return (connections_full(text, os.getpid()),) if need else ()
+        if need:
+            found.append(connections_full(f"the coordinator {need}", os.getpid()))
+        return tuple(found)
 
     def families(self) -> Iterator[Family]:
         """What Prometheus is answered."""
@@ -284,6 +309,7 @@ class CoordinatorShell:
             statistics=self._statistics,
             sessions=Counter(self._roles.values()),
             tickets_waiting=len(self._tickets),
+            catalog_full=self._full is not None,
             pressure=self._server.pressure() if self._server is not None else Pressure(),
         )
 

@@ -240,6 +240,16 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " a disk of its own",
         clears="when newer transactions are faster, 5 minutes at most after the last slow one",
     ),
+    "CATALOG_FULL": CheckKind(
+        ERROR,
+        DEGRADED_CODE,
+        means="no save begins (`no_space`), commits of those under way wait; loads go on, but for"
+        " ranks that are to settle together what they load",
+        cause="etcd has reached its quota and takes no writes (its alarm NOSPACE)",
+        mend="`etcdctl compact REVISION && etcdctl defrag --cluster && etcdctl alarm disarm`; where"
+        " that frees too little, start its members with a larger `--quota-backend-bytes` first",
+        clears="within 2 s of the alarm's end; what waited is stored then, in its order",
+    ),
     "CATALOG_CORRUPT": CheckKind(
         ERROR,
         LOST_CODE,

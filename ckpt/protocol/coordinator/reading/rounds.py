@@ -352,12 +352,25 @@ class LaunchRounds:
         now = self._desk.now_us
         if one.settled:
             self._confirm_all(one)
-        elif one.settling or not one.confirming:
+        elif one.settling:
+            self._refuse_late(one, now)
+        elif not one.confirming:
             return
         elif not one.is_readable:
             self._overrule(one, one.why_not)
         elif not one.loading or any(each.until_us <= now for each in one.confirming):
             self._make_durable(one)
+
+    def _refuse_late(self, one: Round, now_us: int) -> None:
+        """Who has waited for as long as it wants to, for a catalog that has no room, hears that.
+        The round stays as it is: the rank may load it again.
+        """
+        if self._desk.full is None:
+            return
+        late = [each for each in one.confirming if each.until_us <= now_us]
+        for each in late:
+            self._desk.fail(each.session, each.request, self._desk.full)
+        one.confirming = [each for each in one.confirming if each not in late]
 
     def _make_durable(self, one: Round) -> None:
         one.settling = True

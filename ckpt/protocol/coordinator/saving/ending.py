@@ -26,6 +26,7 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
+from ckpt.protocol.coordinator.desk import Then
 from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.saving.attempts import (
@@ -180,6 +181,21 @@ class Ending:
         if attempt.state not in ABORTABLE:
             return
         attempt.state = AttemptState.ABORTING
+        self._note_failure(attempt, error)
+
+        self._persist_abort(attempt, error, lambda: self._announce_abort(attempt))
+
+    def refuse_unwritten(self, error: CkptError) -> None:
+        """Attempts that the catalog has no row of yet end, and their ranks hear it at once: nobody
+        has a plan of one, so it cannot commit, whether or not the row is stored in the end.
+        """
+        for attempt in self._book.open():
+            if attempt.state is AttemptState.OPENING:
+                self._note_failure(attempt, error)
+                self._persist_abort(attempt, error, lambda: None)
+                self._announce_abort(attempt)
+
+    def _note_failure(self, attempt: Attempt, error: CkptError) -> None:
         after = error.retry_after_s
         after_us = None if after is None else round(after * US_PER_S)
         attempt.failure = AttemptAborted(
@@ -189,14 +205,15 @@ class Ending:
             "warning", "attempt aborted", checkpoint=str(attempt.checkpoint), reason=error.message
         )
 
-        def durable() -> None:
-            attempt.state = AttemptState.ABORTED
-            self._let_go(attempt)
-            self._tell_everybody(attempt)
-            self._desk.tell(AttemptDropped(attempt.checkpoint))
+    def _announce_abort(self, attempt: Attempt) -> None:
+        attempt.state = AttemptState.ABORTED
+        self._let_go(attempt)
+        self._tell_everybody(attempt)
+        self._desk.tell(AttemptDropped(attempt.checkpoint))
 
+    def _persist_abort(self, attempt: Attempt, error: CkptError, then: Then) -> None:
         entry = catalog.RowAborted(attempt.checkpoint, error.code, error.message)
-        self._desk.persist((entry,), durable)
+        self._desk.persist((entry,), then)
 
     def announce(self, fact: CheckpointCommitted) -> None:
         """Committed and durable: everybody hears of it, and space for the next save is held."""

@@ -73,7 +73,9 @@ class Members:
     # ----------------------------------------------------------------------- open
 
     def open_file(self, session: Session, request: int, message: OpenPayload) -> None:
-        """A closed file wants its places. Raises Refused, or Aborted for one that was dropped."""
+        """A closed file wants its places. Raises Refused, NoSpace, or Aborted for one that was
+        dropped.
+        """
         _check(message)
         if message.resume is not None:
             self._resume(session, request, message, message.resume)
@@ -83,6 +85,8 @@ class Members:
             self._opening.answer_again(session, request, *repeated)
             return
         attempt = self.open_list(message.run, message.step)
+        if attempt is None or attempt.next_number >= attempt.world_size:
+            self._desk.check_room()
         if attempt is None:
             attempt = self._opening.new_attempt(
                 message.run, message.step, NO_LAUNCH, None, NUMBERS_HELD

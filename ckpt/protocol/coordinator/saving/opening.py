@@ -74,7 +74,9 @@ class Opening:
     # ----------------------------------------------------------------------- open
 
     def open_payload(self, session: Session, request: int, message: OpenPayload) -> None:
-        """A rank has staged. Raises Refused or Fenced; otherwise answers when the plan stands."""
+        """A rank has staged. Raises Refused, Fenced or NoSpace, and holds nothing of it then;
+        otherwise answers when the plan stands.
+        """
         self._check(message)
         if message.resume is not None:
             self._resume(session, request, message, message.resume)
@@ -90,6 +92,8 @@ class Opening:
         if problem:
             self._desk.send(session, request, HomesRefused(message.homes, problem))
             return
+        if joinable is None:
+            self._desk.check_room()
         self._ending.abort_what_lacks(message)
         if self._launches.begin(message.run, message.launch):
             self._ending.fence_older(message.run, message.launch)

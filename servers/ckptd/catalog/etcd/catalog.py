@@ -5,7 +5,8 @@ ticket that waits; who was deposed stores nothing more (`fence`).
 
 Plan: the keys hold the folded image, whole values (`values`). One task of the coordinator's loop
 folds all tickets that have gathered, as far as one transaction takes them, writes, acknowledges
-them, and goes on. While etcd does not answer they wait: nothing fails but a start, and `close`.
+them, and goes on. While etcd does not answer, or is full, they wait: nothing fails but a start, and
+`close`. In a full one whether a transaction was stored is looked up, and it is repeated as it was.
 A keeper renews the lease, and compacts what is old (`lease`).
 
 Invariants
@@ -25,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.clock import now_us
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.aio.clock import draw, now_us
+from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
+from ckpt.base.rests import Rests
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
@@ -42,6 +44,8 @@ OPEN_S: Final = 30.0
 """So long a start waits for an etcd that does not answer."""
 CLOSE_S: Final = 10.0
 """So long an end waits for one."""
+ROOM_S: Final = (0.1, 1.0)
+"""First and longest between two tries of an etcd that is full."""
 TICKETS_WAITING_MAX: Final = 1 << 20
 """Above it etcd has stood still for minutes: better to stop than to grow."""
 
@@ -70,6 +74,8 @@ class EtcdCatalog:
         self.image, folded = images
         self.keeper = keeper
         """Of the fence's lease."""
+        self.full: NoSpace | None = None
+        """What etcd says while tickets wait for room."""
         #: What is mine alone, and ends with me.
         self._client: EtcdClient | None = None
         self._space = space
@@ -252,15 +258,15 @@ class EtcdCatalog:
         return None
 
     async def _store(self, writes: Writes) -> None:
-        """Durable on return. Waits for etcd; at the end not for ever."""
-        task = asyncio.ensure_future(self._space.write(self._fence, writes, math.inf))
+        """Durable on return. Waits for etcd; at the end not for ever, and for room not at all."""
+        task = asyncio.ensure_future(self._insist(writes))
         closing = asyncio.ensure_future(self._wait_closing())
         try:
             await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+            if not task.done() and self.full is None:
                 await asyncio.wait((task,), timeout=CLOSE_S)
             if not task.done():
-                raise Unavailable(
+                raise self.full or Unavailable(
                     f"{self._space.url} does not answer: what waits may not be stored",
                     hint="the next start finds what is",
                 )
@@ -269,6 +275,18 @@ class EtcdCatalog:
             for each in (task, closing):
                 each.cancel()
             await asyncio.gather(task, closing, return_exceptions=True)
+
+    async def _insist(self, writes: Writes) -> None:
+        rests = Rests(*ROOM_S, draw)
+        while True:
+            try:
+                await self._space.write(self._fence, writes, math.inf)
+            except NoSpace as error:
+                self.full = error
+            else:
+                self.full = None
+                return
+            await asyncio.sleep(rests.next_s())
 
     async def _wait_closing(self) -> None:
         while not self._closing:

@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused, Unavailable
+from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, NotFound, Refused, Unavailable
 from ckpt.protocol.coordinator.leading import KeyHolder
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
@@ -254,7 +254,7 @@ class FencedSpace:
 
     async def try_to_take(self, deadline: float, *, copied_from: str = "") -> Fence | None:
         """Begin a term, of a catalog that there is or, as `take` says, is none; None when somebody
-        else has the key.
+        else has the key. Raises NoSpace.
         """
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
         known = await self._one(keys.TERM, deadline)
@@ -280,14 +280,19 @@ class FencedSpace:
                 *([_put(full(keys.COPYING), copied_from.encode())] if copied_from else ()),
             ),
         )  # fmt: skip
+        full_up: NoSpace | None = None
         try:
             await self._client.call("kv/txn", request, TransactionDone, deadline)
         except NotFound:
             return None  # The lease ran out before.
+        except NoSpace as error:
+            full_up = error  # And it may be done, if it is what filled it.
         # Its answer may have been lost, and it may have been done: the key says who has it.
         found = await self._one(keys.LEADER, deadline)
         if found is None or found.lease != granted.ID:
             await self._client.end_lease(granted.ID)
+            if full_up is not None:
+                raise full_up
             return None
         return Fence(term, found.create_revision, found.lease, granted.TTL)
 
@@ -316,23 +321,38 @@ class FencedSpace:
         """All of them or none, durable on return. Waits while etcd does not answer.
 
         Raises Busy when another one has taken the catalog, or may: nothing of it is stored under
-        this fence any more. NoSpace, Refused.
+        this fence any more. NoSpace: it is not stored yet, and may be repeated unchanged. Refused.
         """
-        full, number = self._space.full, fence.sequence + 1
-        request = Transaction(
-            (
-                Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision),
-                Compare(full(keys.SEQUENCE), "VALUE", value=str(fence.sequence).encode()),
-            ),
-            (*self._operations(writes), _put(full(keys.SEQUENCE), str(number).encode())),
-            (_get(full(keys.LEADER)), _get(full(keys.SEQUENCE)), _get(full(keys.TERM))),
-        )
+        number = fence.sequence + 1
+        put = _put(self._space.full(keys.SEQUENCE), str(number).encode())
+        request = self._fenced(fence, (*self._operations(writes), put))
         began_s = time.monotonic()
-        done = await self._client.call("kv/txn", request, TransactionDone, deadline)
+        try:
+            done = await self._client.call("kv/txn", request, TransactionDone, deadline)
+        except NoSpace:
+            # It may be stored all the same: etcd says no space of the transaction that fills it,
+            # and applies it. And etcd says so ahead of every comparison; what only reads it takes.
+            done = await self._client.call(
+                "kv/txn", self._fenced(fence, ()), TransactionDone, deadline
+            )
+            if done.succeeded:
+                raise
         self.times.took(time.monotonic() - began_s)
         if not done.succeeded:
             self._explain(fence, done, number)
         fence.sequence = number
+
+    def _fenced(self, fence: Fence, operations: tuple[Operation, ...]) -> Transaction:
+        """All of that where nothing was done under this fence since; else says what there is."""
+        full = self._space.full
+        return Transaction(
+            (
+                Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision),
+                Compare(full(keys.SEQUENCE), "VALUE", value=str(fence.sequence).encode()),
+            ),
+            operations,
+            (_get(full(keys.LEADER)), _get(full(keys.SEQUENCE)), _get(full(keys.TERM))),
+        )
 
     def _explain(self, fence: Fence, done: TransactionDone, number: int) -> None:
         """Returns when it was done before. Raises Busy."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import Refused
+from ckpt.base.errors import NoSpace, Refused
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace, Meta
@@ -40,12 +40,17 @@ async def admitted(
 ) -> Meta:
     """What the catalog is, which is begun where there is none. Raises Refused for one of another
     cluster or a newer version, and for an etcd that is too old or takes too little at once;
-    Corrupt, Unauthorized, Unavailable.
+    NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
     """
     await client.check_version(deadline)
     found = await space.meta(deadline)
     _check_cluster(space, found, cluster)
-    await space.check_limits(deadline)
+    try:
+        await space.check_limits(deadline)
+    except NoSpace:
+        # A full etcd is led no sooner than it has room; until then there is one to follow.
+        if found is None:
+            raise
     if found is None:
         found = await space.begin(Meta(keys.SCHEMA_VERSION, cluster or new_cluster), deadline)
         _check_cluster(space, found, cluster)
