@@ -28,6 +28,8 @@ class Coordinators:
         self.directory = directory
         self.etcd, self.place = etcd, place
         self._flags = flags
+        self.code = CODE
+        """Of those that are started from now on."""
         self.secret = secrets.token_bytes(32)
         self.secret_file = directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -53,7 +55,7 @@ class Coordinators:
         """It stands by or leads on return."""
         daemon = self.running[id] = Daemon(
             "coordinator", "--directory", str(self.directory / id), "--listen", self.listen[id],
-            "--id", id, "--catalog", self.place.url, "--code", CODE, "--max-per-domain", "2",
+            "--id", id, "--catalog", self.place.url, "--code", self.code, "--max-per-domain", "2",
             "--secret-file", str(self.secret_file), *self._flags, log=self.log_of(id),
         )  # fmt: skip
         self.listen[id] = daemon.address

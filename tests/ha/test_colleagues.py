@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from ckpt_client.cli.main import main
+from ckptd.catalog.etcd.roll import Coordinator
 from ckptd.catalog.etcd.times import LATEST_S, TransactionTimes
-from tests.ha.coordinators import Coordinators
+from ckptd.coordinator.disagreements import out_of_reach
+from tests.ha.coordinators import CODE, Coordinators
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix
 from tests.waiting import ASKED_S, wait_until
@@ -74,6 +77,90 @@ def test_ls_shows_who_leads_who_stands_by_and_how_etcd_is(
     assert code == 0
     assert "stands by" in out
     assert two.place.url in out
+
+
+def test_ls_says_how_far_the_copy_of_who_stands_by_is(
+    two: Coordinators, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leader, where = two.leader(), where_serves(two)
+    (other,) = {"a", "b"} - {leader}
+
+    def lags() -> dict[str, object]:
+        rows = asked(capsys, where, "coordinator", "ls")["coordinators"]
+        return {row["id"]: row["lag"] for row in rows}  # type: ignore[attr-defined]
+
+    wait_until(lambda: lags() == {leader: None, other: 0}, "its copy is whole", poll_s=ASKED_S)
+    assert "lag" in ckpt(capsys, where, "coordinator", "ls")[1]
+    two.running[other].process.send_signal(signal.SIGSTOP)
+    assert lags() == {leader: None, other: None}, "it does not say"
+    two.running[other].process.send_signal(signal.SIGCONT)
+    wait_until(lambda: lags() == {leader: None, other: 0}, "it says", poll_s=ASKED_S)
+
+
+def test_codes_that_differ_are_said_until_they_do_not(
+    two: Coordinators, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CODES_DIFFER: "CODES_DIFFER" comes with who has which, and goes by what it names."""
+    leader, where = two.leader(), where_serves(two)
+    (other,) = {"a", "b"} - {leader}
+    two.kill(other, signal.SIGTERM)
+    two.code = "4+2"
+    two.start(other)
+    wait_until(lambda: "CODES_DIFFER" in checks(capsys, where), "it is said", poll_s=ASKED_S)
+    assert f"{other} has --code 4+2" in ckpt(capsys, where, "status")[1]
+    two.kill(other, signal.SIGTERM)
+    two.code = CODE
+    two.start(other)
+    wait_until(lambda: "CODES_DIFFER" not in checks(capsys, where), "it is gone", poll_s=ASKED_S)
+
+
+def test_who_listens_on_loopback_is_named_when_there_are_several_hosts() -> None:
+    def at(host: str, address: str) -> Coordinator:
+        return Coordinator("p", host, 1, address)
+
+    one, two = at("h1", "127.0.0.1:7070"), at("h2", "10.0.0.2:7070")
+    assert out_of_reach({"a": one, "b": at("h1", "localhost:1")}) == ""
+    assert out_of_reach({"a": two, "b": at("h1", "n1:7070")}) == ""
+    assert out_of_reach({"a": one, "b": two}) == "other hosts do not reach a"
+    both = {"a": at("h1", "[::1]:7070"), "b": at("h2", "localhost:7070")}
+    assert out_of_reach(both) == "other hosts do not reach a, b"
+
+
+def test_an_etcd_without_a_majority_is_said_while_nobody_can_lead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CATALOG_NO_QUORUM: "CATALOG_NO_QUORUM" comes, and goes by what it names."""
+    with (
+        Etcd(tmp_path / "etcd", 3) as etcd,
+        Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as two,
+    ):
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(two.secret_file))
+        leader = two.leader()
+        everywhere = ",".join(two.listen.values())
+        assert "CATALOG_NO_QUORUM" not in checks(capsys, everywhere)
+        for member in etcd.members[1:]:
+            member.kill()
+        wait_until(lambda: two.logged(leader, "its lease was not kept") == 1, "nobody leads")
+        code, out, _ = ckpt(capsys, everywhere, "status", "--json")
+        found = {check["name"]: check for check in json.loads(out)["checks"]}
+        assert code == 75
+        assert found["CATALOG_NO_QUORUM"]["severity"] == "error"
+        assert etcd.members[1].address in found["CATALOG_NO_QUORUM"]["message"]
+        assert ckpt(capsys, everywhere, "status")[0] == 75
+        view = asked(capsys, everywhere, "coordinator", "ls")
+        assert {row["state"] for row in view["coordinators"]} == {"stands by"}  # type: ignore[attr-defined]
+        healthy = [each["healthy"] for each in view["members"]]  # type: ignore[attr-defined]
+        assert healthy == [False, False, False]
+        code, _, err = ckpt(capsys, everywhere, "ls")
+        assert code == 75
+        assert "no coordinator leads now" in err
+        for member in etcd.members[1:]:
+            member.start()
+        two.leader()
+        wait_until(
+            lambda: "CATALOG_NO_QUORUM" not in checks(capsys, everywhere), "it is gone",
+            poll_s=ASKED_S,
+        )  # fmt: skip
 
 
 def test_step_down_lets_the_other_one_lead(

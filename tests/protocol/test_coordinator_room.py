@@ -17,8 +17,10 @@ from ckpt.format.messages.saving import AttemptAborted, PayloadPlanned
 from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.catalog import AttemptOpened, LaunchResolved
 from ckpt.protocol.coordinator.room import RoomSeen
+from ckpt.protocol.coordinator.saving.members import NUMBERS_HELD
 from tests.protocol.coordinated_target import CLUSTER
 from tests.protocol.coordinating import RUN, Bench, RankFake, team
+from tests.protocol.test_coordinator_members import File, Writer
 from tests.protocol.test_coordinator_rounds import loaders
 
 
@@ -240,3 +242,20 @@ def test_the_catalog_that_has_room_again_takes_what_waited_in_its_order() -> Non
     assert isinstance(rank.heard[-1], AttemptAborted)
     empty(bench)
     assert bench.durable[-len(waiting) :] == waiting
+
+
+def test_files_of_an_open_list_are_taken_as_far_as_it_has_numbers_and_a_new_list_is_refused() -> (
+    None
+):
+    bench = Bench()
+    writer = Writer(bench)
+    writer.write("first")
+    fill(bench)
+    for number in range(1, NUMBERS_HELD):
+        assert writer.open(f"{number}").plan is not None
+    for step in (1, 2):
+        file = File(writer, f"{step}/more", b"x", step, 1000 + step)
+        refusal(bench.tell(writer.session, file.question()))
+    empty(bench)
+    assert writer.open("more").plan is not None
+    assert writer.open("more", step=2).plan is not None

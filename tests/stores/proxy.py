@@ -29,6 +29,7 @@ class Fault(Enum):
     CUT_BEFORE = "the connection is cut, nothing was done"
     CUT_AFTER = "it is done, and the connection is cut before the answer"
     CUT_ANSWER = "half of the answer comes"
+    FULL_AFTER = "it is done, and the answer is that there is no space for it: etcd's"
     STALL = "nothing comes"
     ROT_SENT = "one bit of the body is another in the store"
     ROT_READ = "one bit of the answer is another"
@@ -40,6 +41,9 @@ REFUSALS = {
     Fault.CONFLICT: (409, "ConditionalRequestConflict"),
     Fault.FORBIDDEN: (403, "AccessDenied"),
 }
+
+
+NO_SPACE = b'{"error": "etcdserver: mvcc: database space exceeded", "code": 8}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.CUT_AFTER:
             self._cut()
             return
+        if fault is Fault.FULL_AFTER:
+            self._answer(429, "application/json", NO_SPACE)
+            return
         if fault is Fault.ROT_READ and content and request.method == "GET":
             content = _rotten(content)
         self.send_response(status)
@@ -170,9 +177,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _refuse(self, status: int, code: str) -> None:
-        content = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
+        text = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>"
+        self._answer(status, "application/xml", text.encode())
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":

@@ -9,13 +9,15 @@ from time import time
 
 import msgspec
 
+from ckpt.aio.net.bulk import Bulk
 from ckpt.base.errors import Refused
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown
 from ckpt.format.messages.hello import Failed
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorRow, CoordinatorsView
 from ckpt.protocol.events import Session
-from ckptd.coordinator.front import COORDINATORS, Front
+from ckptd.coordinator.front import Front
+from ckptd.coordinator.reception import COORDINATORS
 from ckptd.http.exposition import Family
 
 
@@ -41,6 +43,16 @@ class Alone:
             case _:
                 return False
         return True
+
+    def opened(self, session: Session) -> None:
+        """Nobody stands by."""
+
+    def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
+        """Nobody was asked."""
+        return False
+
+    def closed(self, session: Session) -> None:
+        """Nothing of mine hangs on it."""
 
     def checks(self) -> tuple[Check, ...]:
         """None of its own."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from time import time
 from typing import Final, Protocol
 
 import msgspec
 
-from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused
+from ckpt.aio.net.bulk import Bulk
+from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown, SteppedDown
 from ckpt.format.messages.hello import Failed
@@ -29,13 +31,28 @@ from ckpt.protocol.events import Session
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.roll import Coordinator, Roll
-from ckptd.coordinator.front import COORDINATORS, Front
+from ckptd.coordinator.disagreements import other_codes, out_of_reach
+from ckptd.coordinator.front import Front
 from ckptd.coordinator.metrics import leading_families
+from ckptd.coordinator.reception import COORDINATORS
 from ckptd.http.exposition import Family
+from ckptd.log import Reporter
 
 ASK_S: Final = 2.0
 """For the roll; etcd may not answer."""
+STANDING: Final = "standing"
+"""What who leads asks of who stands by, over the session that it holds."""
+STANDING_S: Final = 0.5
+"""For the answers."""
 SLOW_S: Final = 0.2
+
+
+class CopyState(msgspec.Struct, frozen=True):
+    """What who stands by says of itself."""
+
+    id: str
+    revision: int
+    """All changes up to it are in its copy; 0: it has none."""
 
 
 class Term(Protocol):
@@ -55,7 +72,11 @@ class Term(Protocol):
 
     @property
     def full(self) -> NoSpace | None:
-        """Why my catalog takes nothing more."""
+        """Why my catalog takes nothing more, or I cannot lead."""
+
+    @property
+    def silence(self) -> str:
+        """Why etcd says nothing; empty while it speaks."""
 
     def step_down(self) -> None:
         """Let another one lead."""
@@ -66,7 +87,7 @@ class Colleagues:
 
     def __init__(
         self, front: Front, client: EtcdClient, space: FencedSpace, roll: Roll, term: Term,
-        begin: Callable[[Coroutine[None, None, None]], object],
+        begin: Callable[[Coroutine[None, None, None]], object], report: Reporter,
     ) -> None:  # fmt: skip
         self._front = front
         self._client = client
@@ -74,14 +95,25 @@ class Colleagues:
         self._roll = roll
         self._term = term
         self._begin = begin
+        self._report = report
         #: As they were when I looked last.
         self._known: dict[str, Coordinator] = {}
+        #: Of those who stand by, to whom I may speak while I lead.
+        self._standing_by: set[Session] = set()
+        #: What they said when they were asked last.
+        self._standings: dict[str, CopyState] = {}
+        self._heard = asyncio.Event()
+        self._warned = ""
 
     async def look(self) -> None:
         """Who runs now; peers hear of it. Raises Unavailable."""
         self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
         if self._term.number:
             self._front.named(self.addresses)
+        warning = out_of_reach(self._known)
+        if warning and warning != self._warned:
+            self._report("warning", warning, {"remedy": "--listen an address of the host's own"})
+        self._warned = warning
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -101,9 +133,37 @@ class Colleagues:
                 return False
         return True
 
+    def opened(self, session: Session) -> None:
+        """Who stands by holds this one."""
+        self._standing_by.add(session)
+
+    def closed(self, session: Session) -> None:
+        """Any that was open."""
+        self._standing_by.discard(session)
+
+    def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
+        """Whether it answered what I asked of who stands by. The bulk stays the caller's."""
+        if session not in self._standing_by or not isinstance(message, Answer) or bulk is None:
+            return False
+        with suppress(msgspec.MsgspecError):
+            said = msgspec.json.decode(bytes(bulk.view), type=CopyState)
+            self._standings[said.id] = said
+            self._heard.set()
+        return True
+
     def checks(self) -> tuple[Check, ...]:
         """Of `ckpt status`."""
         found: list[Check] = []
+        full = self._term.full
+        if full is not None and not self._term.number:
+            found.append(check("CATALOG_FULL", full.message, full.hint))
+        if self._term.silence:
+            remedy = "start its members, or bring back the network to them; see ckpt coordinator ls"
+            found.append(check("CATALOG_NO_QUORUM", self._term.silence, remedy))
+        differing = other_codes(self._known)
+        if differing:
+            remedy = "give all of them the same --code, one after the other"
+            found.append(check("CODES_DIFFER", differing, remedy))
         if len(self._known) == 1:
             found.append(
                 check(
@@ -135,25 +195,44 @@ class Colleagues:
 
     async def _tell(self, session: Session, request: int) -> None:
         try:
-            await self.look()
-            members = await self._members()
+            # When etcd has no majority, what was seen last is better than nothing.
+            with suppress(Unavailable):
+                await self.look()
         except CkptError as error:
             self._fail(session, request, error)
             return
+        members, _ = await asyncio.gather(self._members(), self._ask_standings())
         rows = tuple(self._row(id, each) for id, each in self._known.items())
         view = CoordinatorsView(str(self._client.url), rows, members, self._term.number)
         self._front.server.send(session, request, Answer(), msgspec.json.encode(view))
 
     def _row(self, id: str, one: Coordinator) -> CoordinatorRow:
         now_s = time()
-        leads = id == self._roll.id
+        leads = id == self._roll.id and bool(self._term.number)
         return CoordinatorRow(
             id, one.address, "leads" if leads else "stands by",
             term=self._term.number if leads else None,
             led_s=now_s - self._term.leads_since_s if leads else None,
             pid=one.pid, host=one.host, http=one.http, version=one.version,
-            runs_s=now_s - one.since_s,
+            runs_s=now_s - one.since_s, lag=self._lag(id),
         )  # fmt: skip
+
+    def _lag(self, id: str) -> int | None:
+        said = self._standings.get(id)
+        if said is None or not said.revision:
+            return None
+        return max(0, self._space.written - said.revision)
+
+    async def _ask_standings(self) -> None:
+        """Of all who stand by; who says nothing in time, as an older version does, is left out."""
+        self._standings.clear()
+        for number, session in enumerate(sorted(self._standing_by), 1):
+            self._front.server.send(session, number, Ask(STANDING))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STANDING_S):
+                while len(self._standings) < len(self._standing_by):
+                    self._heard.clear()
+                    await self._heard.wait()
 
     async def _members(self) -> tuple[CatalogMember, ...]:
         return tuple(

@@ -18,6 +18,8 @@ from importlib.metadata import version
 from time import time
 from typing import Final
 
+import msgspec
+
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, NoSpace, Unavailable
 from ckpt.base.units import US_PER_S
@@ -54,7 +56,7 @@ from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import admitted, etcd_place
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
-from ckptd.coordinator.colleagues import Colleagues
+from ckptd.coordinator.colleagues import STANDING, Colleagues, CopyState
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import (
     CLOSE_LINGER_S,
@@ -74,6 +76,8 @@ CAMPAIGN_S: Final = 2.0
 """For one campaign; etcd may not answer."""
 MIRROR_S: Final = 0.5
 """For the copy of who stood by to come to the new term; else all is read."""
+SILENT_S: Final = 1.0
+"""etcd has lost its majority, where nothing is heard of it for so long."""
 ROOM_S: Final = 1.0
 """Between two tries to be written down in an etcd that is full."""
 ROLL_S: Final = 2.0
@@ -114,6 +118,8 @@ class Contender:
         """By the wall clock."""
         self.takeovers = 0
         """Terms that I began."""
+        self.silence = ""
+        """Why etcd says nothing; empty while it speaks."""
         self._config = config
         self._secret = secret
         self._report = report
@@ -124,18 +130,24 @@ class Contender:
         self._space = FencedSpace(client, me)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
-            version("ckpt-burst"), time(),
+            version("ckpt-burst"), time(), config.code,
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
         self._mirror = Mirror(client, self._space)
         front.people = self._colleagues = Colleagues(
-            front, client, self._space, self.roll, self, self._begin
+            front, client, self._space, self.roll, self, self._begin, report
         )
         self._machine = LeadingMachine(self._space.process)
         caller = Caller(secret, Role.COORDINATOR, self.id, Role.COORDINATOR, cluster)
-        self._watch = LeaderWatch(caller, self._leader_gone)
+        self._watch = LeaderWatch(caller, self._leader_gone, self._say_standing)
         #: What was begun and has not ended.
         self._jobs: set[asyncio.Task[None]] = set()
+        #: Of the key whose holder's process has ended: nobody is sent there any more.
+        self._gone = 0
+        #: etcd spoke then, by the loop's clock.
+        self._heard_s = asyncio.get_running_loop().time()
+        #: Why I could not be written down, or begin a term, when I tried last.
+        self._full: NoSpace | None = None
         #: Set when the key is to be looked at now.
         self._hurry = asyncio.Event()
         #: I have led, or have seen who does.
@@ -177,7 +189,7 @@ class Contender:
 
     def _check_settled(self) -> None:
         # Where etcd is full it settles nothing to end: who comes instead could lead no sooner.
-        if not self._settled and not self._front.why_nobody:
+        if not self._settled and self._full is None:
             self._end.fail(Unavailable(f"nobody could lead at {self._space.url} in {OPEN_S:g} s"))
 
     @property
@@ -188,8 +200,8 @@ class Contender:
 
     @property
     def full(self) -> NoSpace | None:
-        """Why my term's catalog takes nothing more."""
-        return None if self._catalog is None else self._catalog.full
+        """Why my term's catalog takes nothing more, or I can begin none."""
+        return self._full if self._catalog is None else self._catalog.full
 
     def step_down(self) -> None:
         """Let another one lead."""
@@ -229,19 +241,37 @@ class Contender:
 
     def _note_full(self, error: NoSpace) -> None:
         """Nobody can begin a term: who leads goes on, who has stepped down does not come back."""
-        if not self._front.why_nobody:
+        if self._full is None:
             self._report("error", "cannot lead", {"why": error.message, "remedy": error.hint})
-        self._front.why_nobody = error.message
+        self._full = error
+
+    def _note_silence(self, error: Unavailable | None) -> None:
+        """etcd has no majority, where it stays silent: nobody can lead, nor read the key."""
+        clock = asyncio.get_running_loop().time
+        if error is None:
+            self._heard_s, self.silence = clock(), ""
+        elif clock() - self._heard_s >= SILENT_S:
+            self.silence = error.message
+        self._say_why()
+
+    def _say_why(self) -> None:
+        if self._front.leader or self.state is LeadingState.LEADING:
+            return
+        self._front.reception.why = self.silence or (
+            "" if self._full is None else self._full.message
+        )
 
     async def _look(self) -> None:
         before = self.state, self._fence
         try:
             holder = await self._space.holder(-1.0)
-        except Unavailable:
+        except Unavailable as error:
+            self._note_silence(error)
             return
         except CkptError as error:
             self._end.fail(error)
             return
+        self._note_silence(None)
         # What I took, or lost, meanwhile it may not know of.
         if before == (self.state, self._fence):
             self._mirror.expects(0 if holder is None else holder.revision)
@@ -254,8 +284,15 @@ class Contender:
 
     def _leader_gone(self, revision: int) -> None:
         self._report("warning", "the leader's process is gone", {"address": self._front.leader})
+        self._gone = revision
         self._feed(HolderGone(now_us(), revision))
         self._hurry.set()
+
+    def _say_standing(self, what: str) -> bytes | None:
+        """What who leads asks of me."""
+        if what != STANDING:
+            return None
+        return msgspec.json.encode(CopyState(self.id, self._mirror.revision))
 
     def _catalog_failed(self, error: CkptError) -> None:
         """Of my term. What another leader may do as well as I is no end of this process."""
@@ -275,12 +312,15 @@ class Contender:
         other = holder if self.state is LeadingState.FOLLOWING else None
         if other is not None and other.process == self._space.process:
             other = None
+        if other is not None and other.revision == self._gone:
+            other = None
         if other is not None and other.address != self._front.leader:
             known = {"leader": other.id, "address": other.address}
             self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
         self._front.leader = "" if other is None else other.address
         if other is not None or self.state is LeadingState.LEADING:
-            self._front.why_nobody = ""
+            self._full = None
+            self._front.reception.close()
         self._watch.follow(other)
         settled = other is not None or self.state is LeadingState.LEADING
         if settled and not self._settled and not self._end.stop.is_set():

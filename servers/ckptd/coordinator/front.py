@@ -3,6 +3,7 @@ everybody on.
 
     peer that proved itself, while a shell leads:  one of its sessions
                              while none does:      Failed, with where the leader listens
+                             while nobody can:     people hear why (`reception`); Failed for others
 
 Sessions of other coordinators are held open and say nothing: they end when this process does.
 """
@@ -30,7 +31,7 @@ from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, RunName, Step
-from ckpt.base.units import US_PER_S, MiB
+from ckpt.base.units import MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Ping, Pong, Role
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
@@ -38,6 +39,7 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
 from ckptd import config as options
 from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.reception import Reception
 from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.http.exposition import Family, render
 from ckptd.http.plane import served
@@ -47,10 +49,6 @@ TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
 """For bulks of requests (tables); what does not fit waits in the sender."""
 CLOSE_LINGER_S: Final = 1.0
-ASK_AGAIN_US: Final = US_PER_S // 5
-"""So soon somebody may lead again."""
-COORDINATORS: Final = "coordinators"
-"""The question that People answer."""
 
 
 class People(Protocol):
@@ -58,6 +56,15 @@ class People(Protocol):
 
     def answers(self, session: Session, request: int, message: Message) -> bool:
         """False when the message is a term's."""
+
+    def opened(self, session: Session) -> None:
+        """Who stands by holds this one."""
+
+    def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
+        """Whether it answered what I asked of who stands by. The bulk stays the caller's."""
+
+    def closed(self, session: Session) -> None:
+        """Any that was open."""
 
     def checks(self) -> tuple[Check, ...]:
         """Of `ckpt status`."""
@@ -77,10 +84,10 @@ class Front:
     def __init__(self, cluster: str) -> None:
         self.leader = ""
         """Where another coordinator leads, as HOST:PORT; empty: nobody does, or I do."""
-        self.why_nobody = ""
-        """Why nobody can lead now, as far as I know."""
         self.people: People | None = None
         self._cluster = cluster
+        self.reception = Reception(self)
+        """For people, while nobody can lead."""
         self._shell: CoordinatorShell | None = None
         #: Of the present term.
         self._sessions: set[Session] = set()
@@ -90,14 +97,21 @@ class Front:
         boot = BootId(secrets.randbits(64) | 1)
         epoch = shell.machine.members.epoch
         self.leader = ""
+        self.reception.close()
         self.server.identity = Identity(
             self._cluster, Role.COORDINATOR, "", boot, epoch, coordinators
         )
         self._shell = shell
-        shell.begin(self.server, self.view, self._people.checks)
+        shell.begin(self.server, self.view, self.known_people.checks)
 
     @property
-    def _people(self) -> People:
+    def cluster(self) -> str:
+        """The id of the cluster."""
+        return self._cluster
+
+    @property
+    def known_people(self) -> People:
+        """They are known once anybody can come."""
         assert self.people is not None
         return self.people
 
@@ -122,22 +136,23 @@ class Front:
 
     # ----------------------------------------------------------------------- the port
 
-    def turn_away(self, _role: Role) -> Failed | None:
+    def turn_away(self, role: Role) -> Failed | None:
         """The server asks for each peer that proved itself."""
-        if self._shell is not None:
+        if self._shell is not None or self.reception.admits(role):
             return None
         if self.leader:
             return Failed(
                 Unavailable.code, f"this coordinator stands by: {self.leader} leads",
                 leader=self.leader,
             )  # fmt: skip
-        why = f": {self.why_nobody}" if self.why_nobody else ""
-        return Failed(
-            Unavailable.code, f"no coordinator leads now{why}", retry_after_us=ASK_AGAIN_US
-        )
+        return self.reception.refusal()
 
     def opened(self, session: Session, peer: Established) -> None:
-        if self._shell is not None and peer.role is not Role.COORDINATOR:
+        if self._shell is None:
+            self.reception.opened(session)
+        elif peer.role is Role.COORDINATOR:
+            self.known_people.opened(session)
+        else:
             self._sessions.add(session)
             self._shell.opened(session, peer)
 
@@ -145,12 +160,17 @@ class Front:
         if isinstance(message, Ping):
             self.server.send(session, request, Pong())
         elif session not in self._sessions or self._shell is None:
+            if not self.known_people.heard(session, request, message, bulk):
+                self.reception.received(session, request, message)
             if bulk is not None:
                 bulk.release()
-        elif not self._people.answers(session, request, message):
+        elif not self.known_people.answers(session, request, message):
             self._shell.received(session, request, message, bulk)
 
     def closed(self, session: Session, reason: str) -> None:
+        self.reception.closed(session)
+        if self.people is not None:
+            self.people.closed(session)
         if session in self._sessions:
             self._sessions.remove(session)
             if self._shell is not None:
@@ -159,6 +179,7 @@ class Front:
     async def part(self, reason: str, linger_s: float) -> None:
         """End every session, after what was said to it has left."""
         self._sessions.clear()
+        self.reception.close()
         await self.server.part(reason, linger_s=linger_s)
 
     # ----------------------------------------------------------------------- the page
@@ -166,7 +187,7 @@ class Front:
     def answer(self, what: str, run: RunName | None, step: Step | None) -> bytes:
         """JSON of the term; raises Unavailable while another one leads."""
         if self._shell is None:
-            turned = self.turn_away(Role.ADMIN)
+            turned = self.turn_away(Role.READER)
             assert turned is not None
             raise Unavailable(turned.message)
         return self._shell.answer(what, run, step)
@@ -183,7 +204,7 @@ class Front:
 
     def why_not_ready(self) -> str:
         """For people."""
-        turned = self.turn_away(Role.ADMIN)
+        turned = self.turn_away(Role.READER)
         return "not ready" if turned is None else turned.message
 
 

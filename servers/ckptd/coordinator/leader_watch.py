@@ -19,6 +19,7 @@ from ckpt.aio.net.dial import Dialer
 from ckpt.base.errors import CkptError
 from ckpt.base.rests import Rests
 from ckpt.format.messages import Message
+from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.leading import KeyHolder
 from ckpt.protocol.events import Session
@@ -33,11 +34,17 @@ REST_S: Final = (0.02, 0.5)
 class LeaderWatch:
     """I watch one leader at a time. `on_gone` hears its key's revision, once."""
 
-    def __init__(self, caller: Caller, on_gone: Callable[[int], None]) -> None:
-        """caller: in the role of a coordinator, and for one."""
+    def __init__(
+        self, caller: Caller, on_gone: Callable[[int], None],
+        answer: Callable[[str], bytes | None],
+    ) -> None:  # fmt: skip
+        """caller: in the role of a coordinator, and for one. `answer` is what I say to what the
+        leader asks; None: nothing.
+        """
         assert caller.role is caller.server_role is Role.COORDINATOR
         self._caller = caller
         self._on_gone = on_gone
+        self._answer = answer
         self._holder: KeyHolder | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -62,6 +69,13 @@ class LeaderWatch:
     async def _watch(self, holder: KeyHolder) -> None:
         ended = _SessionsEnd()
         dialer = Dialer(ended, self._caller, address=holder.address)
+
+        def answer(session: Session, request: int, what: str) -> None:
+            said = self._answer(what)
+            if said is not None:
+                dialer.send(session, request, Answer(), said)
+
+        ended.asked = answer
         dialer.start()
         try:
             while True:
@@ -75,16 +89,21 @@ class LeaderWatch:
 
 
 class _SessionsEnd:
-    """I hear that a session ended."""
+    """I hear that a session ended, and what is asked on it."""
 
     def __init__(self) -> None:
         self.once = asyncio.Event()
+        self.asked: Callable[[Session, int, str], None] | None = None
+        """Hears what the leader asks."""
 
     def opened(self, session: Session, peer: Established) -> None:
-        """It stands; nothing is said on it."""
+        """It stands; who leads may ask."""
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
-        """A leader has nothing to say to others."""
+        if isinstance(message, Ask) and self.asked is not None:
+            self.asked(session, request, message.what)
+        if bulk is not None:
+            bulk.release()
 
     def closed(self, session: Session, reason: str) -> None:
         self.once.set()

@@ -245,6 +245,9 @@ class CoordinatorRow(Struct, frozen=True):
     version: str = ""
     runs_s: float | None = None
     """So long its process runs, by its own wall clock."""
+    lag: int | None = None
+    """So many revisions of etcd its copy of the catalog lacks of the newest that who leads has
+    written; None: it has no copy, or did not say in time."""
 
 
 class CatalogMember(Struct, frozen=True):

@@ -250,6 +250,24 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " that frees too little, start its members with a larger `--quota-backend-bytes` first",
         clears="within 2 s of the alarm's end; what waited is stored then, in its order",
     ),
+    "CATALOG_NO_QUORUM": CheckKind(
+        ERROR,
+        TRY_LATER_CODE,
+        means="saves and loads wait; what is being sent to targets goes on, nothing is lost",
+        cause="no member of etcd answers as one of a majority: members are down, or away",
+        mend="see `ckpt coordinator ls`; start the members that are down, bring back the network to"
+        " those that are away; when a majority is gone for good put back etcd's own snapshot, or"
+        " `ckpt catalog rebuild etcd://… --targets 'HOST:PORT …'`",
+        clears="when a majority answers again; who led, or another one, leads within a second",
+    ),
+    "CODES_DIFFER": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="saves and loads go on; after a takeover saves are planned by another code",
+        cause="coordinators that share a catalog were started with different values of --code",
+        mend="start those with the wrong one again: `ckptd coordinator --code CODE …`",
+        clears="within 2 s of the last one's start",
+    ),
     "CATALOG_CORRUPT": CheckKind(
         ERROR,
         LOST_CODE,

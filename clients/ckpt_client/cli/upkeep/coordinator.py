@@ -55,7 +55,7 @@ def _step_down(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _show(view: CoordinatorsView, output: Output) -> None:
-    head = ("coordinator", "address", "state", ">for", ">term", "host", "version")
+    head = ("coordinator", "address", "state", ">for", ">term", ">lag", "host", "version")
     output.table(head, [_row(each) for each in view.coordinators])
     output.line()
     output.line(f"catalog  {view.catalog}")
@@ -67,7 +67,8 @@ def _row(one: CoordinatorRow) -> tuple[str, ...]:
     seconds = one.led_s if one.led_s is not None else one.runs_s
     return (
         one.id or "-", one.address, one.state, "-" if seconds is None else format_age(int(seconds)),
-        "-" if one.term is None else str(one.term), f"{one.host} pid {one.pid}", one.version,
+        *("-" if each is None else str(each) for each in (one.term, one.lag)),
+        f"{one.host} pid {one.pid}", one.version,
     )  # fmt: skip
 
 

@@ -121,6 +121,8 @@ class FencedSpace:
         """Says to others, and to me, that the leader's key is mine."""
         self.times = TransactionTimes()
         """Of `write`."""
+        self.written = 0
+        """The revision of the newest transaction that `write` was answered."""
         self._me = me or Campaigner()
         self._client = client
         self._space = keys.KeySpace(client.url.prefix)
@@ -338,7 +340,9 @@ class FencedSpace:
             if done.succeeded:
                 raise
         self.times.took(time.monotonic() - began_s)
-        if not done.succeeded:
+        if done.succeeded:
+            self.written = done.header.revision
+        else:
             self._explain(fence, done, number)
         fence.sequence = number
 

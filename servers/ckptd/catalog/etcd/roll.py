@@ -48,6 +48,8 @@ class Coordinator(Struct, frozen=True):
     version: str = ""
     since_s: float = 0.0
     """It runs since then, by its own wall clock."""
+    code: str = ""
+    """By which it would plan saves."""
 
 
 class Roll:

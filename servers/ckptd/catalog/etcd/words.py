@@ -102,6 +102,7 @@ class TransactionDone(Struct, frozen=True):
 
     succeeded: bool = False
     responses: tuple[OperationDone, ...] = ()
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
     def found(self, index: int) -> KeyValue | None:
         """The one key that its operation of that index asked for."""

@@ -1,0 +1,34 @@
+"""What do coordinators that share a catalog have to agree in, and do not?"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from ckptd.catalog.etcd.roll import Coordinator
+
+
+def other_codes(known: Mapping[str, Coordinator]) -> str:
+    """Who would plan saves by which code; empty where all that say it agree: whoever leads next may
+    want more targets, or survive fewer losses.
+    """
+    codes = {id: one.code for id, one in sorted(known.items()) if one.code}
+    if len(set(codes.values())) < 2:
+        return ""
+    return ", ".join(f"{id} has --code {code}" for id, code in codes.items())
+
+
+def out_of_reach(known: Mapping[str, Coordinator]) -> str:
+    """Who listens on its host alone, where they are of several; empty for nobody."""
+    if len({one.host for one in known.values()}) < 2:
+        return ""
+    alone = [id for id, one in sorted(known.items()) if _is_loopback(one.address)]
+    return f"other hosts do not reach {', '.join(alone)}" if alone else ""
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # A name.
+        return False
