@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,16 +12,24 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.handshake import Caller
 from tests.e2e_remote.cluster import Daemon
-from tests.ha.coordinators import Coordinators
+from tests.ha.coordinators import CODE, Coordinators
 from tests.ha.members import Etcd, free_ports
 from tests.ha.places import Prefix
 
+FOUR = ("h0d0", "h0d1", "h1d0", "h1d1")
+SEVEN = (*FOUR, "h2d0", "h2d1", "h3d0")
+
 
 class SharedCluster(Coordinators):
-    """Three coordinators and four targets of two hosts, 2+1; all are given all addresses."""
+    """Three coordinators and some targets, two on a host; all are given all addresses."""
 
-    def __init__(self, directory: Path, etcd: Etcd, place: Prefix, ids: str = "abc") -> None:
+    def __init__(
+        self, directory: Path, etcd: Etcd, place: Prefix, ids: str = "abc", *,
+        targets: Sequence[str] = FOUR, code: str = CODE,
+    ) -> None:  # fmt: skip
         super().__init__(directory, etcd, place, ids)
+        self.code = code
+        self._target_ids = targets
         ports = free_ports(len(ids))
         self.listen = {id: f"127.0.0.1:{port}" for id, port in zip(ids, ports, strict=True)}
         self.targets: dict[str, Daemon] = {}
@@ -36,7 +45,7 @@ class SharedCluster(Coordinators):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            for id in ("h0d0", "h0d1", "h1d0", "h1d1"):
+            for id in self._target_ids:
                 self.start_target(id)
             for target in self.targets.values():
                 assert target.ready

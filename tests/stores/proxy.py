@@ -70,6 +70,8 @@ class Proxy:
         self.decide: Decide = lambda _request: Fault.NONE
         self.bytes_per_s: float | None = None
         """Of bodies to the store."""
+        self.delay_s: Callable[[Request], float] = lambda _request: 0.0
+        """Ahead of the store; others go past it meanwhile."""
         self.log: list[tuple[Request, Fault]] = []
         self.closing = threading.Event()
         self._backend = port
@@ -100,6 +102,7 @@ class Proxy:
     def forward(
         self, request: Request, headers: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
+        self.closing.wait(self.delay_s(request))
         if self.bytes_per_s:
             self.closing.wait(len(request.body) / self.bytes_per_s)
         connection = http.client.HTTPConnection("127.0.0.1", self._backend, timeout=60)
