@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -31,10 +31,12 @@ class Daemon:
 
     def __init__(
         self, program: str, *flags: str, log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, within: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Its log goes to that file; else beside the test's own."""
-        command = [sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
+        """Its log goes to that file; else beside the test's own. `within`: a command that becomes
+        the one that follows it, somewhere else.
+        """
+        command = [*within, sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
         with nullcontext() if log is None else log.open("ab") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, env=environment

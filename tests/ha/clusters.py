@@ -13,7 +13,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.protocol.handshake import Caller
 from tests.e2e_remote.cluster import Daemon
 from tests.ha.coordinators import CODE, Coordinators
-from tests.ha.members import Etcd, free_ports
+from tests.ha.members import LOOPBACK, Etcd, free_ports
 from tests.ha.places import Prefix
 
 FOUR = ("h0d0", "h0d1", "h1d0", "h1d1")
@@ -33,6 +33,11 @@ class SharedCluster(Coordinators):
         ports = free_ports(len(ids))
         self.listen = {id: f"127.0.0.1:{port}" for id, port in zip(ids, ports, strict=True)}
         self.targets: dict[str, Daemon] = {}
+
+    @property
+    def target_host(self) -> str:
+        """Where all targets listen."""
+        return LOOPBACK
 
     @property
     def addresses(self) -> str:
@@ -59,7 +64,7 @@ class SharedCluster(Coordinators):
             "target", "--directory", str(self.directory / id), "--id", id,
             "--coordinator", self.addresses, "--domain", f"power/rack/host{id[1]}/{id[3]}",
             "--capacity-bytes", "4GiB", "--secret-file", str(self.secret_file),
-            log=self.log_of(id),
+            "--listen", f"{self.target_host}:0", log=self.log_of(id), within=self.within(id),
         )  # fmt: skip
 
     def client(self) -> RpcClient:

@@ -57,9 +57,14 @@ class Coordinators:
             "coordinator", "--directory", str(self.directory / id), "--listen", self.listen[id],
             "--id", id, "--catalog", self.place.url, "--code", self.code, "--max-per-domain", "2",
             "--secret-file", str(self.secret_file), *self._flags, log=self.log_of(id),
+            within=self.within(id),
         )  # fmt: skip
         self.listen[id] = daemon.address
         return daemon
+
+    def within(self, _id: str) -> Sequence[str]:
+        """The command that brings it to a host of its own."""
+        return ()
 
     def log_of(self, id: str) -> Path:
         """Of all processes that had this id."""

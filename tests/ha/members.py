@@ -14,6 +14,7 @@ from typing import Self
 from tests.ha.finding import etcd_path
 from tests.waiting import ASKED_S, wait_until
 
+LOOPBACK = "127.0.0.1"
 #: Of the tests' own speed: a member that is gone is missed after half a second.
 _SPEED = ("--heartbeat-interval", "50", "--election-timeout", "500")
 
@@ -21,8 +22,13 @@ _SPEED = ("--heartbeat-interval", "50", "--election-timeout", "500")
 class Member:
     """One process. It keeps its ports and its data over `kill` and `start`."""
 
-    def __init__(self, name: str, directory: Path, ports: tuple[int, int]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, directory: Path, ports: tuple[int, int], host: str = LOOPBACK,
+        within: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """within: the command that brings it to that host."""
+        self.name, self.host = name, host
+        self._within = within
         self.port, self.peer_port = ports
         self.log = directory / f"{name}.log"
         self._data = directory / f"{name}.data"
@@ -31,11 +37,11 @@ class Member:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def peer_url(self) -> str:
-        return f"http://127.0.0.1:{self.peer_port}"
+        return f"http://{self.host}:{self.peer_port}"
 
     def launch(self, flags: Sequence[str], scheme: str = "http") -> None:
         """It may not answer yet on return."""
@@ -59,7 +65,7 @@ class Member:
         own = {name: text for name, text in os.environ.items() if not name.startswith("ETCD_")}
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [*alone, str(found), *self._flags],
+                [*self._within, *alone, str(found), *self._flags],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=own,
             )  # fmt: skip
 
@@ -87,7 +93,7 @@ class Member:
         assert self._process is not None
         assert self._process.poll() is None, f"etcd ended: {self.log.read_text()[-2000:]}"
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+            socket.create_connection((self.host, self.port), timeout=1.0).close()
         except OSError:
             return False
         return True
@@ -97,12 +103,15 @@ class Etcd:
     """One or three members that are one etcd, for as long as the block lasts."""
 
     def __init__(
-        self, directory: Path, count: int = 1, flags: Sequence[str] = (), scheme: str = "http"
-    ) -> None:
+        self, directory: Path, count: int = 1, flags: Sequence[str] = (), scheme: str = "http",
+        *, host: str = LOOPBACK, within: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
         ports = free_ports(2 * count)
         self.members = [
-            Member(f"m{number}", directory, (ports[2 * number], ports[2 * number + 1]))
+            Member(
+                f"m{number}", directory, (ports[2 * number], ports[2 * number + 1]), host, within
+            )
             for number in range(count)
         ]
         together = ",".join(f"{each.name}={each.peer_url}" for each in self.members)
