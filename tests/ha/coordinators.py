@@ -81,8 +81,14 @@ class Coordinators:
 
     def leader(self, *, but: str = "") -> str:
         """Who has the key, once somebody else than that has."""
-        wait_until(lambda: self.key().get("id", but) != but, "somebody leads")
-        return str(self.key()["id"])
+        found = [but]
+
+        def leads() -> bool:
+            found[0] = str(self.key().get("id", but))
+            return found[0] != but
+
+        wait_until(leads, "somebody leads")
+        return found[0]
 
     def kill(self, id: str, number: signal.Signals = signal.SIGKILL) -> int:
         """It is gone on return, which is its exit code."""

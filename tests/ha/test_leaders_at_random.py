@@ -1,5 +1,6 @@
-"""Two processes save and load while who leads is killed, ended or stopped at random, two at once
-too, and members of its etcd are killed: nobody sees an error, and each step has one record.
+"""Two processes save and load while at random who leads is killed, ended, stopped, or dies at a
+write, while two or all coordinators are gone, and while members of etcd are killed, stand still or
+are slow: nobody sees an error, and each step has one record.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -20,14 +24,31 @@ import pytest
 import ckpt
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, names_in
+from tests.ha.places import Prefix, names_in, no_fault, proxied
+from tests.ha.test_outages import leader_of
+from tests.ha.writes import TRANSACTION, Assassin, Kind
+from tests.stores.proxy import Fault, Proxy
+from tests.waiting import wait_until
 
 RUNS = ("one", "two")
 WAIT_S = 60.0
-STOPPED_S = 3.0
+STOPPED_S = (2.0, 10.0)
+GONE_S = (0.0, 15.0)
+SLOW_S = (0.02, 0.3)
+EVERY_S = 20.0
 SECONDS_DEFAULT = 300.0
 
-Harm = Callable[[SharedCluster, random.Random], None]
+
+class Harmed(SharedCluster):
+    """Whose coordinators reach etcd by way of proxies, one before each member."""
+
+    def __init__(self, directory: Path, etcd: Etcd, proxies: Sequence[Proxy]) -> None:
+        ways = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        super().__init__(directory, etcd, Prefix(ways))
+        self.proxies = proxies
+
+
+Harm = Callable[[Harmed, random.Random], None]
 
 
 def save_on(url: str, run: str, stop: Path, said: Connection) -> None:
@@ -51,14 +72,14 @@ def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def end_leader(cluster: SharedCluster, chance: random.Random) -> None:
+def end_leader(cluster: Harmed, chance: random.Random) -> None:
     leader = cluster.leader()
     cluster.kill(leader, chance.choice((signal.SIGKILL, signal.SIGTERM)))
     rest(chance.uniform(0.0, 1.0))
     assert cluster.start(leader).ready
 
 
-def end_two(cluster: SharedCluster, chance: random.Random) -> None:
+def end_two(cluster: Harmed, chance: random.Random) -> None:
     leader = cluster.leader()
     cluster.kill(leader)
     successor = cluster.leader(but=leader)
@@ -68,14 +89,37 @@ def end_two(cluster: SharedCluster, chance: random.Random) -> None:
         assert cluster.start(id).ready
 
 
-def stop_leader(cluster: SharedCluster, _chance: random.Random) -> None:
+def end_all(cluster: Harmed, chance: random.Random) -> None:
+    ids = sorted(cluster.running)
+    for id in ids:
+        cluster.kill(id)
+    rest(chance.uniform(*GONE_S))
+    for id in ids:
+        cluster.start(id)
+
+
+def end_at_a_write(cluster: Harmed, chance: random.Random) -> None:
+    """Ahead of the next one of some kind, or after it."""
+    fault = chance.choice((Fault.CUT_BEFORE, Fault.CUT_AFTER))
+    assassin = Assassin(cluster, fault)
+    assassin.kind = chance.choice((Kind("row/"), Kind("record/"), Kind("position")))
+    for proxy in cluster.proxies:
+        proxy.decide = assassin
+    wait_until(lambda: bool(assassin.killed), "it writes", timeout_s=WAIT_S)
+    for proxy in cluster.proxies:
+        proxy.decide = no_fault
+    (killed,) = assassin.killed
+    assert cluster.start(killed).ready
+
+
+def stop_leader(cluster: Harmed, chance: random.Random) -> None:
     process = cluster.running[cluster.leader()].process
     process.send_signal(signal.SIGSTOP)
-    rest(STOPPED_S)
+    rest(chance.uniform(*STOPPED_S))
     process.send_signal(signal.SIGCONT)
 
 
-def end_member(cluster: SharedCluster, chance: random.Random) -> None:
+def end_member(cluster: Harmed, chance: random.Random) -> None:
     """The kit asks the first one."""
     member = chance.choice(cluster.etcd.members[1:])
     member.kill()
@@ -84,27 +128,64 @@ def end_member(cluster: SharedCluster, chance: random.Random) -> None:
     member.wait_up()
 
 
-HARMS: tuple[Harm, ...] = (end_leader, end_leader, end_two, stop_leader, end_member)
+def end_etcd_s_leader(cluster: Harmed, chance: random.Random) -> None:
+    member = cluster.etcd.members[leader_of(cluster.etcd)]
+    member.kill()
+    rest(chance.uniform(0.0, 2.0))
+    member.start()
+    member.wait_up()
+
+
+def stop_majority(cluster: Harmed, chance: random.Random) -> None:
+    for member in cluster.etcd.members[1:]:
+        member.stop()
+    rest(chance.uniform(*STOPPED_S))
+    for member in cluster.etcd.members[1:]:
+        member.go_on()
+
+
+def slow_etcd(cluster: Harmed, chance: random.Random) -> None:
+    delay_s = chance.uniform(*SLOW_S)
+    for proxy in cluster.proxies:
+        proxy.delay_s = lambda request: delay_s if request.path == TRANSACTION else 0.0
+    rest(chance.uniform(1.0, 5.0))
+    for proxy in cluster.proxies:
+        proxy.delay_s = lambda _request: 0.0
+
+
+def kill_and_rest(cluster: Harmed, _chance: random.Random) -> None:
+    leader = cluster.leader()
+    cluster.kill(leader, signal.SIGKILL)
+    assert cluster.start(leader).ready
+    rest(EVERY_S)
+
+
+HARMS: tuple[Harm, ...] = (
+    end_leader, end_two, end_all, end_at_a_write, stop_leader, end_member, end_etcd_s_leader,
+    stop_majority, slow_etcd,
+)  # fmt: skip
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedCluster]:
-    with (
-        Etcd(tmp_path / "etcd", 3) as etcd,
-        SharedCluster(tmp_path, etcd, Prefix(etcd.addresses)) as made,
-    ):
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harmed]:
+    with ExitStack() as stack:
+        etcd = stack.enter_context(Etcd(tmp_path / "etcd", 3))
+        proxies = [stack.enter_context(proxied(member, no_fault)) for member in etcd.members]
+        made = stack.enter_context(Harmed(tmp_path, etcd, proxies))
         monkeypatch.setenv("CKPT_SECRET_FILE", str(made.secret_file))
         yield made
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("harms", [HARMS, (kill_and_rest,)], ids=["at-random", "every-20-s"])
 def test_two_processes_save_on_whatever_becomes_of_who_leads(
-    cluster: SharedCluster, tmp_path: Path
+    cluster: Harmed, tmp_path: Path, harms: tuple[Harm, ...]
 ) -> None:
     """$CKPT_SOAK_S seconds, by $CKPT_SOAK_SEED."""
     seed = int(os.environ.get("CKPT_SOAK_SEED", time.time_ns() % 1_000_000))
     end_s = time.monotonic() + float(os.environ.get("CKPT_SOAK_S", SECONDS_DEFAULT))
     chance, stop = random.Random(seed), tmp_path / "stop"
+    done: Counter[str] = Counter()
     spawn = multiprocessing.get_context("spawn")
     ends = [spawn.Pipe(duplex=False) for _ in RUNS]
     savers = [
@@ -116,16 +197,21 @@ def test_two_processes_save_on_whatever_becomes_of_who_leads(
     try:
         while time.monotonic() < end_s and all(saver.is_alive() for saver in savers):
             rest(chance.uniform(0.3, 4.0))
-            chance.choice(HARMS)(cluster, chance)
+            harm = chance.choice(harms)
+            done[harm.__name__] += 1
+            harm(cluster, chance)
     finally:
         stop.touch()
         for saver in savers:
             saver.join()
     assert [saver.exitcode for saver in savers] == [0, 0], f"seed {seed}"
     records = [name.split("/") for name in names_in(cluster.etcd, cluster.place)]
+    sys.stdout.write(f"seed {seed}: {dict(done)}\n")
     for run, (heard, _) in zip(RUNS, ends, strict=True):
         steps = sorted(int(name[2]) for name in records if name[:2] == ["record", run])
-        assert steps == list(range(1, heard.recv() + 1)), f"seed {seed}"
+        count = heard.recv()
+        sys.stdout.write(f"{run}: {count} steps\n")
+        assert steps == list(range(1, count + 1)), f"seed {seed}"
     for id, daemon in cluster.running.items():
         assert daemon.process.poll() is None, f"seed {seed}: {id}"
         assert cluster.logged(id, "defect") == 0, f"seed {seed}: {id}"
