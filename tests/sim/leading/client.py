@@ -73,8 +73,6 @@ class SimEtcdClient(EtcdClient):
         raise Unavailable(f"{member} ends the watch")
 
 
-def _settle(
-    answered: asyncio.Future[tuple[int, bytes]], status: int, text: bytes
-) -> None:
+def _settle(answered: asyncio.Future[tuple[int, bytes]], status: int, text: bytes) -> None:
     if not answered.done():
         answered.set_result((status, text))

@@ -72,9 +72,7 @@ async def _without_sequence(
     await _write_under(self, fence, writes, (mine,))
 
 
-async def _anybodys(
-    self: FencedSpace, deadline: float, *, copied_from: str = ""
-) -> Fence | None:
+async def _anybodys(self: FencedSpace, deadline: float, *, copied_from: str = "") -> Fence | None:
     """There is a leader's key, and I have just taken it."""
     fence = await _try_to_take(self, deadline, copied_from=copied_from)
     found = await self._one(keys.LEADER, deadline)

@@ -294,4 +294,3 @@ class CoordinatorProcess:
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         came = Bulk(memoryview(bulk), None, None) if bulk else None
         self.loop.within(self.front.received, session, request, message, came)
-

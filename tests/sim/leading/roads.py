@@ -268,4 +268,3 @@ async def refuses(address: str) -> bool:
 
     network.clock.after(2 * network._delay(leader.name), arrive)
     return await probed
-
