@@ -13,6 +13,7 @@
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
     Homes           whose bytes later generations refer to        (homes.py)
     Resolver        which generation to read                      (resolving.py)
+    Joining         which launch a process belongs to              (joining.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
     Retaining       what stays of a run, and why                  (retaining.py)
@@ -50,7 +51,7 @@ from ckpt.format.messages.asking import (
 )
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps
-from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
+from ckpt.format.messages.launches import JoinLaunch, TrainerLeft
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
 from ckpt.format.messages.preempting import GuardStanding
 from ckpt.format.messages.reading import DocumentData
@@ -83,6 +84,7 @@ from ckpt.protocol.coordinator.keeping.placing import PlacementReader
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
+from ckpt.protocol.coordinator.reading.joining import Joining
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
@@ -134,9 +136,6 @@ class CoordinatorMachine:
         self.policy = policy
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
-        #: Who waits until what its launch needs is durable: the answer by the question, and whether
-        #: it may have it before.
-        self._joining: dict[tuple[Session, int], tuple[LaunchJoined, bool]] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.launches = Launches(image.term)
         self.preempting = Preempting(desk, self.launches)
@@ -154,6 +153,7 @@ class CoordinatorMachine:
         self._make_saving_parts(context, secret, wall_s)
         self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
+        self.joining = Joining(desk, self.launches, self.resolver.rounds)
         self.views = Views(
             context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor,
             self.retaining,
@@ -277,12 +277,7 @@ class CoordinatorMachine:
         if full is None:
             return
         self.ending.refuse_unwritten(full)
-        for asked, (_, is_one) in list(self._joining.items()):
-            if is_one:
-                self._answer_join(asked)
-            else:
-                del self._joining[asked]
-                self._desk.fail(*asked, full)
+        self.joining.full(full)
 
     def _do(self, event: Received) -> None:
         try:
@@ -299,7 +294,7 @@ class CoordinatorMachine:
             case RenewLease():
                 self.members.renew(session, request, message)
             case JoinLaunch():
-                self._join(session, request, message)
+                self.joining.join(session, request, message, self._roles[session])
             case GuardStanding():
                 self.preempting.heard(session, message)
             case OpenPayload() if message.member:
@@ -402,39 +397,9 @@ class CoordinatorMachine:
             self.vouching.registered(target, message.incarnation)
             self.reservations.reconcile(target, message.reservations)
 
-    def _join(self, session: Session, request: int, message: JoinLaunch) -> None:
-        """Answered when a restart would find the same launch."""
-        from_stager = self._roles[session] is Role.STAGER
-        if not _is_one_launch(message):
-            self._desk.check_room()
-        launch, entries = self.launches.join(
-            session, message, self._desk.now_us, from_stager=from_stager
-        )
-        turn = self.resolver.rounds.next_turn(message.run, launch, message.rank)
-        joined = LaunchJoined(launch.number, turn, references=True, by_number=True, guards=True)
-        if not entries and not launch.unwritten:
-            self._desk.send(session, request, joined)
-            return
-        asked = session, request
-
-        def durable() -> None:
-            launch.unwritten -= 1
-            self._answer_join(asked)
-
-        launch.unwritten += 1
-        self._joining[asked] = joined, _is_one_launch(message)
-        self._desk.persist(entries, durable)
-        if self._desk.full is not None:
-            self._answer_join(asked)
-
-    def _answer_join(self, asked: tuple[Session, int]) -> None:
-        found = self._joining.pop(asked, None)
-        if found is not None:
-            self._desk.send(*asked, found[0])
-
     def _closed(self, session: Session) -> None:
         self._roles.pop(session, None)
-        self._joining = {asked: v for asked, v in self._joining.items() if asked[0] != session}
+        self.joining.session_closed(session)
         self._desk.lost(session)
         self.vouching.session_closed(session)
         self.confirming.session_closed(session)
@@ -504,10 +469,3 @@ class CoordinatorMachine:
         self.checkpoints.add(checkpoint)
         written_by = tuple(sorted(attempt.written_by))
         self._desk.tell(facts.CheckpointCommitted(checkpoint.id, attempt.info, written_by))
-
-
-def _is_one_launch(message: JoinLaunch) -> bool:
-    """Whether its ranks meet in one launch also when a restart knows nothing of this one: by its
-    key, by the number that they say, or since there is one rank alone.
-    """
-    return message.key is not None or message.launch is not None or message.world_size == 1
