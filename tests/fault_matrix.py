@@ -38,6 +38,9 @@ TWO_COORDINATORS: Final = (
     "tests/sim/test_two_coordinators.py"
     "::test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once"
 )
+LEADING: Final = (
+    "tests/sim/test_leading.py::test_whoever_leads_what_was_acknowledged_is_there_once"
+)
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
 KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
 MACHINES: Final = "tests/machines/"
@@ -118,10 +121,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
     }),
     Fault("F11 fsync fails once", "LC", "LC"),
     Fault("F12 coordinator crash", "RSLCADEX", "RSLCAX", {
-        "DE": (DRAINS,), "A": (CATALOGS,),
+        "DE": (DRAINS,), "A": (CATALOGS,), "RSLCAX": (LEADING,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
-    Fault("F13 old coordinator alive", "RSLCADEX", "", {"RSLCADEX": (TWO_COORDINATORS,)}),
+    Fault("F13 old coordinator alive", "RSLCADEX", "", {
+        "RSLCADEX": (TWO_COORDINATORS,), "RSLCAX": (LEADING,),
+    }),
     Fault("F14 client crash", "RSLCAD", "RSLCA", {
         "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),

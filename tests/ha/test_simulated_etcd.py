@@ -55,8 +55,8 @@ class Both:
         assert isinstance(found, RangeFound)
         #: Real revisions are so much higher.
         self._ahead = found.header.revision - self.store.revision
-        #: The simulator's lease -> the real one; 0 is none, and one there never was.
         self.leases: dict[int, int] = {0: 0, NEVER: 12345}
+        """The simulator's -> the real one; 0 is none, and one there never was."""
 
     def ask(self, path: str, request: Struct, kind: type[Struct]) -> tuple[object, object]:
         """What each says."""

@@ -1,5 +1,5 @@
-"""F12, F13, F15, F17, F24, F26 of several coordinators over one etcd: whichever of them dies, wakes,
-is cut off or loses its answers, in whichever phase of a save, what anybody was told stays so.
+"""F12, F13, F15, F16, F17, F26 of several coordinators over one etcd: whichever of them dies,
+wakes, is cut off or loses its answers, in whichever phase of a save, what was said stays so.
 """
 
 from __future__ import annotations

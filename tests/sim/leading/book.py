@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,13 +21,13 @@ from ckpt.base.errors import CkptError
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import Batch, EtcdCatalog
-from ckptd.catalog.etcd.fence import Fence, Leader
+from ckptd.catalog.etcd.fence import Leader
 from ckptd.catalog.etcd.folding import Writes
 from ckptd.catalog.etcd.loading import load
 from ckptd.catalog.etcd.words import Transaction, TransactionDone
 from tests.sim.leading.client import URL
 from tests.sim.leading.cluster import Request
-from tests.sim.leading.effects import running
+from tests.sim.leading.loop import running
 from tests.sim.leading.store import EtcdStore
 from tests.sim.oracles import Oracles, Violation
 
@@ -148,8 +149,8 @@ class CatalogBook:
 class WatchedCatalog(EtcdCatalog):
     """The writer, with somebody who looks on."""
 
-    def __init__(self, space, fence: Fence, *arguments: object) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(space, fence, *arguments)  # type: ignore[arg-type]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._by_ticket: dict[int, tuple[CatalogEntry, ...]] = {}
         self._sent: Sent | None = None
 

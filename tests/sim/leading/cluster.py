@@ -1,5 +1,5 @@
-"""An etcd of three members in virtual time: each request is done once it has come, wholly, one after
-the other; and whatever may go wrong around that does.
+"""An etcd of three members in virtual time: each request is done once it has come, wholly, one
+after the other; and whatever may go wrong around that does.
 
 Faults: a request is late, and is done long after it was repeated; an answer is lost, or its
 connection breaks, after the request was done; no quorum for a while; a host and a member do not

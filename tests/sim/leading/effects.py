@@ -6,29 +6,21 @@ All else of the daemon runs as it is. What it asks of a clock is answered by the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from ckptd.catalog.etcd import catalog, fence, lease, mirror
 from ckptd.coordinator import colleagues, contender, front, leader_watch, shell
-from tests.sim.leading.loop import ProcessLoop
-
-if TYPE_CHECKING:
-    from tests.sim.leading.process import CoordinatorProcess
+from tests.sim.leading.book import WatchedCatalog
+from tests.sim.leading.loop import running
+from tests.sim.leading.process import SimShell
+from tests.sim.leading.roads import SimDialer, refuses
 
 TICK_S = 0.1
 """A daemon's loop turns twice as often."""
-
-
-def running() -> CoordinatorProcess:
-    """The process whose code runs now."""
-    loop = cast(ProcessLoop, asyncio.get_running_loop())
-    return cast("CoordinatorProcess", loop.owner)
 
 
 def _now_us() -> int:
@@ -56,11 +48,6 @@ _SECRETS = SimpleNamespace(
 @contextmanager
 def simulated() -> Iterator[None]:
     """While the block runs."""
-    # They need this module's `running`.
-    from tests.sim.leading.book import WatchedCatalog
-    from tests.sim.leading.process import SimShell
-    from tests.sim.leading.roads import SimDialer, refuses
-
     with pytest.MonkeyPatch.context() as patch:
         for module in (contender, shell, catalog, lease):
             patch.setattr(module, "now_us", _now_us)

@@ -1,5 +1,5 @@
-"""The history of one seed: a job saves, and in a phase of a save its leader is struck; others follow.
-Then all heals, and everything that anybody was told is looked for.
+"""The history of one seed: a job saves, and in a phase of a save its leader is struck; others
+follow. Then all heals, and everything that anybody was told is looked for.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ JOBS = (
 PHASE_US = 8_000_000
 COPY_US = 60_000_000
 """A page whose answer was lost is asked for again after ten seconds."""
-MEANWHILE_US = 9_000_000
-"""Longer than anybody is paused, or cut off."""
+AFTERWARDS_US = 3_000_000
+"""Of a history, beside the longest that anybody is away."""
 BESIDE: tuple[Callable[..., object], ...] = (
     faults.target_killed, faults.target_power_lost, faults.target_stopped, faults.target_slowed,
     faults.connections_cut, faults.frames_stuttered, faults.half_opened, faults.trainer_killed,
@@ -87,7 +87,7 @@ def _run(world: LeadingWorld) -> History:
     for _ in range(rng.choice([0, 1, 2, 3, 4])):
         world.clock.after(rng.randint(0, 6_000_000), _strike, world, history, tuple(STRIKES))
     _busy(world, history)
-    world.clock.pass_time(MEANWHILE_US)
+    world.clock.pass_time(world.times.longest_us + AFTERWARDS_US)
     world.heal()
     if history.only_coordinators:
         _check_job_saw_nothing(world, first)

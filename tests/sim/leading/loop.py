@@ -13,7 +13,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 from tests.sim.clockwork import Clockwork
 
@@ -166,7 +166,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[Any]:
         """On no thread: the order of things follows from the seed."""
         done = self.create_future()
-        done.set_result(func(*args))
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
         return done
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
@@ -183,3 +186,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return False
+
+
+def running() -> Any:
+    """The process whose code runs now."""
+    return cast(ProcessLoop, asyncio.get_running_loop()).owner

@@ -27,7 +27,7 @@ from ckptd.catalog.etcd.words import (
 from ckptd.coordinator.front import Front
 from ckptd.coordinator.shell import CoordinatorShell
 from tests.sim.leading.book import Sent
-from tests.sim.leading.effects import running
+from tests.sim.leading.loop import running
 from tests.sim.planted import Plant
 
 _write = FencedSpace.write

@@ -38,8 +38,7 @@ from tests.sim.coordinator_node import CLUSTER, SECRET
 from tests.sim.leading.book import CatalogBook
 from tests.sim.leading.client import SimEtcdClient
 from tests.sim.leading.cluster import EtcdCluster
-from tests.sim.leading.effects import running
-from tests.sim.leading.loop import ProcessLoop
+from tests.sim.leading.loop import ProcessLoop, running
 from tests.sim.leading.roads import Coordinators, Roads, SimDialer
 from tests.sim.oracles import Oracles, Violation
 

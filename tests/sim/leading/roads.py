@@ -1,19 +1,19 @@
 """How everybody finds who leads: the network of the simulator, with the daemons' own search.
 
 A coordinator that stands by, or loads, turns away whoever comes and says who leads, as far as it
-knows; a search (`ckpt.protocol.finding`) goes there. One that was found and says nothing for long is
-pinged and given up (`ckpt.protocol.pulse`): a stopped process keeps its connections.
+knows; a search (`ckpt.protocol.finding`) goes there. One that was found and says nothing for long
+is pinged and given up (`ckpt.protocol.pulse`): a stopped process keeps its connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import BootId, Epoch
-from ckpt.format.messages.hello import PROTOCOL_VERSION, Ping, Pong, Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Ping, Pong, Role
 from ckpt.protocol.events import Send, Session, Ticked
 from ckpt.protocol.finding import (
     AddressFailed,
@@ -29,15 +29,19 @@ from ckpt.protocol.handshake import Caller, Elsewhere, Established
 from ckpt.protocol.pulse import Beat, Pulse
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER
-from tests.sim.leading.effects import running
+from tests.sim.leading.loop import running
 from tests.sim.network import UNANSWERED_US, Connection, Network, Node, _End
-
-if TYPE_CHECKING:
-    from tests.sim.leading.process import CoordinatorProcess
 
 FEEL_US = 250_000
 WAITING_ROLES = (Role.STAGER, Role.READER)
 """They nearly always wait for something."""
+
+
+class ListeningNode(Node, Protocol):
+    """A coordinator, as who dials it sees it."""
+
+    def turn_away(self, role: Role) -> Failed | None:
+        """What a peer hears that may not stay."""
 
 
 class Coordinators:
@@ -46,7 +50,7 @@ class Coordinators:
     name = "coordinators"
 
     def __init__(self) -> None:
-        self.listening: dict[str, CoordinatorProcess] = {}
+        self.listening: dict[str, ListeningNode] = {}
         """By address."""
         self.rosters: dict[str, Roster] = {}
         """What each node knows of them, by its name."""
@@ -76,7 +80,7 @@ class Roads(Network):
     # ----------------------------------------------------------------------- one coordinator
 
     def approach(
-        self, client: Node, server: CoordinatorProcess, role: Role,
+        self, client: Node, server: ListeningNode, role: Role,
         proved: Callable[[], None], failed: Callable[[CkptError], None],
     ) -> None:  # fmt: skip
         """Ask it to let one in; `join` makes the session, at once, of who proved itself."""
@@ -97,7 +101,7 @@ class Roads(Network):
 
         self.clock.after(2 * self._delay(server.name), arrive)
 
-    def join(self, client: Node, server: CoordinatorProcess, role: Role) -> Session:
+    def join(self, client: Node, server: ListeningNode, role: Role) -> Session:
         """The other end hears of it; returns this end's."""
         connection = self._connect(client, server)
         server.session_opened(connection.server.session, role, client.name)
@@ -119,14 +123,12 @@ class Roads(Network):
         self.clock.after(FEEL_US, self._beat, session, pulse)
         if connection.client.node.stopped:
             return
-        match pulse.beat(self.clock.now_us):
-            case Beat.PING:
-                self.send(Send(session, 0, Ping()))
-            case Beat.GIVE_UP:
-                self.given_up += 1
-                self.cut(session)
-            case Beat.NOTHING:
-                """Nor is it due."""
+        beat = pulse.beat(self.clock.now_us)
+        if beat is Beat.PING:
+            self.send(Send(session, 0, Ping()))
+        elif beat is Beat.GIVE_UP:
+            self.given_up += 1
+            self.cut(session)
 
     def send(self, action: Send) -> None:
         pulse = self._pulses.get(action.session)

@@ -12,9 +12,6 @@ from tests.sim.leading.cluster import MEMBERS, Request
 from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.world import TAKING, LeadingWorld, is_of
 
-PAUSES_US = (300_000, 2_500_000, 6_000_000)
-"""Shorter than a lease, a little longer, and much."""
-DOWN_US = (20_000, 1_000_000, 4_000_000)
 HOUR_S = 3600
 KINDS = (
     "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "RowCommitted",
@@ -26,7 +23,7 @@ KINDS = (
 def _down(world: LeadingWorld, one: CoordinatorProcess) -> None:
     """Killed, and started again a little later."""
     one.crash()
-    world.clock.after(world.clock.rng.choice(DOWN_US), one.start_if_wanted)
+    world.clock.after(world.clock.rng.choice(world.times.down_us), one.start_if_wanted)
 
 
 def leader_killed(world: LeadingWorld) -> bool:
@@ -58,7 +55,7 @@ def leader_paused(world: LeadingWorld) -> bool:
     leader = world.several.leader
     if leader is None or world.is_healed:
         return False
-    leader.stop(world.clock.rng.choice(PAUSES_US))
+    leader.stop(world.clock.rng.choice(world.times.away_us))
     return True
 
 
@@ -99,7 +96,10 @@ def _part_from_etcd(world: LeadingWorld, one: CoordinatorProcess | None) -> bool
     if one is None:
         return False
     rng = world.clock.rng
-    for_us, ways = rng.choice(PAUSES_US), rng.choice([(True, False), (False, True), (True, True)])
+    for_us, ways = (
+        rng.choice(world.times.away_us),
+        rng.choice([(True, False), (False, True), (True, True)]),
+    )
     for member in MEMBERS:
         if ways[0]:
             world.etcd.part(one.name, member, for_us)
@@ -110,7 +110,7 @@ def _part_from_etcd(world: LeadingWorld, one: CoordinatorProcess | None) -> bool
 
 def quorum_lost(world: LeadingWorld) -> bool:
     """etcd does nothing for a while."""
-    world.etcd.lose_quorum(world.clock.rng.choice(PAUSES_US))
+    world.etcd.lose_quorum(world.clock.rng.choice(world.times.away_us))
     return True
 
 
@@ -128,7 +128,7 @@ def _weather(world: LeadingWorld, **harms: float) -> bool:
     weather = world.etcd.faults.weather
     for name, value in harms.items():
         setattr(weather, name, value)
-        world.clock.after(world.clock.rng.choice(PAUSES_US), setattr, weather, name, 0.0)
+        world.clock.after(world.clock.rng.choice(world.times.away_us), setattr, weather, name, 0.0)
     return True
 
 
@@ -181,7 +181,7 @@ def _ways(world: LeadingWorld, one: str, others: list[str]) -> list[tuple[str, s
 
 
 def _hold(world: LeadingWorld, pairs: list[tuple[str, str]]) -> bool:
-    for_us = world.clock.rng.choice(PAUSES_US)
+    for_us = world.clock.rng.choice(world.times.away_us)
     for one, other in pairs:
         world.network.hold(one, other, world.clock.now_us + for_us)
     return True
@@ -248,7 +248,7 @@ def _break_for_long(world: LeadingWorld, request: Request) -> bool:
 
 
 def _pause_writer(world: LeadingWorld, request: Request) -> bool:
-    _writer(request).stop(world.clock.rng.choice(PAUSES_US))
+    _writer(request).stop(world.clock.rng.choice(world.times.away_us))
     return False
 
 
@@ -265,7 +265,7 @@ def _done_late_by_the_dead(world: LeadingWorld, request: Request) -> bool:
 
 
 def _no_quorum_after(world: LeadingWorld, request: Request) -> bool:
-    world.etcd.lose_quorum(world.clock.rng.choice(PAUSES_US))
+    world.etcd.lose_quorum(world.clock.rng.choice(world.times.away_us))
     return True
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
@@ -48,7 +48,7 @@ class Several(Coordinators):
 
     @property
     def all(self) -> tuple[CoordinatorProcess, ...]:
-        return tuple(self.listening.values())
+        return tuple(cast(dict[str, CoordinatorProcess], self.listening).values())
 
     @property
     def leader(self) -> CoordinatorProcess | None:
@@ -103,6 +103,27 @@ class Several(Coordinators):
         return CoordinatorMachine(self.machine_policy, image, secret=SECRET, wall_s=lambda: 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long things last that befall somebody."""
+
+    away_us: tuple[int, int, int]
+    """Paused, cut off, without quorum."""
+    down_us: tuple[int, int, int]
+    """Killed, until it is started again."""
+
+    @property
+    def longest_us(self) -> int:
+        return max(*self.away_us, *self.down_us)
+
+
+USUAL = Times((300_000, 2_500_000, 6_000_000), (20_000, 1_000_000, 4_000_000))
+"""Shorter than a lease, a little longer, and much."""
+LONG = Times((8_000_000, 15_000_000, 20_000_000), (4_000_000, 8_000_000, 15_000_000))
+LONG_IN = (13, 7)
+"""Of so many seeds one is of these, that with this remainder."""
+
+
 @dataclass(slots=True)
 class LeadingWorld(World):
     """`coordinator` is whoever leads."""
@@ -115,6 +136,7 @@ class LeadingWorld(World):
     aims: dict[str, int] = field(default_factory=dict)
     """What was aimed at a transaction and struck."""
 
+    times: Times = USUAL
     is_healed: bool = False
     """Nothing befalls anybody any more."""
 
@@ -154,6 +176,7 @@ class LeadingWorld(World):
             targets[node.id] = node
         made = cls(seed, clock, network, oracles, several, targets, [])  # type: ignore[arg-type]
         made.several, made.etcd, made.book = several, etcd, book
+        made.times = LONG if seed % LONG_IN[0] == LONG_IN[1] else USUAL
         world.append(made)
         made._begin_catalog()
         return made

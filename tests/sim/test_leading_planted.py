@@ -1,0 +1,48 @@
+"""Bugs that several coordinators over one etcd must show, each by the seed that found it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from tests.sim.leading.history import run_seed
+from tests.sim.leading.planted import PLANTS
+from tests.sim.oracles import Violation
+from tests.sim.planted import Plant
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """By which seed, and what the history says."""
+
+    seed: int
+    text: str
+
+
+FOUND: Mapping[str, Found] = {
+    "records-without-fence": Found(54, "P10: c1/1 stores in term 1, 2 has the key"),
+    "term-not-raised": Found(0, "P10: c0/1 leads in term 1, so did c1/1"),
+    "no-answer-is-a-failure": Found(123, "P2: c0/1 acknowledges ticket 16 of term 1, not stored"),
+    "newest-ticket-first": Found(0, "P2: ticket 6 of term 1 is stored after 7"),
+    "a-standby-serves-readers": Found(12, "was announced before it asked"),
+    "a-copy-as-it-is": Found(16, "P1: c1/2 begins term 3 with other rows"),
+    "sequence-not-compared": Found(201, "P1: etcd has other rows than was stored"),
+    "a-watch-that-skips": Found(50, "P1: so many keys are not as stored in the copies"),
+    "lost-fence-is-no-failure": Found(100, "P2: c2/1 acknowledges ticket 20 of term 1"),
+    "anybodys-key-is-mine": Found(0, "P10: c0/1 leads in term 1, so did c1/1"),
+}
+"""All within the first thousand seeds."""
+
+
+def test_each_is_tried() -> None:
+    assert set(FOUND) == {plant.name for plant in PLANTS}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: str(plant.name))
+def test_a_planted_bug_is_found_by_its_seed(plant: Plant) -> None:
+    known = FOUND[plant.name]
+    run_seed(known.seed)
+    with plant.planted(), pytest.raises(Violation, match=known.text):
+        run_seed(known.seed)
