@@ -38,9 +38,7 @@ TWO_COORDINATORS: Final = (
     "tests/sim/test_two_coordinators.py"
     "::test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once"
 )
-LEADING: Final = (
-    "tests/sim/test_leading.py::test_whoever_leads_what_was_acknowledged_is_there_once"
-)
+LEADING: Final = "tests/sim/test_leading.py::test_whoever_leads_what_was_acknowledged_is_there_once"
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
 KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
 MACHINES: Final = "tests/machines/"
