@@ -1,9 +1,10 @@
 """The leader dies at each kind of catalog write, ahead of it and after it, with its answer on the
-way: a job of four ranks on seven targets hears nothing of it.
+way, and the write arrives late once more: a job of four ranks on seven targets hears nothing of it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from ckpt_client.cli.main import main
 from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
 from tests.ha.clusters import SEVEN, SharedCluster
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, names_in, no_fault, proxied
-from tests.ha.writes import Assassin, Kind
+from tests.ha.places import Prefix, asked, names_in, no_fault, proxied
+from tests.ha.writes import TRANSACTION, Assassin, Kind
 from tests.stores.proxy import Fault, Proxy
 from tests.waiting import wait_until
 
@@ -34,8 +35,8 @@ class Doomed:
     team: Team
 
     def die_at(self, fault: Fault, kind: Kind, deed: Callable[[], object]) -> None:
-        """Who leads dies at the first write of that kind while it is done; all three run again on
-        return.
+        """Who leads dies at the first write of that kind while it is done, which arrives once more
+        when another one leads; all three run again on return.
         """
         cluster, term = self.cluster, self.cluster.term()
         assassin = self.proxy.decide = Assassin(cluster, fault)
@@ -46,6 +47,9 @@ class Doomed:
         self.proxy.decide = no_fault
         (killed,) = assassin.killed
         assert cluster.start(killed).ready
+        # What the network held for so long arrives, and does nothing.
+        late = asked(cluster.etcd.members[0], TRANSACTION, json.loads(assassin.body))
+        assert "succeeded" not in late
 
     def save(self, run: str, step: int) -> None:
         save_and_wait(self.team, run, step, version=step)

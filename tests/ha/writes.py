@@ -44,6 +44,8 @@ class Assassin:
     def __init__(self, cluster: Coordinators, fault: Fault) -> None:
         self.kind: Kind | None = None
         """None again once it has happened."""
+        self.body = b""
+        """Of that write."""
         self.killed: list[str] = []
         """Who runs no more."""
         self._cluster = cluster
@@ -52,7 +54,7 @@ class Assassin:
     def __call__(self, request: Request) -> Fault:
         if self.kind is None or not is_of(self.kind, request):
             return Fault.NONE
-        self.kind = None
+        self.kind, self.body = None, request.body
         leader = self._cluster.leader()
         self._cluster.kill(leader)
         self.killed.append(leader)
