@@ -79,6 +79,11 @@ def test_ls_shows_who_leads_who_stands_by_and_how_etcd_is(
     assert two.place.url in out
 
 
+def lags_at(capsys: pytest.CaptureFixture[str], where: str) -> dict[str, object]:
+    rows = asked(capsys, where, "coordinator", "ls")["coordinators"]
+    return {row["id"]: row["lag"] for row in rows}  # type: ignore[attr-defined]
+
+
 def test_ls_says_how_far_the_copy_of_who_stands_by_is(
     two: Coordinators, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,8 +91,7 @@ def test_ls_says_how_far_the_copy_of_who_stands_by_is(
     (other,) = {"a", "b"} - {leader}
 
     def lags() -> dict[str, object]:
-        rows = asked(capsys, where, "coordinator", "ls")["coordinators"]
-        return {row["id"]: row["lag"] for row in rows}  # type: ignore[attr-defined]
+        return lags_at(capsys, where)
 
     wait_until(lambda: lags() == {leader: None, other: 0}, "its copy is whole", poll_s=ASKED_S)
     assert "lag" in ckpt(capsys, where, "coordinator", "ls")[1]
@@ -161,6 +165,27 @@ def test_an_etcd_without_a_majority_is_said_while_nobody_can_lead(
             lambda: "CATALOG_NO_QUORUM" not in checks(capsys, everywhere), "it is gone",
             poll_s=ASKED_S,
         )  # fmt: skip
+
+
+def test_who_stands_by_names_no_leader_that_is_gone_when_nobody_can_lead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Etcd(tmp_path / "etcd", 3) as etcd,
+        Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as two,
+    ):
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(two.secret_file))
+        leader = two.leader()
+        (other,) = {"a", "b"} - {leader}
+        where = where_serves(two)
+        wait_until(lambda: lags_at(capsys, where).get(other) == 0, "it holds a session to it")
+        for member in etcd.members[1:]:
+            member.kill()
+        two.kill(leader)
+        wait_until(lambda: two.logged(other, "the leader's process is gone") == 1, "it is missed")
+        code, out, err = ckpt(capsys, two.listen[other], "status", "--json")
+        assert code == 75
+        assert "CATALOG_NO_QUORUM" in {check["name"] for check in json.loads(out)["checks"]}, err
 
 
 def test_step_down_lets_the_other_one_lead(

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt.base.errors import Busy, NoSpace
+from ckpt.base.errors import Busy, NoSpace, Refused
 from ckpt.protocol.coordinator.catalog import AttemptDecided, RowState
 from ckpt.testing.catalog_contract import Writer, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
 from ckpt_client.cli.main import main
 from ckptd.catalog.etcd.fence import LEASE_S
+from tests.e2e_remote.cluster import Daemon
 from tests.ha.clusters import SharedCluster
+from tests.ha.coordinators import CODE, Coordinators
 from tests.ha.filling import QUOTA, fill, make_room
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, asked, in_base64, names_in
@@ -93,13 +95,17 @@ async def test_no_catalog_is_begun_in_a_full_etcd(small: Etcd) -> None:
         await Prefix(small.addresses).open()
 
 
-def _raise_quota(etcd: Etcd) -> None:
+def _launch_again(etcd: Etcd, *flags: str) -> None:
     """The member is gone for a moment."""
     (member,) = etcd.members
     member.kill()
-    together = f"{member.name}={member.peer_url}"
-    member.launch(["--initial-cluster", together, "--quota-backend-bytes", str(64 << 20)])
+    member.launch(["--initial-cluster", f"{member.name}={member.peer_url}", *flags])
     member.wait_up()
+
+
+def _raise_quota(etcd: Etcd) -> None:
+    _launch_again(etcd, "--quota-backend-bytes", str(64 << 20))
+    (member,) = etcd.members
     for alarm in asked(member, "/v3/maintenance/alarm", {"action": "GET"})["alarms"]:
         asked(member, "/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
 
@@ -205,3 +211,27 @@ def test_one_that_starts_in_a_full_etcd_follows_who_leads(cluster: SharedCluster
         lambda: f"coordinator/{other}" in names_in(cluster.etcd, cluster.place),
         "it is on the roll", poll_s=ASKED_S,
     )  # fmt: skip
+
+
+def test_how_much_a_full_etcd_takes_at_once_is_asked_before_one_leads(
+    tmp_path: Path, small: Etcd
+) -> None:
+    place = Prefix(small.addresses)
+    with Coordinators(tmp_path, small, place, ids="a") as first:
+        first.kill("a", signal.SIGTERM)
+        fill(small)
+        # So far beyond its quota that it looks at nothing else of a request that writes.
+        _launch_again(small, "--quota-backend-bytes", str(8 << 20), "--max-txn-ops", "64")
+        daemon = Daemon(
+            "coordinator", "--directory", str(tmp_path / "a"), "--listen", "127.0.0.1:0",
+            "--id", "a", "--catalog", place.url, "--code", CODE,
+            "--secret-file", str(first.secret_file), log=first.log_of("a"),
+        )  # fmt: skip
+        try:
+            wait_until(lambda: first.logged("a", '"cannot lead"') == 1, "it says why")
+            assert daemon.process.poll() is None
+            make_room(small)
+            assert daemon.process.wait(timeout=WAIT_S) == Refused.exit_code
+        finally:
+            daemon.end()
+        assert first.logged("a", "--max-txn-ops") >= 1

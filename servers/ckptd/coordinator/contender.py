@@ -100,6 +100,7 @@ async def contend(
         keep_cluster(config.directory, meta.cluster)
         async with listening(config, secret, meta.cluster) as front:
             contender = Contender(config, secret, report, end, front, client, meta.cluster)
+            contender.limits_checked = admission.limits_checked
             await contender.run(deadline)
     finally:
         await client.close()
@@ -118,6 +119,8 @@ class Contender:
         """By the wall clock."""
         self.takeovers = 0
         """Terms that I began."""
+        self.limits_checked = False
+        """A full etcd does not say how much it takes at once: it is asked before I lead."""
         self.silence = ""
         """Why etcd says nothing; empty while it speaks."""
         self._config = config
@@ -361,6 +364,9 @@ class Contender:
         won: KeyHolder | None = None
         try:
             deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
+            if not self.limits_checked:
+                await self._space.check_limits(deadline)
+                self.limits_checked = True
             self._fence = await self._space.try_to_take(deadline)
         except NoSpace as error:
             self._fence = None

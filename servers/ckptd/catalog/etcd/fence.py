@@ -123,6 +123,8 @@ class FencedSpace:
         """Of `write`."""
         self.written = 0
         """The revision of the newest transaction that `write` was answered."""
+        self.limits_checked = False
+        """etcd takes as much at once as the writer may ask of it."""
         self._me = me or Campaigner()
         self._client = client
         self._space = keys.KeySpace(client.url.prefix)
@@ -206,6 +208,7 @@ class FencedSpace:
                 hint=f"a catalog needs {OPERATIONS_MAX} operations and {REQUEST_BYTES_MAX} bytes in"
                 f" one transaction: leave {flag} of each member at its default, or raise it",
             ) from None
+        self.limits_checked = True
 
     # ----------------------------------------------------------------------- taking
 
