@@ -15,7 +15,7 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.targets import DropGeneration
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.events import Send
+from ckpt.protocol.events import Received, Send
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake, every, team
 
 
@@ -260,6 +260,24 @@ def test_resuming_what_has_ended_tells_how_it_ended() -> None:
             rank.reconnect()
         assert isinstance(rank.resume(1, committed)[0], AttemptCommitted)
         assert isinstance(rank.resume(2, aborted)[0], AttemptAborted)
+
+
+def test_who_never_got_its_plan_hears_of_the_end_as_the_answer_to_its_question() -> None:
+    """It knows no checkpoint yet: what is said unasked would say nothing to it."""
+    bench = Bench()
+    rank = RankFake(bench)
+    question = rank.question(1)
+    bench.tell(rank.session, question)
+    bench.close(rank.session)
+    bench.tick(16)
+    assert bench.states() == {"run@1#1.1": "aborted"}
+    rank.reconnect()
+    for number in (71, 72):
+        mark = bench.mark()
+        bench.feed(Received(bench.now_us, rank.session, number, question))
+        sent = [each for each in bench.log[mark:] if isinstance(each, Send)]
+        told = [each.request for each in sent if isinstance(each.message, AttemptAborted)]
+        assert told == [number]
 
 
 def test_another_process_cannot_take_a_payload_over() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ckpt.base.errors import CkptError
+from ckpt.base.ids import RunName, Step
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import Batch, EtcdCatalog
@@ -71,6 +72,8 @@ class CatalogBook:
     """(process, term, ticket) of each."""
     terms: dict[int, str] = field(default_factory=dict)
     """Who led in it."""
+    asked_to_go: set[tuple[RunName, Step]] = field(default_factory=set)
+    """Steps that a person had a leader delete, which may have been deposed before that was done."""
     done: set[Sent] = field(default_factory=set)
     newest: dict[int, int] = field(default_factory=dict)
     """Ticket of each term."""

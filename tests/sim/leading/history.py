@@ -14,7 +14,7 @@ from tests.sim.last_checks import SETTLE_US, check_no_leak, check_readable, let_
 from tests.sim.leading.cluster import EtcdWeather
 from tests.sim.leading.effects import simulated
 from tests.sim.leading.process import CoordinatorProcess
-from tests.sim.leading.strikes import OF_TARGETS, STRIKES, TAKES_OVER
+from tests.sim.leading.strikes import OF_TARGETS, ONCE, STRIKES, TAKES_OVER
 from tests.sim.leading.world import LeadingWorld
 from tests.sim.load_nodes import LoadingRank, LoadJob
 from tests.sim.oracles import Violation
@@ -110,7 +110,8 @@ def _wait_for(world: LeadingWorld, phase: str) -> bool:
 
 
 def _strike(world: LeadingWorld, history: History, names: tuple[str, ...]) -> None:
-    fitting = [each for each in names if each not in OF_TARGETS or not history.only_coordinators]
+    unfit = OF_TARGETS | (ONCE & set(history.strikes)) if history.only_coordinators else frozenset()
+    fitting = [each for each in names if each not in unfit]
     name = world.clock.rng.choice(fitting)
     if not world.is_healed and STRIKES[name](world):
         history.strikes.append(name)

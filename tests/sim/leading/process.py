@@ -17,6 +17,7 @@ from ckpt.aio.net.server_limits import Pressure
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import Message
+from ckpt.format.messages.asking import DeleteStep
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.catalog import AttemptDecided, Persist
@@ -24,7 +25,7 @@ from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.leading import LeadingState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import CoordinatorView
-from ckpt.protocol.events import Send, Session
+from ckpt.protocol.events import Received, Send, Session
 from ckpt.protocol.handshake import Established, Identity
 from ckptd.catalog.etcd.catalog import OPEN_S
 from ckptd.coordinator.config import CoordinatorConfig
@@ -105,6 +106,8 @@ class SimShell(CoordinatorShell):
 
         def watched(event: object) -> list[Action]:
             process.clock.changed = True
+            if isinstance(event, Received) and isinstance(event.message, DeleteStep):
+                process.book.asked_to_go.add((event.message.run, event.message.step))
             actions = handle(event)  # type: ignore[arg-type]
             conduct.step(event, actions)
             return actions
@@ -114,7 +117,8 @@ class SimShell(CoordinatorShell):
     def _persist(self, action: Persist) -> None:
         for entry in action.entries:
             if type(entry) is AttemptDecided:
-                self._process.oracles.coordinator_decides(entry)
+                index = self.machine.book.attempts[entry.checkpoint].index
+                self._process.oracles.coordinator_decides(entry, index)
         super()._persist(action)
 
     def _perform(self, action: Action) -> None:

@@ -13,6 +13,8 @@ from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.world import TAKING, LeadingWorld, is_of
 
 HOUR_S = 3600
+CUT_US_MAX = 10_000_000
+"""A stager may be away for 15 s."""
 KINDS = (
     "LaunchNumbered", "LaunchEntered", "AttemptOpened", "AttemptDecided", "RowCommitted",
     "RowAborted", "TargetSeen", "LaunchResolved", "CheckpointTombstoned", "CatalogReached", TAKING, TAKING,
@@ -171,7 +173,8 @@ def clients_cut_off(world: LeadingWorld) -> bool:
     """F17: the leader and ranks, one way or both."""
     leader = world.several.leader
     ranks = [rank.name for rank in world.ranks if rank.up]
-    return bool(leader and ranks) and _hold(world, _ways(world, leader.name, ranks))
+    pairs = _ways(world, leader.name, ranks) if leader else []
+    return bool(leader and ranks) and _hold(world, pairs, CUT_US_MAX)
 
 
 def _ways(world: LeadingWorld, one: str, others: list[str]) -> list[tuple[str, str]]:
@@ -180,8 +183,8 @@ def _ways(world: LeadingWorld, one: str, others: list[str]) -> list[tuple[str, s
     return (there, back, there + back)[way]
 
 
-def _hold(world: LeadingWorld, pairs: list[tuple[str, str]]) -> bool:
-    for_us = world.clock.rng.choice(world.times.away_us)
+def _hold(world: LeadingWorld, pairs: list[tuple[str, str]], most_us: int = 60_000_000) -> bool:
+    for_us = min(world.clock.rng.choice(world.times.away_us), most_us)
     for one, other in pairs:
         world.network.hold(one, other, world.clock.now_us + for_us)
     return True
@@ -326,5 +329,7 @@ TAKES_OVER = (
     "quorum lost", "at a takeover", "at a transaction",
 )  # fmt: skip
 """What may bring another one to lead: one of them strikes in each history, in its phase."""
+ONCE = frozenset({"clients cut off"})
+"""Twice in a row may be longer than a stager may be away: then its attempt ends."""
 OF_TARGETS = frozenset({"targets cut off"})
 """A leader that reaches no target must say so to who saves."""

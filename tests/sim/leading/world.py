@@ -228,7 +228,11 @@ class LeadingWorld(World):
     def is_going(self, id: CheckpointId) -> bool:
         known = self.coordinator.machine.checkpoints.get(id)
         going = known is not None and known.state is RowState.TOMBSTONED
-        return going or id in self.oracles.deleted
+        return (
+            going
+            or id in self.oracles.deleted
+            or (id.run, id.step) in self.several.book.asked_to_go
+        )
 
     def check_answer(self, who: str, newest: CheckpointId | None, gone: Any, got: Any) -> None:
         """Of the newest step: what had been announced before the question, or newer."""

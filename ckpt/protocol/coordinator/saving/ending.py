@@ -63,11 +63,6 @@ def discarded(payload: PayloadId) -> Aborted:
     )
 
 
-def _request_of(payload: Payload) -> int:
-    """The end answers a stager that has no plan yet; the others hear it unasked."""
-    return payload.request if payload.planned is None else 0
-
-
 class Ending:
     """I end attempts."""
 
@@ -225,9 +220,11 @@ class Ending:
                 self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
 
     def tell_end(self, attempt: Attempt, payload: Payload) -> None:
-        """Say how it ended: as the answer to a stager that has no plan yet, else unasked."""
+        """Say how it ended: as the answer to a stager that waits for one, as its plan may have been
+        lost, else unasked.
+        """
         if payload.session is not None:
-            self.tell_asker(attempt, payload.session, _request_of(payload))
+            self.tell_asker(attempt, payload.session, payload.request)
 
     def tell_asker(self, attempt: Attempt, session: Session, request: int) -> None:
         """The end of an attempt, once it is durable."""
@@ -246,7 +243,7 @@ class Ending:
         askers, attempt.askers = attempt.askers, []
         for _, payload in sorted(attempt.payloads.items()):
             if payload.session is not None:
-                askers.append((payload.session, _request_of(payload)))
+                askers.append((payload.session, payload.request))
         end = self._end_of(attempt)
         assert end is not None
         for session, request in dict.fromkeys(askers):

@@ -260,6 +260,7 @@ class Opening:
             )
         if payload.session is not None:
             self._desk.send(payload.session, payload.request, payload.planned)
+            payload.request = 0
 
     # ----------------------------------------------------------------------- again
 
