@@ -7,13 +7,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import ckpt
 import ckpt_jax
-from tests.client.bits import bits_of
+from tests.frameworks.jax_trees import bits
 
 
 def made() -> dict[str, Any]:
@@ -39,10 +38,6 @@ def managers(cluster: str, folder: Path, run: str, **options: Any) -> list[tuple
     orbax = ocp.CheckpointManager(folder, options=own)
     ours = ckpt_jax.CheckpointManager(f"{cluster}/orbax/{run}", **options)
     return [(orbax, ocp.args), (ours, ckpt_jax.args)]
-
-
-def bits(tree: object) -> object:
-    return bits_of(jax.tree.map(np.asarray, tree))
 
 
 def test_a_state_is_saved_restored_and_described_as_orbax_does(

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 import ckpt
 import ckpt_jax
 from ckpt_jax.copying import JaxCopier
-from tests.client.bits import bits_of
+from tests.frameworks.jax_trees import bits, like
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -95,19 +95,6 @@ def made(seed: int) -> dict[str, Any]:
         "numpy": random.integers(0, 9, 1000),
         "step": seed,
     }
-
-
-def like(state: object) -> Any:
-    def empty(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        return leaf
-
-    return jax.tree.map(empty, state)
-
-
-def bits(tree: object) -> object:
-    return bits_of(jax.tree.map(np.asarray, tree))
 
 
 def check_loads(store: ckpt.Store, run: str, step: int, wanted: object) -> None:

@@ -25,6 +25,7 @@ import ckpt
 import ckpt_jax
 import ckpt_torch
 from tests.client.bits import bits_of
+from tests.frameworks.jax_trees import bits
 
 
 class Moments(NamedTuple):
@@ -42,10 +43,6 @@ def mesh(*shape: int) -> Mesh:
 
 def cut(array: Any, *spec: str | None, over: Mesh) -> jax.Array:
     return jax.device_put(jnp.asarray(array), NamedSharding(over, P(*spec)))
-
-
-def bits(tree: object) -> object:
-    return bits_of(jax.tree.map(np.asarray, tree))
 
 
 def test_arrays_come_back_under_every_other_sharding(cluster: str) -> None:

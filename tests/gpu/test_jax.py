@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import ckpt
-from tests.client.bits import bits_of
 
 # Read when JAX makes its devices: torch needs room on them, too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 jax: Any = pytest.importorskip("jax")
 ckpt_jax: Any = pytest.importorskip("ckpt_jax")
-jnp = jax.numpy
+trees: Any = pytest.importorskip("tests.frameworks.jax_trees")
+bits, jnp, like = trees.bits, jax.numpy, trees.like
 
 WAIT_S = 60.0
 both = pytest.mark.parametrize("staging", ["copy", "overlap"])
@@ -49,19 +49,6 @@ def made(seed: int) -> dict[str, Any]:
         "moments": (jnp.int32(seed), {"mu": jnp.asarray(full * 2), "frozen": None}),
         "step": seed,
     }
-
-
-def like(state: object) -> Any:
-    def empty(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        return leaf
-
-    return jax.tree.map(empty, state)
-
-
-def bits(tree: object) -> object:
-    return bits_of(jax.tree.map(np.asarray, tree))
 
 
 @both

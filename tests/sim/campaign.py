@@ -4,22 +4,16 @@ prints what was hit and every failing seed.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
 from tests.sim import aimed
 from tests.sim.faults import FAULTS
 from tests.sim.scenario import PHASES, Report, run_seed
+from tests.sim.seeds import campaign, each_report, in_chunks
 from tests.sim.windows import Window
 
-CHUNK = 50
 UNREACHABLE = {
     ("F14 reader", "J"): "a launch some of whose ranks have no number has committed nothing",
     ("F7 document", "J"): "nor is there a document that could rot",
@@ -89,42 +83,18 @@ class Outcome:
 
 
 def run_chunk(first: int, count: int) -> Outcome:
-    """Seeds [first, first + count) in this process. A failure is noted, the next seed goes on.
-
-    A world is a knot of cycles: it is collected behind each seed, so that the next one finds its
-    memory in the cache.
-    """
-    outcome = Outcome()
-    for seed in range(first, first + count):
-        gc.collect()
-        outcome.seeds += 1
-        try:
-            report = run_seed(seed)
-        except Exception as error:
-            outcome.failures.append((seed, f"{type(error).__name__}: {error}"))
-            continue
+    """Seeds [first, first + count) in this process."""
+    outcome = Outcome(seeds=count)
+    for report in each_report(run_seed, range(first, first + count), outcome.failures):
         outcome.add_report(report)
     return outcome
-
-
-def _settle_down() -> None:
-    """Of a process that runs chunks: what is imported stays, and is never looked at again."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
 
 
 def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
     """All seeds on `jobs` processes; equal for any number of them."""
     total = Outcome(first)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Its threads spin, and nobody here uses it.
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_settle_down
-    ) as pool:
-        starts = range(first, first + seeds, CHUNK)
-        counts = [min(CHUNK, first + seeds - start) for start in starts]
-        for outcome in pool.map(run_chunk, starts, counts):
-            total.add(outcome)
+    for outcome in in_chunks(run_chunk, first, seeds, jobs):
+        total.add(outcome)
     return total
 
 
@@ -146,20 +116,5 @@ def table(outcome: Outcome) -> Iterator[str]:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """0 when no seed failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=10_000)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args(argv)
-    outcome = run_campaign(options.first, options.seeds, options.jobs)
-    for line in table(outcome):
-        sys.stdout.write(line + "\n")
-    for seed, text in outcome.failures[:20]:
-        sys.stdout.write(f"seed {seed}: {text}\n")
-    return 1 if outcome.failures else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(campaign(__doc__, run_campaign, table))

@@ -4,20 +4,13 @@ and every seed that failed.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
 from tests.sim.leading.history import NAMES, History, run_seed
 from tests.sim.leading.strikes import STRIKES
-
-CHUNK = 50
+from tests.sim.seeds import campaign, each_report, in_chunks
 
 
 @dataclass(slots=True)
@@ -51,37 +44,18 @@ class Campaign:
 
 
 def run_chunk(first: int, count: int) -> Campaign:
-    """Seeds [first, first + count) in this process. A failure is noted, the next seed goes on."""
-    found = Campaign(first)
-    for seed in range(first, first + count):
-        # A world is a knot of cycles.
-        gc.collect()
-        found.seeds += 1
-        try:
-            found.add_history(run_seed(seed))
-        except Exception as error:
-            found.failures.append((seed, f"{type(error).__name__}: {error}"))
+    """Seeds [first, first + count) in this process."""
+    found = Campaign(first, count)
+    for history in each_report(run_seed, range(first, first + count), found.failures):
+        found.add_history(history)
     return found
-
-
-def _settle_down() -> None:
-    """Of a process that runs chunks: what is imported stays, and is never looked at again."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
 
 
 def run_campaign(first: int, seeds: int, jobs: int) -> Campaign:
     """All seeds on `jobs` processes; equal for any number of them."""
     total = Campaign(first)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Its threads spin, and nobody here uses it.
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_settle_down
-    ) as pool:
-        starts = range(first, first + seeds, CHUNK)
-        counts = [min(CHUNK, first + seeds - start) for start in starts]
-        for one in pool.map(run_chunk, starts, counts):
-            total.add(one)
+    for one in in_chunks(run_chunk, first, seeds, jobs):
+        total.add(one)
     return total
 
 
@@ -96,20 +70,5 @@ def table(found: Campaign) -> Iterator[str]:
     yield f"{found.seeds} seeds from {found.first} on, {len(found.failures)} failures"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """0 when no seed failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=10_000)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args(argv)
-    found = run_campaign(options.first, options.seeds, options.jobs)
-    for line in table(found):
-        sys.stdout.write(line + "\n")
-    for seed, text in found.failures[:20]:
-        sys.stdout.write(f"seed {seed}: {text}\n")
-    return 1 if found.failures else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(campaign(__doc__, run_campaign, table))
