@@ -95,6 +95,8 @@ def test_what_is_cut_or_lossy_loses_frames_that_way() -> None:
         network.cut("a", "")
         assert arrived(network, heard) == 0
         network.mend("a", "")
+        # The address is known again: a question for it that is lost costs a whole second.
+        assert arrived(network, heard) == DATAGRAMS
         network.lose(50.0)
         assert 0 < arrived(network, heard) < DATAGRAMS
     assert leftovers() == []
