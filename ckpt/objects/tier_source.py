@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ from ckpt.objects.source import Wish
 from ckpt.protocol.handshake import Caller
 from ckpt.transfer.damage import have_judged
 from ckpt.transfer.index_source import IndexUnreadable
+from ckpt.transfer.moves import ask_moves
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import PayloadDamaged, ReceiverOptions
@@ -102,7 +104,14 @@ class TierSource:
             held.callback(rpc.tell, ReleasePin(resolved.pin))
             record = decode_record(bulk)
             finder = held.enter_context(
-                PayloadFinder(resolved, record, secret=secret, name=name, timeout_s=timeout_s)
+                PayloadFinder(
+                    resolved,
+                    record,
+                    partial(ask_moves, rpc),
+                    secret=secret,
+                    name=name,
+                    timeout_s=timeout_s,
+                )
             )
             options = ReceiverOptions(secret=secret, name=name, cluster=record.cluster)
             with _judging(rpc, record.info.checkpoint):

@@ -4,23 +4,35 @@
 
 Bytes that did not change since an earlier step are not written again: a location names the
 generation that holds them, its home. How a payload was cut, its columns and the digest of its
-manifest are then in the home's own index. References never chain.
+manifest are then in the home's own index. References never chain. A column that was moved since has
+another holder than the index says: then the coordinator is asked, a page of ranks at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from ckpt.base.errors import Corrupt, Lost, NotFound
-from ckpt.base.ids import CheckpointId, Generation, Home, PayloadId, Rank
+from ckpt.base.ids import (
+    CheckpointId,
+    ColumnNumber,
+    Generation,
+    Home,
+    PayloadId,
+    Rank,
+    TargetId,
+)
 from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.format.checksum import Buffer
+from ckpt.format.documents.moves import Moves, decode_moves, page_of
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import IndexReader
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
-from ckpt.format.messages.loading import Resolved
+from ckpt.format.messages.loading import AskMoves, Resolved
 from ckpt.plan.reads import PayloadKey
 from ckpt.transfer.index_source import IndexSource, IndexUnreadable
 from ckpt.transfer.landings import Landings
@@ -28,6 +40,8 @@ from ckpt.transfer.read_job import ReadJob
 
 OWN: Final = 0
 """Homes are numbered from 1, in the order in which the commit record names them."""
+AskPage = Callable[[AskMoves], Buffer]
+"""The coordinator's answer, the bulk of its `MovesFound`; raises what the call raises."""
 
 
 class HomeUnreadable(IndexUnreadable):
@@ -44,6 +58,8 @@ class FoundPayload:
 
     id: PayloadId
     entry: IndexPayload
+    columns: tuple[TargetId | None, ...]
+    """Who holds each now: as the entry says, but for those that have moved."""
 
 
 class PayloadFinder:
@@ -51,11 +67,15 @@ class PayloadFinder:
     it is first asked for. Close me."""
 
     def __init__(
-        self, resolved: Resolved, record: CommitRecord, *, secret: bytes, name: str,
-        timeout_s: float,
+        self, resolved: Resolved, record: CommitRecord, ask_moves: AskPage, *, secret: bytes,
+        name: str, timeout_s: float,
     ) -> None:  # fmt: skip
         """`record` is of the generation that was resolved. Raises Corrupt for a home's that is
         damaged."""
+        self._ask_moves = ask_moves
+        self._moved = {each.generation: each.pages for each in resolved.moved}
+        #: Pages that were asked for, by their generation.
+        self._moves: dict[tuple[Generation, int], Moves] = {}
         self._addresses = {where.target: where for where in resolved.targets}
         self._secret = secret
         self._name = name
@@ -107,6 +127,10 @@ class PayloadFinder:
             home = record.info.checkpoint
             raise HomeUnreadable(home, own.checkpoint, error.message) from error
 
+    def own(self) -> list[FoundPayload]:
+        """All payloads of the generation that is read, ascending by rank. Raises as `index`."""
+        return [self._placed(self._record, entry) for entry in self.index.payloads()]
+
     def job(self, found: FoundPayload, landings: Landings) -> ReadJob:
         """Reads these bytes of it. Raises Corrupt when it does not have them."""
         entry = found.entry
@@ -118,7 +142,7 @@ class PayloadFinder:
             payload=found.id,
             layout=Layout(entry.code, entry.payload_bytes, entry.cell_bytes),
             manifest_digest=entry.manifest_digest,
-            columns=entry.columns,
+            columns=found.columns,
             addresses=self._addresses,
             landings=landings,
         )
@@ -132,8 +156,26 @@ class PayloadFinder:
         return Rank(place * WORLD_SIZE_MAX + payload.rank)
 
     def _found(self, record: CommitRecord, rank: Rank) -> FoundPayload:
-        entry = self._reader(record).payload(rank)
-        return FoundPayload(PayloadId(record.info.checkpoint, rank), entry)
+        return self._placed(record, self._reader(record).payload(rank))
+
+    def _placed(self, record: CommitRecord, entry: IndexPayload) -> FoundPayload:
+        rank = entry.rank
+        moves = self._moves_of(record.info.checkpoint, rank)
+        columns = tuple(
+            moves.get((rank, ColumnNumber(j)), target) for j, target in enumerate(entry.columns)
+        )
+        return FoundPayload(PayloadId(record.info.checkpoint, rank), entry, columns)
+
+    def _moves_of(self, checkpoint: CheckpointId, rank: Rank) -> Moves:
+        """Of its page. Raises as the question, Corrupt."""
+        generation, page = checkpoint.generation, page_of(rank)
+        if page not in self._moved.get(generation, ()):
+            return {}
+        known = self._moves.get((generation, page))
+        if known is None:
+            known = decode_moves(page, self._ask_moves(AskMoves(checkpoint, page)))
+            self._moves[generation, page] = known
+        return known
 
     def _reader(self, record: CommitRecord) -> IndexReader:
         checkpoint = record.info.checkpoint

@@ -175,7 +175,7 @@ def test_how_much_the_weakest_checkpoint_survives_and_how_many_are_degraded() ->
     bench.save(2)
     assert (sample(bench, degraded), sample(bench, least)) == (0, 2)
     checkpoint = next(bench.machine.checkpoints.all())
-    holders = sorted(id for id in checkpoint.placement[Rank(0)] if id is not None)
+    holders = sorted(id for id in checkpoint.placement[Rank(0)].columns if id is not None)
     bench.stop(holders[0])
     now = bench.machine.checkpoints.redundancy(checkpoint)
     assert (sample(bench, degraded), sample(bench, least)) in ((1, now.targets), (2, now.targets))

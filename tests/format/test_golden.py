@@ -43,6 +43,13 @@ from ckpt.format.column import (
     trailer_bytes,
 )
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
+from ckpt.format.documents.moves import (
+    MOVES_BYTES_MAX,
+    MOVES_MAGIC,
+    VERSION,
+    decode_moves,
+    encode_moves,
+)
 from ckpt.format.documents.record import (
     CommitRecord,
     Tombstone,
@@ -260,6 +267,19 @@ def test_labels_are_as_ever() -> None:
     frozen = golden("labels.bin", encode_labels(labels))
     assert frozen == encode_labels(labels)
     assert decode_labels(frozen) == labels
+
+
+def test_moves_are_as_ever() -> None:
+    moves = {
+        (Rank(1024), ColumnNumber(0)): TargetId("node-b"),
+        (Rank(1024), ColumnNumber(5)): TargetId("node-a"),
+        (Rank(2047), ColumnNumber(3)): TargetId("node-b"),
+    }
+    now = encode_moves(1, moves)
+    frozen = golden("moves.bin", now)
+    assert decode_moves(1, frozen) == moves
+    raw = unwrap(MOVES_MAGIC, VERSION, frozen, MOVES_BYTES_MAX)
+    assert raw == unwrap(MOVES_MAGIC, VERSION, now, MOVES_BYTES_MAX)
 
 
 def index_parts(document: bytes) -> list[bytes]:

@@ -179,11 +179,13 @@ class FakeTarget:
         self.reservations.discard(place.reservation)
         self.columns[column] = self.proof(column, layout.code, bytes_)
 
-    def proof(self, column: ColumnId, code: str, payload_bytes: int) -> ColumnProof:
+    def proof(
+        self, column: ColumnId, code: str, payload_bytes: int, digest: bytes = DIGEST
+    ) -> ColumnProof:
         return make_proof(
             proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
             boot=self.boot, code=code, payload_bytes=payload_bytes, column_crc=7,
-            manifest_digest=DIGEST,
+            manifest_digest=digest,
         )  # fmt: skip
 
     def reboot(self) -> None:
@@ -191,7 +193,9 @@ class FakeTarget:
         self.boot = BootId(self.boot + 1000)
         self.reservations.clear()
         for column, old in self.columns.items():
-            self.columns[column] = self.proof(column, old.code, old.payload_bytes)
+            self.columns[column] = self.proof(
+                column, old.code, old.payload_bytes, old.manifest_digest
+            )
 
     def _put(self, message: PutDocument, bulk: bytes) -> Message | None:
         key = (message.kind, message.checkpoint)

@@ -24,14 +24,13 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.reading.answers import MembersView
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from tests.sim.clockwork import Clockwork
 from tests.sim.network import Network, Node
-from tests.sim.oracles import Oracles, Violation
+from tests.sim.oracles import Oracles, Placement, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.world import World

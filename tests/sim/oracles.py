@@ -22,12 +22,14 @@ from ckpt.base.ids import (
     Domain,
     LaunchNumber,
     PayloadId,
+    Rank,
     RunName,
     TargetId,
 )
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader, decode_header
+from ckpt.format.documents.moves import decode_moves
 from ckpt.format.documents.record import decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.messages import Message
@@ -37,7 +39,6 @@ from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Commit
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
-from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 Columns = tuple[TargetId | None, ...]
+Placement = dict[Rank, Columns]
 WATCHED = frozenset(
     {
         AttemptCommitted,
@@ -128,7 +130,7 @@ class Oracles:
     """Durable openings, in order."""
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
     placements: dict[bytes, Placement] = field(default_factory=dict)
-    """What each index says, by its digest, which the record has."""
+    """What each index says, by its digest, which the record has, and what has moved since."""
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
     """Targets that were lost or wiped when it was decided, as the second count could know."""
     harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
@@ -190,6 +192,8 @@ class Oracles:
                     if entry.checkpoint in self.decided:
                         raise Violation(f"P2: {entry.checkpoint} was decided and then aborted")
                     self.aborted.add(entry.checkpoint)
+                case catalog.ColumnsMoved():
+                    self._moved(entry)
                 case catalog.CheckpointTombstoned():
                     self.deleted.add(entry.checkpoint)
 
@@ -202,6 +206,19 @@ class Oracles:
             raise Violation(f"P10: fenced launch {entry.launch} opened {entry.checkpoint}")
         self.begun[run] = entry.launch
         self.opened[entry.checkpoint] = entry
+
+    def _moved(self, entry: catalog.ColumnsMoved) -> None:
+        """Nobody is named who does not have it (P1)."""
+        id, placement = entry.checkpoint, self.placement_of(entry.checkpoint)
+        launch = decode_record(self.decided[id].record).info.launch
+        for (rank, number), target in decode_moves(entry.page, entry.moves).items():
+            columns = placement[rank]
+            if columns[number] == target:
+                continue
+            column = ColumnId(PayloadId(id, rank), number)
+            if not self._is_durable(target, column, launch) and not self.is_harmed(target):
+                raise Violation(f"P1: {column} is said to be on {target}, which does not have it")
+            placement[rank] = (*columns[:number], target, *columns[number + 1 :])
 
     def placement_of(self, id: CheckpointId) -> Placement:
         """Of a decided one."""

@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from ckpt.base.ids import PayloadId, RunName, Step
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.keeping.placements import Placement
 from tests.sim.file_nodes import FileOracles, FileWorld
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
-from tests.sim.oracles import Oracles, Violation
+from tests.sim.oracles import Oracles, Placement, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode

@@ -32,7 +32,7 @@ from ckpt.format.documents.record import CommitRecord, encode_record
 from ckpt.format.index import Index, encode_index
 from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.format.messages.loading import Resolved, TargetAddress
+from ckpt.format.messages.loading import AskMoves, Resolved, TargetAddress
 from ckpt.format.messages.reading import DocumentData, ReadDocument
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.table import Meaning
@@ -101,8 +101,8 @@ class Scene:
 
     def finder(self, *homes: CheckpointId, timeout_s: float = 10.0) -> PayloadFinder:
         return PayloadFinder(
-            self.resolved(*homes), self.records[NEW], secret=SECRET, name="reader",
-            timeout_s=timeout_s,
+            self.resolved(*homes), self.records[NEW], nothing_moved, secret=SECRET,
+            name="reader", timeout_s=timeout_s,
         )  # fmt: skip
 
     @property
@@ -110,6 +110,10 @@ class Scene:
         """Of the tensor: its frozen part, then the other."""
         frozen = self.old.payload[FROZEN_AT : FROZEN_AT + FROZEN_BYTES]
         return frozen + self.new.payload[MOVING_AT : MOVING_AT + MOVING_BYTES]
+
+
+def nothing_moved(question: AskMoves) -> bytes:
+    raise AssertionError(f"nobody said that something moved: {question}")
 
 
 TENSOR = IndexTensor(
@@ -270,7 +274,7 @@ def test_payloads_that_are_read_together_are_numbered_alike_by_all_ranks(here: S
     info = replace(here.records[NEW].info, homes=(Home.of(OLD), Home.of(third)))
     record = replace(here.records[NEW], info=info)
     finder = PayloadFinder(
-        here.resolved(OLD), record, secret=SECRET, name="reader", timeout_s=1.0
+        here.resolved(OLD), record, nothing_moved, secret=SECRET, name="reader", timeout_s=1.0
     )  # fmt: skip
     numbers = [finder.number(PayloadId(one, Rank(6))) for one in (NEW, OLD, third)]
     assert numbers == [6, WORLD_SIZE_MAX + 6, 2 * WORLD_SIZE_MAX + 6]

@@ -36,6 +36,8 @@ ADDED_SINCE: Final = {
     121: "RolledBack",
     122: "StepDown",
     123: "SteppedDown",
+    124: "AskMoves",
+    125: "MovesFound",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -28,8 +28,9 @@ the file that defines it.
                                        PayloadGivenUp, CommitMembers
                    coord.  -> stager   PayloadPlanned, HomesRefused, SparesNamed, Certified,
                                        ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted
-    loading.py     reader  -> coord.   Resolve, LoadBegan, ConfirmLoad, ReleasePin, ReportDamage
-                   coord.  -> reader   Resolved, LoadConfirmed, DamageJudged
+    loading.py     reader  -> coord.   Resolve, AskMoves, LoadBegan, ConfirmLoad, ReleasePin,
+                                       ReportDamage
+                   coord.  -> reader   Resolved, MovesFound, LoadConfirmed, DamageJudged
     sharing.py     reader  -> coord.   ShareReads, NextReads, LeaveReads
                    coord.  -> reader   ReadsShared
     asking.py      reader,
@@ -98,10 +99,12 @@ from ckpt.format.messages.keeping import KeepSteps, StepsKept
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.format.messages.loading import (
+    AskMoves,
     ConfirmLoad,
     DamageJudged,
     LoadBegan,
     LoadConfirmed,
+    MovesFound,
     ReleasePin,
     ReportDamage,
     Resolve,
@@ -181,7 +184,7 @@ Message = (
     | JoinLaunch | LaunchJoined | OpenPayload | PayloadPlanned | HomesRefused | RequestSpares | SparesNamed
     | Certify | Certified | ColumnsLost | CompareBoxes | BoxesCompared
     | AttemptCommitted | AttemptAborted | TrainerLeft | PayloadGivenUp | CommitMembers
-    | Resolve | Resolved | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
+    | Resolve | Resolved | AskMoves | MovesFound | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
     | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
@@ -213,6 +216,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     108: TellTrouble, 109: ReplaceTarget, 110: TargetReplaced, 111: LabelStep,
     112: StepLabeled, 113: KeepSteps, 114: StepsKept,
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
-    120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown,
+    120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown, 124: AskMoves, 125: MovesFound,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

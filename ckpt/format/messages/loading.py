@@ -51,6 +51,14 @@ class TargetAddress(Struct, frozen=True, gc=False):
     unix: str = ""
 
 
+class MovedPages(Struct, frozen=True, gc=False):
+    """Where columns of a generation lie elsewhere than its index says; `AskMoves` tells."""
+
+    generation: Generation
+    pages: tuple[int, ...]
+    """Of ranks (ckpt.format.documents.moves), ascending."""
+
+
 class Resolved(Struct, frozen=True, gc=False):
     """A committed generation, pinned until ReleasePin or the session's end. Bulk: its record."""
 
@@ -68,6 +76,19 @@ class Resolved(Struct, frozen=True, gc=False):
     """Why it is out of reach; empty for what is lost."""
     homes: tuple[bytes, ...] = ()
     """Commit records of the generations that hold bytes of it; `targets` has their holders."""
+    moved: tuple[MovedPages, ...] = ()
+    """Of it and of those, which have any."""
+
+
+class AskMoves(Struct, frozen=True, gc=False):
+    """Where are the columns of these ranks that have moved? What is asked for is pinned."""
+
+    checkpoint: CheckpointId
+    page: int
+
+
+class MovesFound(Struct, frozen=True, gc=False):
+    """Bulk: the encoded page (ckpt.format.documents.moves), as of now."""
 
 
 class ReleasePin(Struct, frozen=True, gc=False):

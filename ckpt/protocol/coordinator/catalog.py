@@ -110,6 +110,18 @@ class CheckpointTombstoned:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnsMoved:
+    """Columns of this page of ranks have another holder than the index says; each has proved its
+    own. All of the page: it takes the place of what was said of it before.
+    """
+
+    checkpoint: CheckpointId
+    page: int
+    moves: bytes
+    """The encoded page (ckpt.format.documents.moves); never empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class LabelsSent:
     """Its targets may have others than the catalog from now on, until `CheckpointLabeled`."""
 
@@ -235,6 +247,7 @@ CatalogEntry = (
     | RowAborted
     | CheckpointDamaged
     | CheckpointTombstoned
+    | ColumnsMoved
     | LabelsSent
     | CheckpointLabeled
     | CheckpointDeleted
@@ -307,6 +320,8 @@ class CatalogImage:
     targets: dict[TargetId, TargetSeen] = field(default_factory=dict)
     launches: dict[tuple[RunName, LaunchNumber], LaunchRow] = field(default_factory=dict)
     stores: dict[str, StoreRow] = field(default_factory=dict)
+    moves: dict[CheckpointId, dict[int, bytes]] = field(default_factory=dict)
+    """Which columns lie elsewhere than the index says, as encoded pages, by their number."""
     labels: dict[CheckpointId, bytes] = field(default_factory=dict)
     """What people have said of committed checkpoints, as encoded documents."""
     unsettled: set[CheckpointId] = field(default_factory=set)
@@ -346,6 +361,11 @@ class CatalogImage:
             for run, stored in row.stored.items():
                 yield StoreHolds(url, run, tuple(sorted(stored)))
 
+    def move_entries(self) -> Iterator[CatalogEntry]:
+        """What moves the same columns again."""
+        for checkpoint, pages in self.moves.items():
+            yield from (ColumnsMoved(checkpoint, *page) for page in pages.items())
+
     def label_entries(self) -> Iterator[CatalogEntry]:
         """What labels the same checkpoints again."""
         yield from (CheckpointLabeled(*labeled) for labeled in self.labels.items())
@@ -370,9 +390,12 @@ class CatalogImage:
                     entry.world_size,
                 )
             case RowForgotten():
-                self.rows.pop(entry.checkpoint, None)
-                self._forget_labels(entry.checkpoint)
-                self.forgotten = max(self.forgotten, entry.checkpoint.generation)
+                self._forget(entry.checkpoint)
+            case ColumnsMoved():
+                self.moves.setdefault(entry.checkpoint, {})[entry.page] = entry.moves
+            case CheckpointDeleted():
+                self.moves.pop(entry.checkpoint, None)
+                self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
             case LabelsSent():
                 self.unsettled.add(entry.checkpoint)
             case CheckpointLabeled():
@@ -383,7 +406,7 @@ class CatalogImage:
                 self._retain(entry)
             case CheckpointTombstoned():
                 self._forget_labels(entry.checkpoint)
-                self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+                self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
             case LaunchNumbered():
                 self.launches[(entry.run, entry.launch)] = LaunchRow(entry.key, entry.world_size)
             case LaunchEntered():
@@ -410,13 +433,19 @@ class CatalogImage:
             case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
                 apply_drain(self.stores, entry)
             case _:
-                self.rows[entry.checkpoint] = _moved(self.rows[entry.checkpoint], entry)
+                self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
 
     def _retain(self, said: RetentionSaid) -> None:
         if said.retention is None:
             self.retentions.pop(said.run, None)
         else:
             self.retentions[said.run] = said.retention
+
+    def _forget(self, checkpoint: CheckpointId) -> None:
+        self.rows.pop(checkpoint, None)
+        self.moves.pop(checkpoint, None)
+        self._forget_labels(checkpoint)
+        self.forgotten = max(self.forgotten, checkpoint.generation)
 
     def _forget_labels(self, checkpoint: CheckpointId) -> None:
         self.labels.pop(checkpoint, None)
@@ -429,7 +458,7 @@ def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
         del turns[turn]
 
 
-def _moved(
+def _after(
     row: CatalogRow,
     entry: AttemptDecided
     | RowCommitted

@@ -52,7 +52,15 @@ from ckpt.format.messages.asking import (
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, TrainerLeft
-from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, ReleasePin, ReportDamage, Resolve
+from ckpt.format.messages.loading import (
+    AskMoves,
+    ConfirmLoad,
+    LoadBegan,
+    MovesFound,
+    ReleasePin,
+    ReportDamage,
+    Resolve,
+)
 from ckpt.format.messages.preempting import GuardStanding
 from ckpt.format.messages.reading import DocumentData
 from ckpt.format.messages.saving import (
@@ -73,6 +81,7 @@ from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import Action, Desk, Then
+from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
@@ -85,6 +94,7 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.joining import Joining
+from ckpt.protocol.coordinator.reading.moves import moves_of_page
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
@@ -176,6 +186,7 @@ class CoordinatorMachine:
         self.deleter = Deleter(
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
+        self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(
@@ -198,6 +209,7 @@ class CoordinatorMachine:
         hear(
             facts.TargetVouched,
             self.deleter.target_vouched,
+            self.adopter.target_vouched,
             self.committer.target_vouched,
             self.confirming.target_vouched,
         )
@@ -212,11 +224,12 @@ class CoordinatorMachine:
             self.resolver.rounds.committed,
             self.confirming.committed,
             self.ending.announce,
+            self.adopter.committed,
             self.deleter.committed,
         )
         hear(facts.AttemptDropped, self.committer.attempt_dropped, self.deleter.attempt_dropped)
         hear(facts.FileDropped, self.deleter.file_dropped)
-        hear(facts.CheckpointReleased, self.deleter.released)
+        hear(facts.CheckpointReleased, self.deleter.released, self.adopter.released)
         hear(facts.ReferencesDropped, self.homes.let_go)
         hear(facts.RunDrained, self.deleter.drained)
         hear(facts.RetentionDue, self.deleter.retention_due)
@@ -316,16 +329,14 @@ class CoordinatorMachine:
                 self.ending.trainer_left(session, message)
             case Resolve():
                 self.resolver.resolve(session, request, message)
+            case AskMoves():
+                self._tell_moves(session, request, message)
             case LoadBegan():
                 self.resolver.load_began(session, message)
             case ConfirmLoad():
                 self.resolver.confirm(session, request, message)
-            case ShareReads():
-                self.sharing.share(session, request, message, bulk)
-            case NextReads():
-                self.sharing.next(session, request)
-            case LeaveReads():
-                self.sharing.leave(session, request, message.timeout_us)
+            case ShareReads() | NextReads() | LeaveReads():
+                self._share(session, request, message, bulk)
             case ReleasePin():
                 self.resolver.release(session, message.pin)
             case ReportDamage():
@@ -352,6 +363,22 @@ class CoordinatorMachine:
         homes = {home.id(message.run) for home in message.homes}
         act = partial(self.opening.open_payload, session, request, message)
         self._once_placed(session, request, homes, act)
+
+    def _tell_moves(self, session: Session, request: int, message: AskMoves) -> None:
+        moves = moves_of_page(self.checkpoints, message.checkpoint, message.page)
+        self._desk.send(session, request, MovesFound(), moves)
+
+    def _share(
+        self, session: Session, request: int, message: ShareReads | NextReads | LeaveReads,
+        bulk: Buffer,
+    ) -> None:  # fmt: skip
+        match message:
+            case ShareReads():
+                self.sharing.share(session, request, message, bulk)
+            case NextReads():
+                self.sharing.next(session, request)
+            case LeaveReads():
+                self.sharing.leave(session, request, message.timeout_us)
 
     def _report_damage(self, session: Session, request: int, message: ReportDamage) -> None:
         act = partial(self.judge.report, session, request, message)
@@ -426,6 +453,7 @@ class CoordinatorMachine:
         self.labeling.tick()
         self.retaining.tick()
         self.deleter.tick()
+        self.adopter.tick()
         self.committer.tick()
         self.opening.tick()
         self.files.tick()
@@ -443,6 +471,7 @@ class CoordinatorMachine:
             attempt.opened_us = self._desk.now_us
         for target in self.members.live():
             self.deleter.reconcile(target)
+            self.adopter.reconcile(target)
         self.committer.tick()
         for event in self.vouching.release():
             self._received(event)
@@ -453,7 +482,7 @@ class CoordinatorMachine:
     def _placed(self, fact: facts.CheckpointPlaced) -> None:
         """Until the catalog is vouched for nothing is dropped; then all is looked at."""
         if self.vouching.serves:
-            self.deleter.placed(fact)
+            self.adopter.placed(fact)
 
     def _recorded(self, fact: facts.AttemptRecorded) -> None:
         """An attempt becomes a checkpoint."""

@@ -34,15 +34,17 @@ def recover(
     ]
     for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
         launches.recover_begun(row)
+        moves = image.moves.get(row.checkpoint, {})
         match row.state:
             case RowState.OPEN | RowState.DECIDED:
                 opening.recover(row)
             case RowState.COMMITTED | RowState.DAMAGED:
-                checkpoint = checkpoints.recover(row, image.labels.get(row.checkpoint, b""))
+                labels = image.labels.get(row.checkpoint, b"")
+                checkpoint = checkpoints.recover(row, moves, labels)
                 if row.checkpoint in image.unsettled:
                     labeling.recover(checkpoint)
             case RowState.TOMBSTONED:
-                deleter.recover(checkpoints.recover(row))
+                deleter.recover(checkpoints.recover(row, moves))
             case RowState.ABORTED | RowState.DELETED:
                 deleter.gone[row.checkpoint] = row.state
                 checkpoints.recover_deleted(row)

@@ -247,7 +247,9 @@ class Checkpoint:
                 self._resolve_anew(superseded)
             except PayloadDamaged as error:
                 judged = self._pinned.resolve_past(error)
-                if not judged.proved and not goes_to_store(self._pinned, judged.reason):
+                if judged.proved or self._pinned.resolve_moved(error.payload):
+                    continue
+                if not goes_to_store(self._pinned, judged.reason):
                     text = f"{error.payload} cannot be read ({error.message}), which is not proved"
                     hint = "load again when all its targets answer, or with fallback=True"
                     raise Unavailable(f"{text}: {judged.reason}", hint=hint) from error

@@ -9,12 +9,13 @@ import logging
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from msgspec.structs import replace
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost, PeerError
-from ckpt.base.ids import CheckpointId, Step
+from ckpt.base.ids import CheckpointId, PayloadId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
@@ -29,8 +30,10 @@ from ckpt.format.messages.loading import (
     Resolve,
     Resolved,
 )
+from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.handshake import Caller
 from ckpt.transfer.damage import have_judged
+from ckpt.transfer.moves import ask_moves
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
 from ckpt_client.load.reader_context import ReaderContext
@@ -121,6 +124,17 @@ class Pinned:
                 warn(text)
         return judged
 
+    def resolve_moved(self, payload: PayloadId) -> bool:
+        """Resolve the same again; whether columns of that payload have other holders by now.
+        Raises as `resolve`, `PayloadFinder.find`."""
+        before = self.resolved.info.checkpoint
+        home = payload.checkpoint.generation if payload.checkpoint != before else None
+        key = PayloadKey(home, payload.rank)
+        known = self.finder.find(key).columns
+        self.resolve(None if self.shared else before.step)
+        same = self.resolved.info.checkpoint == before
+        return not same or self.finder.find(key).columns != known
+
     def begin(self) -> None:
         """Say that it is read from now on, so that ranks which finish earlier wait for this one."""
         asked = self.question
@@ -182,6 +196,7 @@ class Pinned:
             self._finder = PayloadFinder(
                 self.resolved,
                 self.record,
+                partial(ask_moves, self._connection()),
                 secret=self.context.secret,
                 name=self.context.name,
                 timeout_s=self.timeout_s,

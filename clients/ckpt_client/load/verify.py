@@ -19,7 +19,6 @@ from ckpt.base.ids import (
     ColumnNumber,
     Generation,
     Home,
-    PayloadId,
     RunName,
     Step,
     TargetId,
@@ -105,7 +104,7 @@ def verify(
     pinned = Pinned(context, question, timeout_s)
     try:
         checkpoint = pinned.record.info.checkpoint
-        payloads = _payloads(checkpoint, pinned.finder, refers=bool(pinned.record.info.homes))
+        payloads = _payloads(pinned.finder, refers=bool(pinned.record.info.homes))
         addresses = {where.target: where for where in pinned.resolved.targets}
         found = _ask_all(context, checkpoint, payloads, addresses)
     finally:
@@ -126,11 +125,9 @@ def verify(
     )
 
 
-def _payloads(
-    checkpoint: CheckpointId, finder: PayloadFinder, *, refers: bool
-) -> list[FoundPayload]:
+def _payloads(finder: PayloadFinder, *, refers: bool) -> list[FoundPayload]:
     """Its own, and each payload of a home that holds bytes of it, once."""
-    own = [FoundPayload(PayloadId(checkpoint, one.rank), one) for one in finder.index.payloads()]
+    own = finder.own()
     if not refers:
         return own
     keys = {
@@ -161,7 +158,7 @@ def _ask_all(
         questions = [
             (ColumnId(payload.id, ColumnNumber(j)), target, _home(payload, checkpoint))
             for payload in payloads
-            for j, target in enumerate(payload.entry.columns)
+            for j, target in enumerate(payload.columns)
         ]
         with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="ckpt-verify") as pool:
             return list(pool.map(lambda each: _ask(each[0], each[1], each[2], peers), questions))

@@ -35,8 +35,10 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
     CatalogOutdated,
     CatalogReached,
+    CheckpointDeleted,
     CheckpointLabeled,
     CheckpointTombstoned,
+    ColumnsMoved,
     LabelsSent,
     LaunchEntered,
     LaunchForgotten,
@@ -59,6 +61,7 @@ from ckptd.catalog import (
     drain_tables,
     label_tables,
     launch_tables,
+    move_tables,
     retention_tables,
     standing_tables,
     target_tables,
@@ -93,6 +96,7 @@ _LATER_SCHEMA: Final = (
     + standing_tables.SCHEMA
     + target_tables.SCHEMA
     + label_tables.SCHEMA
+    + move_tables.SCHEMA
     + retention_tables.SCHEMA
 )
 
@@ -296,6 +300,7 @@ def _fill(
         for entry in (
             *image.launch_entries(),
             *image.drain_entries(),
+            *image.move_entries(),
             *image.label_entries(),
             *image.retention_entries(),
         ):
@@ -422,6 +427,7 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
     launch_tables.load(connection, image)
     drain_tables.load(connection, image)
     label_tables.load(connection, image)
+    move_tables.load(connection, image)
     retention_tables.load(connection, image)
     standing_tables.load(connection, image)
     return image
@@ -442,11 +448,17 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             checkpoint_tables.insert(connection, image.rows[entry.checkpoint])
         case RowForgotten():
             checkpoint_tables.forget(connection, entry.checkpoint)
+            move_tables.store(connection, entry)
             label_tables.store(connection, entry)
             standing_tables.store(connection, entry)
         case CheckpointTombstoned():
             label_tables.store(connection, entry)
             checkpoint_tables.move(connection, entry.checkpoint, entry)
+        case CheckpointDeleted():
+            move_tables.store(connection, entry)
+            checkpoint_tables.move(connection, entry.checkpoint, entry)
+        case ColumnsMoved():
+            move_tables.store(connection, entry)
         case LabelsSent() | CheckpointLabeled():
             label_tables.store(connection, entry)
         case RetentionSaid():

@@ -9,8 +9,8 @@ for one lease more it is *late*, since on a host that is out of breath it comes 
 
 A target that registers is asked for everything it holds, page by page: only then do its columns
 count. A column counts when its target is LIVE, its checkpoint names that target, and the target has
-proved it in its current boot (P10, P13). Invariants: at most one boot id of a target is current; a
-proof under another boot id counts nowhere.
+proved it in its current boot, with the manifest of its payload (P10, P13). Invariants: at most one
+boot id of a target is current; a proof under another boot id counts nowhere.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ckpt.format.messages.targets import (
 from ckpt.plan.placement import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
+from ckpt.protocol.coordinator.cluster.holdings import ProvedColumns
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
@@ -109,9 +110,9 @@ class Target:
     """What its device refused, as this boot reported last."""
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
-    proved: set[ColumnId] = field(default_factory=set)
-    """Columns that this boot has proved, sealed or listed. Certifying adds to them, Deleter takes
-    away what was dropped; emptied at every registration."""
+    proved: ProvedColumns = field(default_factory=ProvedColumns)
+    """Columns that this boot has proved, sealed or listed. Certifying adds to them; who has some
+    dropped takes them away; emptied at every registration."""
     documents: set[DocumentSummary] = field(default_factory=set)
     """Documents that this boot listed or stored. Each put adds one, Deleter takes away what was
     dropped; emptied at every registration."""
@@ -214,10 +215,12 @@ class Membership:
         """Targets that count now, by id."""
         return [t for t in self.targets.values() if t.state is TargetState.LIVE]
 
-    def holds(self, target: TargetId, column: ColumnId) -> bool:
-        """Whether this column counts now."""
+    def holds(self, target: TargetId, column: ColumnId, manifest_digest: bytes) -> bool:
+        """Whether this column counts now, with the bytes that the manifest describes."""
         held = self.targets.get(target)
-        return held is not None and held.state is TargetState.LIVE and column in held.proved
+        if held is None or held.state is not TargetState.LIVE:
+            return False
+        return held.proved.digest(column) == manifest_digest
 
     def failing(self) -> list[Target]:
         """Live targets whose device fails, by id."""
@@ -399,7 +402,7 @@ class Membership:
         target.bytes_used = message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
-        target.proved, target.documents, target.counters = set(), set(), {}
+        target.proved, target.documents, target.counters = ProvedColumns(), set(), {}
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1
@@ -440,7 +443,7 @@ class Membership:
             return
         for proof in answer.columns:
             if proof.boot == boot and check_proof(proof, self._cluster, self._secret):
-                target.proved.add(proof.column)
+                target.proved.add(proof)
         target.documents.update(answer.documents)
         if answer.cursor:
             self._list(target, boot, answer.cursor)

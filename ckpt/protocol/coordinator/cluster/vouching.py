@@ -381,7 +381,7 @@ class Vouching:
             if state in doubt or self._is_news(document.checkpoint, document.kind):
                 what = f"{document.kind.value} of {document.checkpoint}"
                 return f"target {target.id} holds the {what}, {known}"
-        for id in sorted({column.payload.checkpoint for column in target.proved}):
+        for id in sorted(target.proved.checkpoints()):
             if self._is_news(id, None):
                 return f"target {target.id} holds a column of {id}, it does not know that"
         return ""

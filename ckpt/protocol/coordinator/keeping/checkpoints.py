@@ -12,7 +12,7 @@ to them (homes.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ from ckpt.base.ids import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.documents.labels import Labels, decode_labels, is_aside
+from ckpt.format.documents.moves import Moves, decode_moves
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentKind
@@ -51,6 +52,10 @@ class KeptCheckpoint:
     index_bytes: int
     placement: Placement | None
     """None: its index was not read since this coordinator began (placing.py)."""
+    moved: dict[tuple[Rank, ColumnNumber], TargetId] = field(default_factory=dict)
+    """Holders that the index does not name, durable; in `placement` as well. Only Adopter adds."""
+    surplus: dict[ColumnId, set[TargetId]] = field(default_factory=dict)
+    """Who else has proved a right copy of a column, and may be away. Only Adopter changes it."""
     state: RowState = RowState.COMMITTED
     reason: str = ""
     pins: set[int] = field(default_factory=set)
@@ -107,7 +112,8 @@ class KeptCheckpoint:
     def targets(self) -> set[TargetId]:
         """Every target that its placement, as far as that is known, or its record names."""
         placed = (self.placement or {}).values()
-        return {t for columns in placed for t in columns if t is not None} | set(self.index_targets)
+        named = {t for payload in placed for t in payload.columns if t is not None}
+        return named.union(self.index_targets)
 
     def may_have(self, rank: Rank) -> bool:
         """Whether it has a payload of that number, as far as is known."""
@@ -158,8 +164,12 @@ class Checkpoints:
         of_run[checkpoint.id] = checkpoint
         self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
 
-    def recover(self, row: CatalogRow, labels: bytes = b"") -> KeptCheckpoint:
-        """A row of the catalog at start, and what is said of it."""
+    def recover(
+        self, row: CatalogRow, moves: Mapping[int, bytes], labels: bytes = b""
+    ) -> KeptCheckpoint:
+        """A row of the catalog at start, which of its columns have moved, and what is said of it.
+        Raises Corrupt.
+        """
         record = decode_record(row.record)
         checkpoint = KeptCheckpoint(
             record.info,
@@ -167,16 +177,33 @@ class Checkpoints:
             record.index_targets,
             record.index_bytes,
             None,
-            row.state,
-            row.reason,
+            state=row.state,
+            reason=row.reason,
             labels=decode_labels(labels) if labels else None,
         )
+        for page, document in moves.items():
+            checkpoint.moved.update(decode_moves(page, document))
         self.add(checkpoint)
         return checkpoint
 
     def place(self, checkpoint: KeptCheckpoint, placement: Placement) -> None:
         """Its index was read."""
-        checkpoint.placement, checkpoint.unread = placement, ""
+        checkpoint.placement, checkpoint.unread = dict(placement), ""
+        self._put_moved(checkpoint, checkpoint.moved)
+
+    def move(self, checkpoint: KeptCheckpoint, moves: Moves) -> None:
+        """Columns of it have other holders now; that is durable. It is placed."""
+        checkpoint.moved.update(moves)
+        self._put_moved(checkpoint, moves)
+
+    def _put_moved(self, checkpoint: KeptCheckpoint, moves: Moves) -> None:
+        placement = checkpoint.placement
+        assert placement is not None
+        by_rank: dict[Rank, dict[ColumnNumber, TargetId]] = {}
+        for (rank, column), target in moves.items():
+            by_rank.setdefault(rank, {})[column] = target
+        for rank, holders in by_rank.items():
+            placement[rank] = placement[rank].moved(holders)
         self._counted.pop(checkpoint.id, None)
 
     def forget(self, checkpoint: KeptCheckpoint) -> None:
@@ -220,12 +247,14 @@ class Checkpoints:
     def columns_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
         """The columns of one payload that can be read at this moment. The checkpoint is placed."""
         assert checkpoint.placement is not None
-        payload = PayloadId(checkpoint.id, rank)
+        payload, placed = PayloadId(checkpoint.id, rank), checkpoint.placement[rank]
         return [
             ColumnNumber(j)
-            for j, target in enumerate(checkpoint.placement[rank])
+            for j, target in enumerate(placed.columns)
             if target is not None
-            and self._members.holds(target, ColumnId(payload, ColumnNumber(j)))
+            and self._members.holds(
+                target, ColumnId(payload, ColumnNumber(j)), placed.manifest_digest
+            )
         ]
 
     def homes_of(self, checkpoint: KeptCheckpoint) -> list[KeptCheckpoint]:
@@ -299,11 +328,11 @@ class Checkpoints:
             return GONE
         chances = []
         missing = 0
-        for rank, columns in checkpoint.placement.items():
+        for rank, placed in checkpoint.placement.items():
             now = set(self.columns_now(checkpoint, rank))
             domains = [
                 self._members.targets[t].domain if t is not None and j in now else None
-                for j, t in enumerate(columns)
+                for j, t in enumerate(placed.columns)
             ]
             missing += domains.count(None)
             chances.append(

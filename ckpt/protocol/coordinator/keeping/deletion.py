@@ -44,7 +44,6 @@ from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import (
     AttemptDropped,
     CheckpointCommitted,
-    CheckpointPlaced,
     CheckpointReleased,
     FileDropped,
     ReferencesDropped,
@@ -261,7 +260,7 @@ class Deleter:
 
         def dropped() -> None:
             self._confirmed(target.id, id)
-            target.proved = {c for c in target.proved if c.payload.checkpoint != id}
+            target.proved.drop(id)
             target.documents = {
                 d
                 for d in target.documents
@@ -357,9 +356,6 @@ class Deleter:
             self._confirmed(target.id, asked)  # What it has listed is the truth from here on.
         for id in sorted(_held_by(target) & self.gone.keys()):
             self.drop_on(target, id)
-        for column in sorted(target.proved):
-            if self._is_stray(column, target.id):
-                self.drop_column(target, column)
         for id in sorted(id for id, state in self.gone.items() if state is RowState.TOMBSTONED):
             self._forget_when_dropped(id)
         for id in sorted(self._buriable()):
@@ -375,10 +371,7 @@ class Deleter:
         }
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """Columns that the index does not name go (replaced, late, over the rule), and what
-        retention leaves over now.
-        """
-        self._drop_strays(fact.checkpoint)
+        """What retention leaves over now goes."""
         self.expire(fact.checkpoint.run)
 
     def drained(self, fact: RunDrained) -> None:
@@ -393,37 +386,19 @@ class Deleter:
         """It came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
 
-    def placed(self, fact: CheckpointPlaced) -> None:
-        """It is known now whose columns are strays."""
-        self._drop_strays(fact.checkpoint)
-
-    def _drop_strays(self, id: CheckpointId) -> None:
-        for target in self._members.live():
-            for column in sorted(target.proved):
-                if column.payload.checkpoint == id and self._is_stray(column, target.id):
-                    self.drop_column(target, column)
-
     def file_dropped(self, fact: FileDropped) -> None:
         """What is known of its columns goes now; a late one is a stray of the commit."""
         for target in self._members.targets.values():
-            for column in sorted(target.proved):
+            for column in sorted(target.proved.of(fact.payload.checkpoint)):
                 if column.payload == fact.payload:
                     self.drop_column(target, column)
 
     def drop_column(self, target: Target, column: ColumnId) -> None:
+        """It counts no more from here on."""
         if target.session is None:
             return
         target.proved.discard(column)
         self._ask(target.session, DropColumn(self._members.term, column), lambda: None)
-
-    def _is_stray(self, column: ColumnId, holder: TargetId) -> bool:
-        checkpoint = self._checkpoints.get(column.payload.checkpoint)
-        if checkpoint is None:
-            return False
-        if checkpoint.placement is None:
-            return False
-        columns = checkpoint.placement.get(column.payload.rank)
-        return columns is None or columns[column.column] != holder
 
 
 def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:
@@ -432,5 +407,5 @@ def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:
 
 def _held_by(target: Target) -> set[CheckpointId]:
     """Generations of which a target has more than a tombstone, as far as it has said."""
-    held = {column.payload.checkpoint for column in target.proved}
+    held = target.proved.checkpoints()
     return held | {d.checkpoint for d in target.documents if d.kind is not DocumentKind.TOMBSTONE}

@@ -169,6 +169,6 @@ class Evictor:
         columns = sum(
             id is not None and id in targets and targets[id].domain == device
             for placed in checkpoint.placement.values()
-            for id in placed
+            for id in placed.columns
         )
         return checkpoint.info.payload_bytes * columns // (ranks * checkpoint.code.k)

@@ -162,7 +162,7 @@ class Judge:
         payload = PayloadId(holder.id, rank)
         enough = len(self._checkpoints.columns_now(holder, rank)) >= holder.code.k
         assert holder.placement is not None
-        boots = self._boots(holder.placement[rank])
+        boots = self._boots(self._suspects(holder, rank))
         if enough or boots is None:
             return
         if payload in self._open:
@@ -171,6 +171,13 @@ class Judge:
             self._suspected[checkpoint.id, payload] = boots
             inquiry = self._open[payload] = _Inquiry(payload, holder.code, [], {checkpoint.id})
             self._examine(inquiry, holder)
+
+    def _suspects(self, holder: KeptCheckpoint, rank: Rank) -> Iterable[TargetId | None]:
+        """Who may have a column of the payload. Once one has moved, that is everybody: where a
+        catalog was made again from the targets, a new place is known only when its target lists.
+        """
+        assert holder.placement is not None
+        return self._members.targets if holder.moved else holder.placement[rank].columns
 
     def _boots(self, columns: Iterable[TargetId | None]) -> tuple[BootId, ...] | None:
         """None while a holder is not here, or has not listed what it holds."""
@@ -181,7 +188,11 @@ class Judge:
     def _examine(self, inquiry: _Inquiry, checkpoint: KeptCheckpoint) -> None:
         assert checkpoint.placement is not None
         inquiry.open_questions = 1
-        for j, id in enumerate(checkpoint.placement[inquiry.payload.rank]):
+        if checkpoint.moved and self._boots(self._members.targets) is None:
+            inquiry.unproved.append("a target that may have a column of it is away")
+        if any(column.payload == inquiry.payload for column in checkpoint.surplus):
+            inquiry.unproved.append("a copy of a column is about to be named in its place")
+        for j, id in enumerate(checkpoint.placement[inquiry.payload.rank].columns):
             column = ColumnId(inquiry.payload, ColumnNumber(j))
             target = self._members.targets.get(id) if id is not None else None
             if id is None:

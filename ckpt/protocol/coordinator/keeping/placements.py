@@ -1,8 +1,28 @@
-"""Which target holds which column of a committed checkpoint, as its index says."""
+"""Which target holds which column of a committed checkpoint: as its index says, but for what has
+moved since.
+"""
 
 from __future__ import annotations
 
-from ckpt.base.ids import Rank, TargetId
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-Placement = dict[Rank, tuple[TargetId | None, ...]]
-"""By rank: the accepted target of each column, None where a column is missing."""
+from ckpt.base.ids import ColumnNumber, Rank, TargetId
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPayload:
+    """Where the columns of one payload are, and what is a right one."""
+
+    columns: tuple[TargetId | None, ...]
+    """The accepted target of each; None where a column is missing."""
+    manifest_digest: bytes
+    """xxh3-128 of the rank's manifest, which has the checksums of all columns."""
+
+    def moved(self, holders: Mapping[ColumnNumber, TargetId]) -> PlacedPayload:
+        """The same with other holders of these columns."""
+        columns = (holders.get(ColumnNumber(j), id) for j, id in enumerate(self.columns))
+        return PlacedPayload(tuple(columns), self.manifest_digest)
+
+
+Placement = dict[Rank, PlacedPayload]

@@ -31,7 +31,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointPlaced, TargetListed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
-from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.keeping.placements import PlacedPayload, Placement
 from ckpt.protocol.events import Buffer
 
 READS_AT_ONCE: Final = 2
@@ -221,7 +221,10 @@ class PlacementReader:
         reader = IndexReader(*(copy.fetch for copy in reading.copies))
         if reader.checkpoint != reading.id:
             raise Corrupt(f"its index is of {reader.checkpoint}")
-        return {payload.rank: payload.columns for payload in reader.payloads()}
+        return {
+            payload.rank: PlacedPayload(payload.columns, payload.manifest_digest)
+            for payload in reader.payloads()
+        }
 
     def _ask(self, reading: _Reading, copy: _Copy, start: int) -> None:
         size = reading.record.index_bytes

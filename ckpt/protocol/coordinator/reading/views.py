@@ -290,10 +290,10 @@ class Views:
 
     def _columns(self, checkpoint: KeptCheckpoint) -> tuple[ColumnsView, ...]:
         views = []
-        for rank, columns in sorted((checkpoint.placement or {}).items()):
+        for rank, placed in sorted((checkpoint.placement or {}).items()):
             now = set(self._checkpoints.columns_now(checkpoint, rank))
-            live = tuple(j in now for j in range(len(columns)))
-            views.append(ColumnsView(rank, columns, live))
+            live = tuple(j in now for j in range(len(placed.columns)))
+            views.append(ColumnsView(rank, placed.columns, live))
         return tuple(views)
 
     def _documents(self, checkpoint: KeptCheckpoint) -> tuple[DocumentView, ...]:

@@ -45,6 +45,7 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import RankTable
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.events import Session
@@ -130,8 +131,8 @@ class Attempt:
     """Found in the catalog at start; its stagers have to come back."""
     record: CommitRecord | None = None
     record_bytes: bytes = b""
-    placement: dict[Rank, tuple[TargetId | None, ...]] = field(default_factory=dict)
-    """The accepted target of each column, None for a missing one; fixed with the index."""
+    placement: Placement = field(default_factory=dict)
+    """The accepted target of each column; fixed with the index."""
     index: bytes = b""
     warnings: tuple[str, ...] = ()
     homes: tuple[Home, ...] = ()
@@ -229,7 +230,8 @@ def count_columns(payload: Payload, members: Membership, rule: SpreadRule) -> li
     targets: set[TargetId] = set()
     in_domain: dict[DomainKey, int] = {}
     for number, proof in sorted(payload.proofs.items()):
-        if proof.target in targets or not members.holds(proof.target, payload.column(number)):
+        held = members.holds(proof.target, payload.column(number), proof.manifest_digest)
+        if proof.target in targets or not held:
             continue
         domain = domain_key(proof.target, members.targets[proof.target].domain, rule.level)
         if in_domain.get(domain, 0) >= rule.max_per_domain:

@@ -176,7 +176,7 @@ class Certifying:
         under its current boot only.
         """
         if self._members.accepts(proof.target, proof.boot):
-            self._members.targets[proof.target].proved.add(proof.column)
+            self._members.targets[proof.target].proved.add(proof)
 
     def compared(self, message: BoxesCompared) -> None:
         """Fingerprints of overlaps; late ones are ignored."""

@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.keeping.documents import (
     spread_of,
     store_document,
 )
-from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.keeping.placements import PlacedPayload, Placement
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload, count_columns
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
@@ -330,11 +330,12 @@ class Committer:
     def _index(self, attempt: Attempt, merged: Merged) -> None:
         attempt.state = AttemptState.INDEXING
         attempt.placement = {
-            rank: self._accepted(payload) for rank, payload in sorted(attempt.payloads.items())
+            rank: self._placed(payload) for rank, payload in sorted(attempt.payloads.items())
         }
         attempt.warnings = warnings(attempt, merged)
         payloads = tuple(
-            index_payload(p, attempt.placement[r]) for r, p in sorted(attempt.payloads.items())
+            index_payload(p, attempt.placement[r].columns)
+            for r, p in sorted(attempt.payloads.items())
         )
         index = Index(
             attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
@@ -345,12 +346,15 @@ class Committer:
             Copies(code_of(attempt).m + 1), lambda on: self._decide(attempt, on),
         )  # fmt: skip
 
-    def _accepted(self, payload: Payload) -> tuple[TargetId | None, ...]:
+    def _placed(self, payload: Payload) -> PlacedPayload:
+        """On the accepted targets."""
+        assert payload.certify is not None
         counted = set(count_columns(payload, self._members, self._rule))
-        return tuple(
+        accepted = tuple(
             payload.proofs[ColumnNumber(j)].target if j in counted else None
             for j in range(payload.layout.code.n)
         )
+        return PlacedPayload(accepted, payload.certify.manifest_digest)
 
     # ----------------------------------------------------------------------- decide
 
@@ -383,13 +387,13 @@ class Committer:
 
     def _still_counts(self, attempt: Attempt) -> bool:
         """The index names these targets: enough of them must count at this very moment."""
-        for rank, columns in attempt.placement.items():
+        for rank, placed in attempt.placement.items():
             payload = attempt.payloads[rank]
             counted = set(count_columns(payload, self._members, self._rule))
             proofs = payload.proofs
             named = [
                 j
-                for j, target in enumerate(columns)
+                for j, target in enumerate(placed.columns)
                 if j in counted and proofs[ColumnNumber(j)].target == target
             ]
             if len(named) < payload.layout.code.floor:
@@ -404,7 +408,7 @@ class Committer:
                 p.layout.code,
                 [
                     self._members.targets[t].domain if t is not None else None
-                    for t in attempt.placement[p.id.rank]
+                    for t in attempt.placement[p.id.rank].columns
                 ],
                 self._policy.report_level,
             )
@@ -429,7 +433,7 @@ class Committer:
             slowest_rank=max(payloads, key=lambda p: p.certified_us).id.rank,
             slowest_target=slow.slowest_target,
             fault_in_us=max(c.fault_in_us for c in certs),
-            columns_missing=sum(c.count(None) for c in attempt.placement.values()),
+            columns_missing=sum(p.columns.count(None) for p in attempt.placement.values()),
             warnings=attempt.warnings,
             homes=attempt.homes,
             referenced_bytes=sum(piece.length for piece in referring(attempt)),

@@ -18,6 +18,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     row/RUN/STEP/GEN          JSON: state, launch, launch_key, world_size, reason
     record/RUN/STEP/GEN       the commit record's document
     label/RUN/STEP/GEN        the labels' document
+    moved/RUN/STEP/GEN/PAGE   which columns of a page of ranks lie elsewhere than the index says
     unsettled/RUN/STEP/GEN    nothing: its targets may have other labels
     passed_over/RUN/STEP/GEN  nothing: a rebuild found it without a row, and refused it
     launch/RUN/NUMBER         JSON: key, world_size; gone, all below it is gone
@@ -62,6 +63,11 @@ OF_CHECKPOINTS: Final = ("row", "record", "label", "unsettled", "passed_over")
 def of_checkpoint(kind: str, id: CheckpointId) -> str:
     """One of its keys."""
     return f"{kind}/{quoted(id.run)}/{id.step}/{id.generation}"
+
+
+def of_moves(id: CheckpointId, page: int) -> str:
+    """Of one page of its ranks."""
+    return f"{of_checkpoint('moved', id)}/{page}"
 
 
 def of_launch(run: RunName, number: LaunchNumber) -> str:

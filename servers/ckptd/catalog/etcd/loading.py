@@ -60,8 +60,10 @@ def images_of(term: int, pairs: list[tuple[str, bytes]]) -> tuple[CatalogImage, 
 def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> None:
     match words:
         case [kind, run, step, generation] if kind in keys.OF_CHECKPOINTS:
-            id = CheckpointId(RunName(unquote(run)), Step(int(step)), Generation.parse(generation))
-            _take_of_checkpoint(image, kind, id, value)
+            _take_of_checkpoint(image, kind, _checkpoint(run, step, generation), value)
+        case ["moved", run, step, generation, page]:
+            pages = image.moves.setdefault(_checkpoint(run, step, generation), {})
+            pages[int(page)] = value
         case ["launch", run, number, *below]:
             _take_of_launch(image, RunName(unquote(run)), LaunchNumber(int(number)), below, value)
         case ["store", url, *below]:
@@ -82,6 +84,10 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
         case [keys.REBUILT]:
             rebuilt = _json(value, RebuiltValue)
             image.rebuilt_term, image.rebuilt_from = rebuilt.term, rebuilt.targets
+
+
+def _checkpoint(run: str, step: str, generation: str) -> CheckpointId:
+    return CheckpointId(RunName(unquote(run)), Step(int(step)), Generation.parse(generation))
 
 
 def _take_of_checkpoint(image: CatalogImage, kind: str, id: CheckpointId, value: bytes) -> None:

@@ -21,8 +21,10 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogImage,
     CatalogOutdated,
     CatalogReached,
+    CheckpointDeleted,
     CheckpointLabeled,
     CheckpointTombstoned,
+    ColumnsMoved,
     LabelsSent,
     LaunchEntered,
     LaunchForgotten,
@@ -115,6 +117,8 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
     ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
     for kind in keys.OF_CHECKPOINTS:
         yield from (_of_checkpoint(kind, id) for id in sorted(ids))
+    for id in image.moves:
+        yield from _all_moves(image, id)
     for run, number in image.launches:
         yield from _launch(image, run, number)
     for url, store in image.stores.items():
@@ -146,6 +150,12 @@ def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
         case RowForgotten():
             yield KeyedValue(keys.FORGOTTEN, _forgotten)
             yield from (_of_checkpoint(kind, entry.checkpoint) for kind in keys.OF_CHECKPOINTS)
+            yield from _all_moves(image, entry.checkpoint)
+        case ColumnsMoved():
+            yield _moves(entry.checkpoint, entry.page)
+        case CheckpointDeleted():
+            yield from _all_moves(image, entry.checkpoint)
+            yield from _row(entry.checkpoint)
         case CheckpointTombstoned():
             yield from _labels(entry.checkpoint)
             yield from _row(entry.checkpoint)
@@ -179,6 +189,14 @@ def _row(id: CheckpointId) -> Iterator[KeyedValue]:
 
 def _labels(id: CheckpointId) -> Iterator[KeyedValue]:
     yield from (_of_checkpoint(kind, id) for kind in ("label", "unsettled"))
+
+
+def _all_moves(image: CatalogImage, id: CheckpointId) -> Iterator[KeyedValue]:
+    yield from (_moves(id, page) for page in image.moves.get(id, ()))
+
+
+def _moves(id: CheckpointId, page: int) -> KeyedValue:
+    return KeyedValue(keys.of_moves(id, page), lambda image: image.moves.get(id, {}).get(page))
 
 
 def _of_checkpoint(kind: str, id: CheckpointId) -> KeyedValue:

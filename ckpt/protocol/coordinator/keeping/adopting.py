@@ -1,0 +1,236 @@
+"""What becomes of copies of columns where nobody has named them: they are adopted, or they go.
+
+    listed or sealed, not named --another manifest's, or no payload's--> dropped
+                          |
+                          v                  all n columns count, nobody reads
+                       surplus  ------------------------------------------------> dropped
+                          |
+                          | the named holder does not count, and is not about to
+                          v
+                     ColumnsMoved durable --> named from here on
+
+A column that was replaced, was late, or was moved while its target was away leaves such copies. A
+right one is the same bytes as the named one: while that is not there it takes its place, so that
+redundancy returns without reading anything. Where the domain rule would be broken by that it is
+kept all the same, and named only where the payload could not be read without it (P13).
+
+Invariants: a copy is named only when that is durable, and only one that its target has proved in
+its present boot, with the manifest of its payload, on a session on which nothing has asked to drop
+it. No right copy goes while a column of its payload is missing, or while a reader may know the
+place by an answer of before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Rank, TargetId
+from ckpt.format.documents.moves import encode_moves, page_of
+from ckpt.plan.placement import domain_key
+from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import (
+    CheckpointCommitted,
+    CheckpointPlaced,
+    CheckpointReleased,
+    TargetVouched,
+)
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.deletion import Deleter
+from ckpt.protocol.coordinator.policy import SpreadRule
+
+
+class Adopter:
+    """I settle every copy that is not named, whenever something about it changes."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoints: Checkpoints,
+        deleter: Deleter,
+        rule: SpreadRule,
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._deleter = deleter
+        self._rule = rule
+        #: Which have surplus; none, most of the time.
+        self._unsettled: set[CheckpointId] = set()
+        #: Of these a move is on its way to the catalog.
+        self._moving: set[CheckpointId] = set()
+
+    # ----------------------------------------------------------------------- what changes
+
+    def reconcile(self, target: Target) -> None:
+        """It has listed what it holds."""
+        for checkpoint in self._with_surplus():
+            for holders in checkpoint.surplus.values():
+                holders.discard(target.id)
+        for id in sorted(target.proved.checkpoints()):
+            self._sort_out(target, id)
+        self._settle_all()
+
+    def target_vouched(self, fact: TargetVouched) -> None:
+        """It came while requests are served."""
+        self.reconcile(self._members.targets[fact.target])
+
+    def committed(self, fact: CheckpointCommitted) -> None:
+        """Who has copies that its index does not name is known now."""
+        self.placed(CheckpointPlaced(fact.checkpoint))
+
+    def placed(self, fact: CheckpointPlaced) -> None:
+        """The same of one that a start found."""
+        for target in self._members.live():
+            self._sort_out(target, fact.checkpoint)
+        self._settle_all()
+
+    def released(self, fact: CheckpointReleased) -> None:
+        """No reader knows its places from an earlier answer."""
+        self._settle_all()
+
+    def tick(self) -> None:
+        """Who was about to count may be past that."""
+        self._settle_all()
+
+    # ----------------------------------------------------------------------- sorting
+
+    def _sort_out(self, target: Target, id: CheckpointId) -> None:
+        """Its copies of a placed checkpoint that are not named: surplus, or nothing of worth."""
+        checkpoint = self._checkpoints.get(id)
+        if checkpoint is None or checkpoint.placement is None:
+            return
+        for column, digest in sorted(target.proved.of(id).items()):
+            placed = checkpoint.placement.get(column.payload.rank)
+            if placed is None or digest != placed.manifest_digest:
+                self._deleter.drop_column(target, column)
+            elif placed.columns[column.column] != target.id:
+                checkpoint.surplus.setdefault(column, set()).add(target.id)
+                self._unsettled.add(id)
+
+    def _with_surplus(self) -> list[KeptCheckpoint]:
+        """What is gone or goes as a whole needs nothing."""
+        known = [self._checkpoints.get(id) for id in sorted(self._unsettled)]
+        left = [one for one in known if one is not None and one.state is not RowState.TOMBSTONED]
+        self._unsettled = {one.id for one in left if one.surplus}
+        return left
+
+    def _settle_all(self) -> None:
+        for checkpoint in self._with_surplus():
+            self._settle(checkpoint)
+
+    def _settle(self, checkpoint: KeptCheckpoint) -> None:
+        if checkpoint.id in self._moving:
+            return
+        moves = self._adoptable(checkpoint)
+        if moves and self._desk.full is None:
+            self._adopt(checkpoint, moves)
+        elif not moves and not self._is_read(checkpoint):
+            self._drop_surplus(checkpoint)
+
+    # ----------------------------------------------------------------------- adopting
+
+    def _adoptable(self, checkpoint: KeptCheckpoint) -> dict[tuple[Rank, ColumnNumber], TargetId]:
+        """A holder for each column whose named one does not count."""
+        moves: dict[tuple[Rank, ColumnNumber], TargetId] = {}
+        for column, holders in sorted(checkpoint.surplus.items()):
+            rank = column.payload.rank
+            if self._counts(checkpoint, column) or self._is_coming(checkpoint, column):
+                continue
+            here = sorted(id for id in holders if self._holds(checkpoint, column, id))
+            taken = {number: id for (of, number), id in moves.items() if of == rank}
+            fits = [id for id in here if self._fits(checkpoint, column, id, taken)]
+            if fits:
+                moves[rank, column.column] = fits[0]
+        return moves
+
+    def _fits(
+        self,
+        checkpoint: KeptCheckpoint,
+        column: ColumnId,
+        target: TargetId,
+        taken: dict[ColumnNumber, TargetId],
+    ) -> bool:
+        """One target counts once. The domain rule holds, or is worth less than the payload."""
+        now = self._holders_now(checkpoint, column.payload.rank) | taken
+        if target in now.values():
+            return False
+        spread = Counter(map(self._domain, now.values()))
+        allowed = spread[self._domain(target)] < self._rule.max_per_domain
+        return allowed or len(now) < checkpoint.code.k
+
+    def _adopt(
+        self, checkpoint: KeptCheckpoint, moves: dict[tuple[Rank, ColumnNumber], TargetId]
+    ) -> None:
+        """Named when it is durable: of each page that has one, all that has moved."""
+        self._moving.add(checkpoint.id)
+        pages = sorted({page_of(rank) for rank, _ in moves})
+        known = checkpoint.moved | moves
+        entries = tuple(
+            ColumnsMoved(
+                checkpoint.id,
+                page,
+                encode_moves(page, {at: id for at, id in known.items() if page_of(at[0]) == page}),
+            )
+            for page in pages
+        )
+
+        def durable() -> None:
+            self._moving.discard(checkpoint.id)
+            self._checkpoints.move(checkpoint, moves)
+            self._desk.report(
+                "info", "columns are found again", checkpoint=str(checkpoint.id), columns=len(moves)
+            )
+            # Who was named may have come meanwhile, and the new holder is no surplus any more.
+            checkpoint.surplus.clear()
+            self.placed(CheckpointPlaced(checkpoint.id))
+
+        self._desk.persist(entries, durable)
+
+    # ----------------------------------------------------------------------- dropping
+
+    def _drop_surplus(self, checkpoint: KeptCheckpoint) -> None:
+        """Of payloads that lack nothing. What is away is asked when it comes."""
+        for column, holders in sorted(checkpoint.surplus.items()):
+            if len(self._holders_now(checkpoint, column.payload.rank)) < checkpoint.code.n:
+                continue
+            for id in sorted(holders):
+                target = self._members.targets[id]
+                if self._holds(checkpoint, column, id):
+                    self._deleter.drop_column(target, column)
+            del checkpoint.surplus[column]
+
+    def _is_read(self, checkpoint: KeptCheckpoint) -> bool:
+        """By somebody who may know a place of it that has moved."""
+        users = (self._checkpoints.get(user) for user in checkpoint.users)
+        readers = (checkpoint, *(user for user in users if user is not None))
+        return any(reader.pins for reader in readers)
+
+    # ----------------------------------------------------------------------- questions
+
+    def _holds(self, checkpoint: KeptCheckpoint, column: ColumnId, target: TargetId) -> bool:
+        assert checkpoint.placement is not None
+        digest = checkpoint.placement[column.payload.rank].manifest_digest
+        return self._members.holds(target, column, digest)
+
+    def _counts(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
+        return column.column in self._holders_now(checkpoint, column.payload.rank)
+
+    def _is_coming(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
+        """Who is named does not count now, and likely will soon."""
+        assert checkpoint.placement is not None
+        named = checkpoint.placement[column.payload.rank].columns[column.column]
+        target = self._members.targets.get(named) if named is not None else None
+        return target is not None and self._members.is_coming(target)
+
+    def _holders_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> dict[ColumnNumber, TargetId]:
+        """Of the columns that count."""
+        assert checkpoint.placement is not None
+        columns = checkpoint.placement[rank].columns
+        now = ((j, columns[j]) for j in self._checkpoints.columns_now(checkpoint, rank))
+        return {j: id for j, id in now if id is not None}
+
+    def _domain(self, target: TargetId) -> tuple[str, ...]:
+        return domain_key(target, self._members.targets[target].domain, self._rule.level)
