@@ -40,12 +40,15 @@ class IndexSource:
     def __init__(
         self,
         record: CommitRecord,
+        holders: Sequence[TargetId],
         addresses: Mapping[TargetId, TargetAddress],
         secret: bytes,
         name: str,
     ) -> None:
-        """`name`: the reader's, for people."""
+        """`holders`: who should have a copy; the record's targets, unless somebody knows better.
+        `name`: the reader's, for people."""
         self._record = record
+        self._holders = holders
         self._clients = {
             target: RpcClient(
                 nearest_address(addresses[target]),
@@ -58,7 +61,7 @@ class IndexSource:
                     server_name=target,
                 ),
             )
-            for target in record.index_targets
+            for target in holders
             if target in addresses
         }
 
@@ -83,7 +86,7 @@ class IndexSource:
         Corrupt when the copies that were read do not make a whole one."""
         deadline = time.monotonic() + timeout_s
         if not self._clients:
-            names = ", ".join(self._record.index_targets)
+            names = ", ".join(self._holders)
             raise Unavailable(f"the index lies on targets {names}, none of which is live")
         problem: CkptError | None = None
         for patience_s in PATIENCE_S:

@@ -73,7 +73,7 @@ class PayloadFinder:
         """`record` is of the generation that was resolved. Raises Corrupt for a home's that is
         damaged."""
         self._ask_moves = ask_moves
-        self._moved = {each.generation: each.pages for each in resolved.moved}
+        self._moved = {each.generation: each for each in resolved.moved}
         #: Pages that were asked for, by their generation.
         self._moves: dict[tuple[Generation, int], Moves] = {}
         self._addresses = {where.target: where for where in resolved.targets}
@@ -169,7 +169,8 @@ class PayloadFinder:
     def _moves_of(self, checkpoint: CheckpointId, rank: Rank) -> Moves:
         """Of its page. Raises as the question, Corrupt."""
         generation, page = checkpoint.generation, page_of(rank)
-        if page not in self._moved.get(generation, ()):
+        moved = self._moved.get(generation)
+        if moved is None or page not in moved.pages:
             return {}
         known = self._moves.get((generation, page))
         if known is None:
@@ -182,7 +183,9 @@ class PayloadFinder:
         known = self._open.get(checkpoint.generation)
         if known is not None:
             return known[1]
-        source = IndexSource(record, self._addresses, self._secret, self._name)
+        moved = self._moved.get(checkpoint.generation)
+        holders = record.index_targets if moved is None or not moved.indexes else moved.indexes
+        source = IndexSource(record, holders, self._addresses, self._secret, self._name)
         try:
             reader = source.reader(self._timeout_s)
             if reader.checkpoint != checkpoint:

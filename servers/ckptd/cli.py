@@ -24,6 +24,7 @@ PROGRAMS: Final = {
     "target": ("ckptd.target.daemon", "serve one storage device or directory"),
     "coordinator": ("ckptd.coordinator.daemon", "plan saves, commit checkpoints, keep the catalog"),
     "drain": ("ckptd.drain.daemon", "copy committed checkpoints to object stores"),
+    "repair": ("ckptd.repair.daemon", "make lost columns again"),
     "local": ("ckptd.local.supervisor", "run a whole cluster of this machine under one process"),
     "rebuild-catalog": (
         "ckptd.catalog.rebuild",

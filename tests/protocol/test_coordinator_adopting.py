@@ -13,7 +13,6 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import (
     AskMoves,
     DamageJudged,
-    MovedPages,
     MovesFound,
     ReleasePin,
     ReportDamage,
@@ -267,7 +266,8 @@ def test_readers_learn_what_has_moved() -> None:
     scene.copy(1, scene.spare)
     scene.come_back(scene.spare)
     answer = scene.resolved(reader)
-    assert answer.moved == (MovedPages(scene.id.generation, (0,)),)
+    (moved,) = answer.moved
+    assert (moved.generation, moved.pages) == (scene.id.generation, (0,))
     assert scene.spare.id in {where.target for where in answer.targets}
     elsewhere = replace(scene.id, step=Step(2))
     (refused,) = scene.bench.tell(reader, AskMoves(elsewhere, 0))

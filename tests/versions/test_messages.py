@@ -38,6 +38,11 @@ ADDED_SINCE: Final = {
     123: "SteppedDown",
     124: "AskMoves",
     125: "MovesFound",
+    126: "LeaseRepair",
+    127: "RepairLeased",
+    128: "RenewRepair",
+    129: "EndRepair",
+    130: "RepairNoted",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

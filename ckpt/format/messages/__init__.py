@@ -49,6 +49,8 @@ the file that defines it.
     drains.py      drain   -> coord.   OpenStore, TellStored, TellTrouble, ForgetStore, LeaseDrain,
                                        BeginParts, TakePart, RenewDrain, EndDrain
                    coord.  -> drain    DrainLeased, PartTaken, DrainNoted
+    repairs.py     worker  -> coord.   LeaseRepair, RenewRepair, EndRepair
+                   coord.  -> worker   RepairLeased, RepairNoted
 
 Any request may be answered by `Failed` instead.
 """
@@ -129,6 +131,13 @@ from ckpt.format.messages.reading import (
     ReadRanges,
     VerifyColumn,
 )
+from ckpt.format.messages.repairs import (
+    EndRepair,
+    LeaseRepair,
+    RenewRepair,
+    RepairLeased,
+    RepairNoted,
+)
 from ckpt.format.messages.saving import (
     AttemptAborted,
     AttemptCommitted,
@@ -192,6 +201,7 @@ Message = (
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
     | StepDown | SteppedDown | Ping | Pong
+    | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
@@ -217,5 +227,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     112: StepLabeled, 113: KeepSteps, 114: StepsKept,
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
     120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown, 124: AskMoves, 125: MovesFound,
+    126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -51,12 +51,14 @@ class TargetAddress(Struct, frozen=True, gc=False):
     unix: str = ""
 
 
-class MovedPages(Struct, frozen=True, gc=False):
-    """Where columns of a generation lie elsewhere than its index says; `AskMoves` tells."""
+class Moved(Struct, frozen=True, gc=False):
+    """What of a generation lies elsewhere than its index and its record say."""
 
     generation: Generation
-    pages: tuple[int, ...]
-    """Of ranks (ckpt.format.documents.moves), ascending."""
+    pages: tuple[int, ...] = ()
+    """Of ranks (ckpt.format.documents.moves) of which columns do, ascending; `AskMoves` tells."""
+    indexes: tuple[TargetId, ...] = ()
+    """Who has a copy of its index now, when the record's targets do not all have theirs."""
 
 
 class Resolved(Struct, frozen=True, gc=False):
@@ -76,7 +78,7 @@ class Resolved(Struct, frozen=True, gc=False):
     """Why it is out of reach; empty for what is lost."""
     homes: tuple[bytes, ...] = ()
     """Commit records of the generations that hold bytes of it; `targets` has their holders."""
-    moved: tuple[MovedPages, ...] = ()
+    moved: tuple[Moved, ...] = ()
     """Of it and of those, which have any."""
 
 

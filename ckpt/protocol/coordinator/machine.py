@@ -90,6 +90,7 @@ from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.keeping.placing import PlacementReader
+from ckpt.protocol.coordinator.keeping.respreading import Respreader
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
@@ -99,6 +100,8 @@ from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
+from ckpt.protocol.coordinator.repairing.lacking import Lacking
+from ckpt.protocol.coordinator.repairing.tasks import RepairRequest, Repairs
 from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.certifying import Certifying
@@ -161,6 +164,10 @@ class CoordinatorMachine:
             self.placing,
         )  # fmt: skip
         self._make_saving_parts(context, secret, wall_s)
+        self.repairs = Repairs(
+            desk, self.members, self.checkpoints, self.adopter, self.reservations,
+            Lacking(self.members, self.checkpoints, self.drains.holding, policy.rebuild_after_us),
+        )  # fmt: skip
         self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
@@ -187,6 +194,7 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
         self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
+        self.respreader = Respreader(desk, self.members, self.checkpoints, policy.rebuild_after_us)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(
@@ -354,6 +362,8 @@ class CoordinatorMachine:
                 self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
                 self._answer(session, request, message)
+            case _ if isinstance(message, RepairRequest):
+                self.repairs.handle(session, request, message)
             case _ if isinstance(message, DrainRequest):
                 self.drains.handle(session, request, message, bulk)
             case _:
@@ -437,6 +447,7 @@ class CoordinatorMachine:
         self.resolver.session_closed(session)
         self.sharing.session_closed(session)
         self.drains.session_closed(session)
+        self.repairs.session_closed(session)
 
     def _tick(self) -> None:
         self._desk.tick()
@@ -454,12 +465,14 @@ class CoordinatorMachine:
         self.retaining.tick()
         self.deleter.tick()
         self.adopter.tick()
+        self.respreader.tick()
         self.committer.tick()
         self.opening.tick()
         self.files.tick()
         self.ending.tick()
         self.sharing.tick()
         self.drains.tick()
+        self.repairs.tick()
         self.evictor.tick()
 
     # ------------------------------------------------------------ facts that concern all parts

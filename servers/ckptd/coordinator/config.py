@@ -55,6 +55,8 @@ class CoordinatorConfig:
     """Spares that a plan names for each payload."""
     orphan_grace_s: int = 60
     """So long after a restart, streams may still use space that the coordinator before gave out."""
+    rebuild_after_s: int = 300
+    """Columns of a target that is away for so long are made again elsewhere, by ckptd repair."""
     keep: Annotated[int, "STEPS"] = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
@@ -93,8 +95,9 @@ class CoordinatorConfig:
             raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
         if self.max_per_domain < 1:
             raise Refused("max_per_domain is at least 1")
-        if min(self.spare_count, self.orphan_grace_s, self.keep) < 0:
-            raise Refused("spare_count, orphan_grace_s and keep are at least 0")
+        if min(self.spare_count, self.orphan_grace_s, self.keep, self.rebuild_after_s) < 0:
+            text = "spare_count, orphan_grace_s, keep and rebuild_after_s are at least 0"
+            raise Refused(text)
         if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
             raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
         if not 0 < self.nearfull_percent <= self.full_percent <= 100:
@@ -110,6 +113,7 @@ class CoordinatorConfig:
             max_per_domain=self.max_per_domain,
             spare_count=self.spare_count,
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
+            rebuild_after_us=self.rebuild_after_s * US_PER_S,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),

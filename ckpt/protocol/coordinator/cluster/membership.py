@@ -15,6 +15,7 @@ boot id of a target is current; a proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -22,12 +23,13 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from ckpt.base.errors import Busy, CkptError
-from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
+from ckpt.base.ids import BootId, CheckpointId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     DEVICE_ERROR_KINDS,
     ColumnsListed,
@@ -99,6 +101,8 @@ class Target:
     """Of its device, for all targets there together."""
     bytes_used: int = 0
     lease_ends_us: int = 0
+    left_us: int | None = None
+    """When it went down; None when that is not known, of one that has not come yet."""
     silent_since_us: int | None = None
     """When it was last heard, of one that is away because its lease ran out."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -201,6 +205,12 @@ class Membership:
             or self.may_return(target)
         )
 
+    def away_since_us(self, target: Target) -> int:
+        """Of one that is down; from this coordinator's start on when that is all it knows."""
+        if target.left_us is not None:
+            return target.left_us
+        return self._desk.now_us if self._born_us is None else self._born_us
+
     def coming(self) -> list[Target]:
         return [target for target in self.targets.values() if self.is_coming(target)]
 
@@ -221,6 +231,19 @@ class Membership:
         if held is None or held.state is not TargetState.LIVE:
             return False
         return held.proved.digest(column) == manifest_digest
+
+    def index_holders(self, id: CheckpointId, size: int, first: Iterable[TargetId]) -> list[Target]:
+        """Live targets that have an index of this length of it: of the first ones, and where one
+        of these has none, of all others too.
+        """
+        index = DocumentSummary(DocumentKind.INDEX, id, size)
+        named = [self.targets.get(each) for each in first]
+        here = [one for one in named if one is not None and one.state is TargetState.LIVE]
+        having = [one for one in here if index in one.documents]
+        if len(having) == len(named):
+            return having
+        others = [one for one in self.live() if one not in named and index in one.documents]
+        return having + others
 
     def failing(self) -> list[Target]:
         """Live targets whose device fails, by id."""
@@ -457,6 +480,7 @@ class Membership:
         session = target.session
         assert session is not None
         target.session, target.state = None, TargetState.DOWN
+        target.left_us = self._desk.now_us
         self._by_session.pop(session, None)
         self._claims.left(target.id, self._desk.now_us)
         self.version += 1

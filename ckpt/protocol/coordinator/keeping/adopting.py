@@ -87,6 +87,15 @@ class Adopter:
             self._sort_out(target, fact.checkpoint)
         self._settle_all()
 
+    def found(self, target: Target, id: CheckpointId) -> None:
+        """It has said, asked for it, that it holds something of this one."""
+        self._sort_out(target, id)
+        self._settle_all()
+
+    def is_moving(self, id: CheckpointId) -> bool:
+        """Copies of it are about to be named."""
+        return id in self._moving
+
     def released(self, fact: CheckpointReleased) -> None:
         """No reader knows its places from an earlier answer."""
         self._settle_all()

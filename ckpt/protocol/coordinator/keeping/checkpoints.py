@@ -38,7 +38,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.keeping.placements import Placement
 
 
@@ -278,7 +278,7 @@ class Checkpoints:
         k = checkpoint.code.k
         return all(
             len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
-        ) and any(self._is_live(target) for target in checkpoint.index_targets)
+        ) and bool(self.index_copies(checkpoint))
 
     def is_about_to_be_placed(self, checkpoint: KeptCheckpoint) -> bool:
         """A start has not come to it, or one of its homes: nothing is known that is wrong."""
@@ -342,6 +342,10 @@ class Checkpoints:
         domains_left = min((chance.domains for _, chance in chances), default=0)
         return Redundancy(targets, domains_left, missing)
 
+    def columns_missing(self, checkpoint: KeptCheckpoint) -> int:
+        """Of those that it holds itself."""
+        return self._columns_of_map(checkpoint).columns_missing
+
     def documents_missing(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> int:
         """Copies of index, record and labels, its homes' as well, that are not there now. `counts`
         is `document_counts`: whoever looks at all checkpoints asks each target once.
@@ -381,11 +385,12 @@ class Checkpoints:
         ]
 
     def index_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
-        """Live targets that have its index."""
-        index = DocumentSummary(DocumentKind.INDEX, checkpoint.id, checkpoint.index_bytes)
-        named = [self._members.targets.get(id) for id in checkpoint.index_targets]
-        live = [one for one in named if one is not None and one.state is TargetState.LIVE]
-        return [target for target in live if index in target.documents]
+        """Live targets that have its index: those that it was put on first, and where one of these
+        lacks it, any other.
+        """
+        return self._members.index_holders(
+            checkpoint.id, checkpoint.index_bytes, checkpoint.index_targets
+        )
 
     def info_now(self, checkpoint: KeptCheckpoint) -> CommitInfo:
         """What may be said of it at this moment: what was lost since the decision is
@@ -422,7 +427,9 @@ class Checkpoints:
         return tuple(members[id].where for id in named if self._is_live(id))
 
     def _all_targets(self, checkpoint: KeptCheckpoint) -> set[TargetId]:
-        return checkpoint.targets.union(*(home.targets for home in self.homes_of(checkpoint)))
+        known = (checkpoint, *self.homes_of(checkpoint))
+        holders = {target.id for one in known for target in self.index_copies(one)}
+        return holders.union(*(one.targets for one in known))
 
     def _is_live(self, id: TargetId) -> bool:
         return any(target.id == id for target in self._members.live())

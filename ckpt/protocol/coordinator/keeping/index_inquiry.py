@@ -1,5 +1,6 @@
-"""Whether a checkpoint's index is lost: every target that should hold a copy must answer, and what
-they give together must not make one whole index.
+"""Whether a checkpoint's index is lost: every target that should hold a copy must answer, what they
+give together must not make one whole index, and no target may be away, where a copy may have been
+made since.
 
     ask a target for its copy, part after part --whole--> nothing is lost
         | missing, unreadable, changed      | no answer: nothing is proved
@@ -24,7 +25,7 @@ from ckpt.format.index_mending import PART_BYTES, Mending, Wanted, mends
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.events import Buffer
@@ -58,8 +59,10 @@ class IndexInquiry:
         self._id = checkpoint.id
         self._digest = record.index_digest
         self._size = record.index_bytes
-        #: Targets whose copies were not looked at yet.
-        self._left = list(record.index_targets)
+        #: Targets whose copies were not looked at yet: those that it was put on, and who else has
+        #: one by now.
+        others = members.index_holders(checkpoint.id, record.index_bytes, record.index_targets)
+        self._left = list(dict.fromkeys((*record.index_targets, *(one.id for one in others))))
         self._done = done
 
         #: Who has a copy that is not whole, and may mend another's.
@@ -181,4 +184,12 @@ class IndexInquiry:
         self._done(False, "; ".join(self._unproved))
 
     def _tell_lost(self) -> None:
+        """A copy may have been made since on any target: nobody may be away."""
+        away = sorted(
+            one.id for one in self._members.targets.values() if one.state is not TargetState.LIVE
+        )
+        if away:
+            self._unproved.append(f"{', '.join(away)}, which may have a copy, are away")
+            self._tell_unproved()
+            return
         self._done(True, f"{self._id} has no index any more: {'; '.join(self._bad)}")

@@ -148,8 +148,8 @@ class Judge:
                 self._suspect_payload(checkpoint, holder, rank)
 
     def _suspect_index(self, checkpoint: KeptCheckpoint, holder: KeptCheckpoint) -> None:
-        """All who should have it are here, and none gives it."""
-        boots = self._boots(holder.index_targets)
+        """All who may have it are here, and none gives it."""
+        boots = self._boots(self._members.targets)
         gives = self._checkpoints.index_copies(holder) and not holder.unread
         if gives or boots is None or self._suspected_indexes.get(holder.id) == boots:
             return

@@ -13,7 +13,6 @@ each run's newest first. Until it is placed a checkpoint cannot be read.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,13 +20,14 @@ from typing import Final
 from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S, KiB
+from ckpt.erasure.code import Code
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import IndexReader
+from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.format.messages.targets import DocumentSummary
-from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointPlaced, TargetListed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -113,18 +113,22 @@ class PlacementReader:
         self._open: dict[CheckpointId, _Reading] = {}
         #: To be looked at, the next one last; some may be placed by now.
         self._left: list[CheckpointId] = []
-        #: What each target may have the index of, as the start knew; None before that is asked for.
-        self._named: dict[TargetId, list[CheckpointId]] | None = None
         self._retry_us = RETRY_US
+        #: All that a start knew was placed once: nothing comes after that.
+        self._is_done = False
 
     def listed(self, fact: TargetListed) -> None:
         """It may have what nobody gave."""
-        if self._named is None:
-            self._named = defaultdict(list)
-            for checkpoint in self._unplaced():
-                for target in checkpoint.index_targets:
-                    self._named[target].append(checkpoint.id)
-        self._left += self._named.get(fact.target, ())
+        if self._is_done:
+            return
+        having = {
+            d.checkpoint
+            for d in self._members.targets[fact.target].documents
+            if d.kind is DocumentKind.INDEX
+        }
+        unplaced = self._unplaced()
+        self._is_done = not unplaced
+        self._left += [one.id for one in unplaced if one.id in having]
         self._read_some()
 
     def doubted(self, fact: CheckpointDoubted) -> None:
@@ -202,10 +206,10 @@ class PlacementReader:
     # ----------------------------------------------------------------------- one of them
 
     def _holders(self, record: CommitRecord) -> list[TargetId]:
-        index = DocumentSummary(DocumentKind.INDEX, record.info.checkpoint, record.index_bytes)
-        named = [self._members.targets.get(id) for id in record.index_targets]
-        live = [one for one in named if one is not None and one.state is TargetState.LIVE]
-        return [one.id for one in live if index in one.documents]
+        found = self._members.index_holders(
+            record.info.checkpoint, record.index_bytes, record.index_targets
+        )
+        return [target.id for target in found]
 
     def _go_on(self, reading: _Reading) -> None:
         try:
@@ -221,10 +225,13 @@ class PlacementReader:
         reader = IndexReader(*(copy.fetch for copy in reading.copies))
         if reader.checkpoint != reading.id:
             raise Corrupt(f"its index is of {reader.checkpoint}")
-        return {
-            payload.rank: PlacedPayload(payload.columns, payload.manifest_digest)
-            for payload in reader.payloads()
-        }
+        shapes: dict[tuple[Code, int, int], Layout] = {}
+        placement = {}
+        for one in reader.payloads():
+            shape = one.code, one.payload_bytes, one.cell_bytes
+            layout = shapes.setdefault(shape, Layout(*shape))
+            placement[one.rank] = PlacedPayload(one.columns, one.manifest_digest, layout)
+        return placement
 
     def _ask(self, reading: _Reading, copy: _Copy, start: int) -> None:
         size = reading.record.index_bytes

@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
-from ckpt.protocol.coordinator.reading.moves import moved_pages
+from ckpt.protocol.coordinator.reading.moves import moved
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
@@ -432,7 +432,7 @@ class Resolver:
             info, pin, self._checkpoints.addresses(chosen), skipped,
             sharing=True, stored=stored, away=self._away(chosen) if is_away else "",
             homes=tuple(home.record_bytes for home in self._checkpoints.homes_of(chosen)),
-            moved=moved_pages(self._checkpoints, chosen),
+            moved=moved(self._checkpoints, chosen),
         )  # fmt: skip
         self._desk.send(waiting.session, waiting.request, answer, chosen.record_bytes)
         if stored:

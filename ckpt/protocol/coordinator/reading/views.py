@@ -297,9 +297,12 @@ class Views:
         return tuple(views)
 
     def _documents(self, checkpoint: KeptCheckpoint) -> tuple[DocumentView, ...]:
-        named, wanted = checkpoint.index_targets, checkpoint.document_copies
-        having = {target.id for target in self._checkpoints.index_copies(checkpoint)}
-        index = DocumentView("index", named, tuple(id in having for id in named), wanted)
+        wanted = checkpoint.document_copies
+        having = [target.id for target in self._checkpoints.index_copies(checkpoint)]
+        known = tuple(dict.fromkeys((*having, *checkpoint.index_targets)))[
+            : max(wanted, len(having))
+        ]
+        index = DocumentView("index", known, tuple(id in having for id in known), wanted)
         records = tuple(target.id for target in self._checkpoints.record_copies(checkpoint))
         record = DocumentView("record", records, (True,) * len(records), wanted)
         if checkpoint.labels is None:

@@ -354,7 +354,7 @@ class Committer:
             payload.proofs[ColumnNumber(j)].target if j in counted else None
             for j in range(payload.layout.code.n)
         )
-        return PlacedPayload(accepted, payload.certify.manifest_digest)
+        return PlacedPayload(accepted, payload.certify.manifest_digest, payload.layout)
 
     # ----------------------------------------------------------------------- decide
 

@@ -1,0 +1,179 @@
+"""Copies of index and commit record that are gone are made again, on other targets.
+
+    too few are live, and nobody who has one is about to come
+        index: read whole from a holder, its digest compared    record: the catalog has it
+                                    v
+                 stored beside the copies that are left, m + 1 in all
+
+The record names the targets that its index was put on at first. Later copies are found by what
+targets list: any that is here and has an index of the right length is a holder, and readers, who
+check all that they read, are told who has it now. One document is on its way at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ckpt.base.ids import CheckpointId, TargetId
+from ckpt.base.units import US_PER_S
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.record import CommitRecord, decode_record
+from ckpt.format.index_mending import PART_BYTES
+from ckpt.format.messages import Message
+from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.keeping.checkpoints import (
+    Checkpoints,
+    DocumentCounts,
+    KeptCheckpoint,
+)
+from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.events import Buffer
+
+LOOK_US: Final = 5 * US_PER_S
+PATIENCE_US: Final = 2 * US_PER_S
+"""For a part of an index; then another holder is asked."""
+COPIES_LEFT_MIN: Final = 1
+"""With so few left nobody who is away is waited for."""
+
+
+class Respreader:
+    """I look now and then, and go on with what I found until nothing lacks."""
+
+    def __init__(
+        self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int
+    ) -> None:
+        """`after_us`: who is away for so long is not waited for any more."""
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._after_us = after_us
+        self._look_us = 0
+        #: What lacked copies at the last look, the newest last.
+        self._left: list[CheckpointId] = []
+        self._is_busy = False
+        self.copied = 0
+        """Copies that were made again since this coordinator began."""
+
+    def tick(self) -> None:
+        if self._is_busy or self._members.gathering:
+            return
+        if not self._left and self._desk.now_us >= self._look_us:
+            self._look_us = self._desk.now_us + LOOK_US
+            counts = self._checkpoints.document_counts()
+            kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
+            self._left = [one.id for one in kept if self._lacks(one, counts)]
+        self._next()
+
+    def _lacks(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> bool:
+        if checkpoint.state is not RowState.COMMITTED:
+            return False
+        wanted = min(checkpoint.document_copies, len(self._members.live()))
+        indexes = len(self._checkpoints.index_copies(checkpoint))
+        records = counts[DocumentKind.RECORD, checkpoint.id]
+        if min(indexes, records) >= wanted:
+            return False
+        return min(indexes, records) <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
+
+    def _is_waited_for(self, checkpoint: KeptCheckpoint) -> bool:
+        """Nothing says who had a record: those that the index was put on had one first."""
+        named = (self._members.targets.get(id) for id in checkpoint.index_targets)
+        return any(self._may_return(target) for target in named if target is not None)
+
+    def _may_return(self, target: Target) -> bool:
+        if target.session is not None:
+            return False
+        away_us = self._desk.now_us - self._members.away_since_us(target)
+        return self._members.is_coming(target) or away_us < self._after_us
+
+    # ----------------------------------------------------------------------- one of them
+
+    def _next(self) -> None:
+        while self._left:
+            checkpoint = self._checkpoints.get(self._left.pop())
+            if checkpoint is not None and checkpoint.state is RowState.COMMITTED:
+                self._is_busy = True
+                self._spread_record(checkpoint)
+                return
+
+    def _spread_record(self, checkpoint: KeptCheckpoint) -> None:
+        holders = [target.id for target in self._checkpoints.record_copies(checkpoint)]
+
+        def then() -> None:
+            record = decode_record(checkpoint.record_bytes)
+            self._read_index(record, self._checkpoints.index_copies(checkpoint))
+
+        self._store(checkpoint, DocumentKind.RECORD, checkpoint.record_bytes, holders, then)
+
+    def _read_index(self, record: CommitRecord, holders: list[Target]) -> None:
+        """From the first that gives it whole; what nobody gives is the judge's business."""
+        checkpoint = self._checkpoints.get(record.info.checkpoint)
+        if not holders or checkpoint is None or checkpoint.dropping:
+            self._ended()
+            return
+
+        def read(document: bytes) -> None:
+            if xxh3_128(document) != record.index_digest:
+                self._read_index(record, holders[1:])
+                return
+            having = [target.id for target in self._checkpoints.index_copies(checkpoint)]
+            self._store(checkpoint, DocumentKind.INDEX, document, having, self._ended)
+
+        self._read(holders[0], record, bytearray(), read)
+
+    def _read(
+        self, target: Target, record: CommitRecord, got: bytearray, then: Callable[[bytes], None]
+    ) -> None:
+        """All of its copy; without a part that it does not give."""
+        start, size = len(got), record.index_bytes
+        if start >= size or target.session is None:
+            then(bytes(got))
+            return
+
+        def answered(message: Message, part: Buffer) -> None:
+            match message:
+                case DocumentData(total, offset) if (total, offset) == (size, start) and part:
+                    got.extend(part)
+                    self._read(target, record, got, then)
+                case _:
+                    then(bytes(got))
+
+        end = min(size, start + PART_BYTES)
+        question = ReadDocument(DocumentKind.INDEX, record.info.checkpoint, start, end)
+        self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
+
+    def _store(
+        self,
+        checkpoint: KeptCheckpoint,
+        kind: DocumentKind,
+        document: bytes,
+        holders: list[TargetId],
+        then: Callable[[], None],
+    ) -> None:
+        """Beside those that have it."""
+        wanted = checkpoint.document_copies
+        if len(holders) >= wanted or checkpoint.dropping:
+            then()
+            return
+
+        def stored(on: tuple[TargetId, ...]) -> None:
+            made = len(set(on) - set(holders))
+            self.copied += made
+            if made:
+                self._desk.report(
+                    "info", "copied again", document=kind.value, checkpoint=str(checkpoint.id),
+                    copies=made,
+                )  # fmt: skip
+            then()
+
+        store_document(
+            self._desk, self._members, checkpoint.id, kind, document,
+            Copies(wanted, tuple(holders)), stored,
+        )  # fmt: skip
+
+    def _ended(self) -> None:
+        self._is_busy = False
+        self._next()

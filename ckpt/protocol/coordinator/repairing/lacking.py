@@ -1,0 +1,104 @@
+"""Which payloads lack columns that are to be made again now, and which comes first?
+
+It follows from the placements, what targets have listed, and who is here: there is nothing to lose
+at a restart. A column is due
+
+    at once       when its holder is here without it, is unknown, or it was missing at the commit,
+                  and when its payload can lose no more
+    after a while when its holder is away: one that comes back has its columns still
+
+and never while its holder is about to come. What can lose least comes first, then what no object
+store has, then the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LackingPayload:
+    """Its columns that are due."""
+
+    payload: PayloadId
+    columns: tuple[ColumnNumber, ...]
+    left: int
+    """So many more may be lost before it cannot be read."""
+    stored: bool
+    """An object store has its checkpoint."""
+    committed_at_s: float
+
+    @property
+    def order(self) -> tuple[int, bool, float, int, PayloadId]:
+        """Ascending: what comes first."""
+        step = self.payload.checkpoint.step
+        return self.left, self.stored, -self.committed_at_s, -step, self.payload
+
+
+class Lacking:
+    """I look at all that is kept, as often as I am asked."""
+
+    def __init__(
+        self,
+        members: Membership,
+        checkpoints: Checkpoints,
+        holding: Callable[[CheckpointId], tuple[str, ...]],
+        after_us: int,
+    ) -> None:
+        """`holding`: which object stores have a checkpoint. `after_us`: who is away for so long is
+        not waited for any more."""
+        self._members = members
+        self._checkpoints = checkpoints
+        self._holding = holding
+        self._after_us = after_us
+
+    def all(self, now_us: int) -> list[LackingPayload]:
+        """What is due, in its order."""
+        return sorted(self._found(now_us), key=lambda one: one.order)
+
+    def _found(self, now_us: int) -> Iterator[LackingPayload]:
+        for checkpoint in self._checkpoints.all():
+            if checkpoint.state is not RowState.COMMITTED or checkpoint.placement is None:
+                continue
+            if self._checkpoints.columns_missing(checkpoint):
+                stored = bool(self._holding(checkpoint.id))
+                for rank in checkpoint.placement:
+                    found = self._of_payload(checkpoint, rank, stored, now_us)
+                    if found is not None:
+                        yield found
+
+    def due(self, checkpoint: KeptCheckpoint, rank: Rank, now_us: int) -> list[ColumnNumber]:
+        """Columns of one payload, ascending; none of what is not placed, or goes."""
+        if checkpoint.placement is None or checkpoint.state is not RowState.COMMITTED:
+            return []
+        now = self._checkpoints.columns_now(checkpoint, rank)
+        left = len(now) - checkpoint.code.k
+        return [
+            ColumnNumber(j)
+            for j, holder in enumerate(checkpoint.placement[rank].columns)
+            if j not in now and left >= 0 and self._is_due(holder, left, now_us)
+        ]
+
+    def _of_payload(
+        self, checkpoint: KeptCheckpoint, rank: Rank, stored: bool, now_us: int
+    ) -> LackingPayload | None:
+        columns = tuple(self.due(checkpoint, rank, now_us))
+        if not columns:
+            return None
+        left = len(self._checkpoints.columns_now(checkpoint, rank)) - checkpoint.code.k
+        payload = PayloadId(checkpoint.id, rank)
+        return LackingPayload(payload, columns, left, stored, checkpoint.info.committed_at_s)
+
+    def _is_due(self, holder: TargetId | None, left: int, now_us: int) -> bool:
+        target = self._members.targets.get(holder) if holder is not None else None
+        if target is None or target.state is TargetState.LIVE:
+            return True
+        if self._members.is_coming(target):
+            return False
+        return left == 0 or now_us - self._members.away_since_us(target) >= self._after_us

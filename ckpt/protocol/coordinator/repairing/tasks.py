@@ -1,0 +1,317 @@
+"""Who makes which payload's columns again, under leases.
+
+    due --space reserved on other targets--> leased --ended, failed, silent for LEASE_US,
+                                               |      session gone, nothing lacks any more
+                                               v
+                                     each place is asked what is there
+                                               v
+         right copies are adopted, what is not used goes back; again after a rest what lacks still
+
+A worker that has made a column has made a copy that nobody has named. Its word counts nothing: its
+target is asked on its own session, after every command that it was sent, and what it has is adopted
+as any other (keeping/adopting.py). So who was missing may come back meanwhile, and a worker may die
+at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ckpt.base.errors import Fenced
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId
+from ckpt.base.units import US_PER_S
+from ckpt.format.messages import Message
+from ckpt.format.messages.repairs import (
+    EndRepair,
+    LeaseRepair,
+    LostColumn,
+    RenewRepair,
+    RepairLeased,
+    RepairNoted,
+)
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.targets import Attest, Attested
+from ckpt.format.messages.writing import ColumnProof
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
+from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.keeping.adopting import Adopter
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
+from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.events import Buffer, Session
+
+RepairRequest = LeaseRepair | RenewRepair | EndRepair
+LEASE_US: Final = 10 * US_PER_S
+LOOK_US: Final = 5 * US_PER_S
+LOOK_AGAIN_US: Final = US_PER_S
+"""With 100,000 columns that lack it takes a second to look."""
+REST_US: Final = 10 * US_PER_S
+"""A payload that could not be made again, or found no room, is left alone for so long."""
+
+
+def nobody(_counted: int) -> None:
+    """Waits for the end of a task whose worker is gone."""
+
+
+@dataclass(slots=True)
+class RepairTask:
+    """One payload in the hands of one worker."""
+
+    payload: PayloadId
+    worker: str
+    session: Session
+    heard_us: int
+    begun_us: int
+    columns: tuple[ColumnNumber, ...]
+    """Those that were due."""
+    allotment: Allotment
+    """Of these; the others' holders stand in `intended` alone."""
+    lost: tuple[ColumnNumber, ...] = ()
+    """Those that have a place, once all have been asked."""
+    read_bytes: int = 0
+    ending: bool = False
+    """Its places are asked what there is."""
+
+
+@dataclass(slots=True)
+class RepairCounts:
+    """Since this coordinator began."""
+
+    columns: int = 0
+    """Made again, and counted."""
+    bytes: int = 0
+    """Of their files."""
+    failed: int = 0
+    """Tasks that ended with an error."""
+    problems: dict[PayloadId, str] = field(default_factory=dict)
+    """Why a payload was left alone, until it is tried again."""
+
+
+class Repairs:
+    """I hand out what lacks columns, and count what comes of it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoints: Checkpoints,
+        adopter: Adopter,
+        reserver: Reserver,
+        lacking: Lacking,
+    ) -> None:
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._adopter = adopter
+        self._reserver = reserver
+        self.lacking = lacking
+        self.tasks: dict[PayloadId, RepairTask] = {}
+        """What is leased, or about to be."""
+        self.counts = RepairCounts()
+        #: What was due when that was looked at, the first one last, and when that was, under which
+        #: version of the map.
+        self._queue: list[LackingPayload] = []
+        self._looked = (-LOOK_US, -1)
+        #: When what could not be done is tried again.
+        self._rests: dict[PayloadId, int] = {}
+
+    # ----------------------------------------------------------------------- what workers say
+
+    def handle(self, session: Session, request: int, message: RepairRequest) -> None:
+        """Raises Fenced for a lease that is gone."""
+        match message:
+            case LeaseRepair():
+                self._lease(session, request, message.worker)
+            case RenewRepair():
+                task = self._task_of(message)
+                task.heard_us, task.read_bytes = self._desk.now_us, message.read_bytes
+                self._desk.send(session, request, RepairNoted())
+            case EndRepair():
+                noted = partial(self._noted, session, request)
+                self._end(self._task_of(message), message.error, noted)
+
+    def session_closed(self, session: Session) -> None:
+        """Its worker is gone, or comes again and asks anew."""
+        for task in list(self.tasks.values()):
+            if task.session == session and not task.ending:
+                self._end(task, f"worker {task.worker} has left", nobody)
+
+    def tick(self) -> None:
+        """Who is silent, and what nobody needs any more."""
+        now = self._desk.now_us
+        self._rests = {id: due_us for id, due_us in self._rests.items() if due_us > now}
+        for task in [task for task in self.tasks.values() if not task.ending]:
+            if now - task.heard_us >= LEASE_US:
+                self._end(task, f"worker {task.worker} is silent", nobody)
+            elif not self._still_lacks(task):
+                self._end(task, "", nobody)
+
+    def _noted(self, session: Session, request: int, counted: int) -> None:
+        self._desk.send(session, request, RepairNoted(counted))
+
+    # ----------------------------------------------------------------------- leasing
+
+    def _lease(self, session: Session, request: int, worker: str) -> None:
+        for task in self.tasks.values():
+            if (task.worker, task.session) == (worker, session) and task.lost and not task.ending:
+                task.heard_us = self._desk.now_us
+                self._tell(task, request)
+                return
+        self._next(session, request, worker)
+
+    def _next(self, session: Session, request: int, worker: str) -> None:
+        """Nothing is begun that could not be named: a full catalog takes no moves."""
+        self._look()
+        while self._queue and self._desk.full is None:
+            payload = self._queue.pop().payload
+            checkpoint = self._checkpoints.get(payload.checkpoint)
+            if checkpoint is not None and not self._is_in_hand(payload):
+                columns = self.lacking.due(checkpoint, payload.rank, self._desk.now_us)
+                if columns:
+                    self._reserve(session, request, worker, checkpoint, payload, columns)
+                    return
+        self._desk.send(session, request, RepairLeased(lease_us=LEASE_US))
+
+    def _look(self) -> None:
+        """The queue is made anew when the map has changed, and now and then."""
+        now, seen = self._desk.now_us, self._looked
+        age_us = now - seen[0]
+        if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
+            self._looked = now, self._members.version
+            self._queue = self.lacking.all(now)[::-1]
+
+    def _is_in_hand(self, payload: PayloadId) -> bool:
+        """Or was lately, or what was made is about to be named."""
+        known = payload in self.tasks or payload in self._rests
+        return known or self._adopter.is_moving(payload.checkpoint)
+
+    def _reserve(
+        self,
+        session: Session,
+        request: int,
+        worker: str,
+        checkpoint: KeptCheckpoint,
+        payload: PayloadId,
+        columns: Iterable[ColumnNumber],
+    ) -> None:
+        """A place for each column; what finds none is left for later."""
+        allotment = self._allotment(checkpoint, payload)
+        now = self._desk.now_us
+        task = RepairTask(payload, worker, session, now, now, tuple(columns), allotment)
+        self.tasks[payload] = task
+        left = list(task.columns)
+
+        def next_column() -> None:
+            if task.ending:
+                self._reserver.release(allotment)
+            elif left:
+                column = left.pop(0)
+                self._reserver.replace(allotment, column, partial(placed, column))
+            elif allotment.columns:
+                task.lost = tuple(sorted(allotment.columns))
+                self._tell(task, request)
+            else:
+                del self.tasks[payload]
+                self._leave_alone(payload, "no target that its domains allow has room for it")
+                self._next(session, request, worker)
+
+        def placed(column: ColumnNumber, place: Place | None) -> None:
+            if place is not None:
+                allotment.columns[column] = place
+            next_column()
+
+        next_column()
+
+    def _allotment(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> Allotment:
+        """Who holds a copy of the payload, named or not, takes no other column of it."""
+        assert checkpoint.placement is not None
+        placed = checkpoint.placement[payload.rank]
+        allotment = self._reserver.empty_allotment(placed.layout)
+        for j in self._checkpoints.columns_now(checkpoint, payload.rank):
+            target = placed.columns[j]
+            assert target is not None
+            allotment.intended[j] = target
+        for column, holders in checkpoint.surplus.items():
+            if column.payload == payload:
+                allotment.asked_spares.update(holders)
+        return allotment
+
+    def _tell(self, task: RepairTask, request: int) -> None:
+        places = task.allotment.columns
+        lost = tuple(LostColumn(column, places[column]) for column in task.lost)
+        self._desk.send(task.session, request, RepairLeased(task.payload, lost, LEASE_US))
+
+    # ----------------------------------------------------------------------- ending
+
+    def _task_of(self, message: RenewRepair | EndRepair) -> RepairTask:
+        task = self.tasks.get(message.payload)
+        if task is None or task.worker != message.worker or task.ending:
+            raise Fenced(f"{message.payload} is not leased to {message.worker}")
+        return task
+
+    def _end(self, task: RepairTask, why: str, then: Callable[[int], None]) -> None:
+        """Ask the places what there is; what is not used of them goes back."""
+        task.ending = True
+        standing: list[ColumnProof] = []
+        open_questions = 1
+
+        def answered(message: Message, _bulk: Buffer) -> None:
+            nonlocal open_questions
+            open_questions -= 1
+            if isinstance(message, Attested):
+                standing.extend(proof for proof in message.proofs if self._is_of(task, proof))
+            if not open_questions:
+                self._close(task, standing, why)
+                then(len(standing))
+
+        for column, place in sorted(task.allotment.columns.items()):
+            target = self._members.targets[place.target]
+            if self._members.accepts(place.target, place.boot) and target.session is not None:
+                open_questions += 1
+                question = Attest(self._members.term, (ColumnId(task.payload, column),))
+                self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
+        answered(Attested(()), b"")
+
+    def _is_of(self, task: RepairTask, proof: ColumnProof) -> bool:
+        column = proof.column
+        place = task.allotment.columns.get(column.column)
+        if column.payload != task.payload or place is None:
+            return False
+        return (place.target, place.boot) == (proof.target, proof.boot)
+
+    def _close(self, task: RepairTask, standing: list[ColumnProof], why: str) -> None:
+        del self.tasks[task.payload]
+        self._reserver.used(task.allotment, standing)
+        self.counts.columns += len(standing)
+        self.counts.bytes += len(standing) * task.allotment.file_bytes
+        for proof in standing:
+            if self._members.accepts(proof.target, proof.boot):
+                target = self._members.targets[proof.target]
+                target.proved.add(proof)
+                self._adopter.found(target, task.payload.checkpoint)
+        self.counts.problems.pop(task.payload, None)
+        made = {proof.column.column for proof in standing}
+        if made < set(task.columns) and self._still_lacks(task):
+            self._leave_alone(task.payload, why or "not all of them were there at the end")
+
+    def _leave_alone(self, payload: PayloadId, why: str) -> None:
+        """It is tried again after a rest."""
+        self.counts.failed += 1
+        self.counts.problems[payload] = why
+        self._rests[payload] = self._desk.now_us + REST_US
+        self._desk.report(
+            "warning", "columns could not be made again", payload=str(payload), why=why
+        )
+
+    def _still_lacks(self, task: RepairTask) -> bool:
+        checkpoint = self._checkpoints.get(task.payload.checkpoint)
+        if checkpoint is None or checkpoint.state is not RowState.COMMITTED:
+            return False
+        now = self._checkpoints.columns_now(checkpoint, task.payload.rank)
+        return any(column not in now for column in task.columns)

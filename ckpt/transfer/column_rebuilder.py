@@ -1,0 +1,193 @@
+"""Makes columns of a payload again: k of the others are read, what is lost follows from them.
+
+    reader's thread    PayloadReceiver: window w + 1 of the payload, verified, mended from parity
+    caller's thread    window w: parity of each stripe, every cell against the manifest, sent
+
+A window is a few whole stripes, so that memory does not grow with the payload. All lost columns of
+a payload are made in one pass. What is sent was compared with the manifest, whose digest the index
+has; the targets compare it again as they seal. The files are those that were lost, byte by byte.
+
+Sketch, 1 GB of payload at 4+2, one column lost: receive 0.14 CPU s, checksums 0.04, parity and its
+checksums 0.06, send 0.25 GB 0.05. Memory: two windows, and the parity of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckpt.base.errors import Corrupt
+from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
+from ckpt.base.units import MiB
+from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
+from ckpt.erasure.selftest import trusted_codec
+from ckpt.format.checksum import xxh3_128
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
+from ckpt.format.messages.saving import Place
+from ckpt.format.messages.writing import ColumnProof
+from ckpt.transfer.column_sender import ColumnSender
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_receiver import PayloadReceiver
+from ckpt.transfer.read_job import ReadJob, ReceiverOptions
+from ckpt.transfer.target_links import SenderOptions
+
+WINDOW_BYTES: Final = 32 * MiB
+"""Of payload in a window; one stripe at least."""
+
+Bytes = NDArray[np.uint8]
+Turn = Callable[[int], None]
+"""Called before so many bytes are read; returns when they may be, raises what ends the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostColumns:
+    """What is to be made again."""
+
+    source: ReadJob
+    """The payload and who holds it; its landings are not looked at."""
+    launch: LaunchNumber
+    places: Mapping[ColumnNumber, Place]
+    """Where each lost column goes: space that is reserved there."""
+
+
+def rebuild_columns(
+    lost: LostColumns, reading: ReceiverOptions, sending: SenderOptions, turn: Turn
+) -> tuple[ColumnProof, ...]:
+    """Make them, each on its target, durable; the proofs of the targets, by column.
+
+    Raises PayloadDamaged, Unavailable, Corrupt where what was read is not what the manifest says,
+    what targets refuse, and what `turn` raises: then some may be sealed and the others are not.
+    """
+    source = lost.source
+    with ExitStack() as held:
+        senders = {
+            number: held.enter_context(
+                ColumnSender(
+                    ColumnId(source.payload, number), lost.launch, source.layout, place, sending
+                )
+            )
+            for number, place in sorted(lost.places.items())
+        }
+        windows = held.enter_context(_Windows(lost, reading, turn))
+        made = _Cells(source.layout, tuple(senders))
+        for first, memory in windows:
+            manifest = windows.manifest
+            for stripe, cells in made.of_window(first, memory):
+                for number, sender in senders.items():
+                    view, crc = cells[number]
+                    if crc != int(manifest.fragment_crcs[stripe, number]):
+                        text = f"{source.payload} column {number}, stripe {stripe}"
+                        raise Corrupt(f"{text}: what was made is not what the manifest says")
+                    sender.send(stripe, view, crc)
+            for sender in senders.values():
+                sender.flush()
+        return tuple(sender.seal(windows.document) for sender in senders.values())
+
+
+class _Windows:
+    """I read ahead by one window, in a thread of my own. A context manager."""
+
+    def __init__(self, lost: LostColumns, reading: ReceiverOptions, turn: Turn) -> None:
+        self._source = source = lost.source
+        self._launch = lost.launch
+        self._turn = turn
+        self._receiver = PayloadReceiver(reading)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-rebuild")
+        stripes = max(1, WINDOW_BYTES // source.layout.stripe_bytes)
+        self._starts = range(0, source.layout.stripe_count, stripes)
+
+    def __enter__(self) -> _Windows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._receiver.close()
+
+    @property
+    def document(self) -> bytes:
+        """The manifest, once a window was read; of an empty payload at once."""
+        if not self._starts:
+            return _manifest_of_nothing(self._source, self._launch)
+        return self._receiver.manifests[self._source.manifest_digest]
+
+    @property
+    def manifest(self) -> RankManifest:
+        return decode_manifest(self.document)
+
+    def __iter__(self) -> Iterator[tuple[int, Bytes]]:
+        """First stripe and padded bytes of each window."""
+        ahead: Future[Bytes] | None = None
+        for number, first in enumerate(self._starts):
+            memory = self._read(first) if ahead is None else ahead.result()
+            later = self._starts[number + 1 : number + 2]
+            ahead = self._thread.submit(self._read, later[0]) if later else None
+            yield first, memory
+
+    def _read(self, first: int) -> Bytes:
+        layout = self._source.layout
+        last = min(first + self._starts.step, layout.stripe_count)
+        is_end = last == layout.stripe_count
+        start = first * layout.stripe_bytes
+        padded_end = layout.padded_bytes if is_end else last * layout.stripe_bytes
+        end = min(padded_end, layout.payload_bytes)
+        self._turn(end - start)
+        memory = np.empty(padded_end - start, np.uint8)
+        memory[end - start :] = 0
+        landings = Landings()
+        landings.add_range(start, memory[: end - start])
+        job = ReadJob(
+            self._source.payload, layout, self._source.manifest_digest, self._source.columns,
+            self._source.addresses, landings,
+        )  # fmt: skip
+        self._receiver.read([job])
+        return memory
+
+
+class _Cells:
+    """I make the cells of some columns out of whole stripes of the payload."""
+
+    def __init__(self, layout: Layout, wanted: tuple[ColumnNumber, ...]) -> None:
+        self._layout = layout
+        self._codec = trusted_codec(layout.code)
+        self._wanted = wanted
+        stripes = max(1, WINDOW_BYTES // layout.stripe_bytes)
+        self._parity = np.empty((stripes, layout.code.m, layout.cell_bytes), np.uint8)
+
+    def of_window(
+        self, first: int, memory: Bytes
+    ) -> Iterator[tuple[int, dict[ColumnNumber, tuple[memoryview, int]]]]:
+        """Of each stripe its number, and bytes and CRC-32 of each wanted cell. They stay as they
+        are until the next window is asked for."""
+        layout, code = self._layout, self._layout.code
+        offset = 0
+        for number, stripe in enumerate(range(first, layout.stripe_count)):
+            if offset >= len(memory):
+                return
+            size = layout.cell_bytes_of(stripe)
+            data = [memory[offset + j * size : offset + (j + 1) * size].data for j in range(code.k)]
+            parity = [row[:size].data for row in self._parity[number]]
+            data_crcs, parity_crcs = self._codec.encode(data, parity)
+            cells = [*zip(data, data_crcs, strict=True), *zip(parity, parity_crcs, strict=True)]
+            yield stripe, {j: (cells[j][0], int(cells[j][1])) for j in self._wanted}
+            offset += code.k * size
+
+
+def _manifest_of_nothing(source: ReadJob, launch: LaunchNumber) -> bytes:
+    """Of a payload without bytes there is nothing to read."""
+    layout = source.layout
+    no_crcs = np.zeros((0, layout.code.n), np.uint32)
+    manifest = RankManifest(
+        source.payload, launch, layout.code, MATRIX_ID, CODE_VERSION,
+        layout.payload_bytes, layout.cell_bytes, no_crcs, np.zeros(layout.code.n, np.uint32),
+    )  # fmt: skip
+    document = encode_manifest(manifest)
+    if xxh3_128(document) != source.manifest_digest:
+        raise Corrupt(f"{source.payload} is empty, and its manifest is another's")
+    return document

@@ -1,0 +1,1 @@
+"""`ckptd repair`: makes lost columns again."""

@@ -1,0 +1,84 @@
+"""`ckptd repair`: make lost columns again, so that redundancy returns by itself.
+
+One for a host or two of a cluster; each takes one payload after the other. What there is to do, and
+who does it, the coordinator says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated
+
+from ckpt.aio.net.address import parse_addresses
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.aio.secret import read_secret
+from ckpt.base.errors import Refused
+from ckpt.format.messages.hello import Role
+from ckpt.objects.pace import WritePace
+from ckpt.protocol.handshake import Caller
+from ckptd import config as options
+from ckptd.log import configure, reporter
+from ckptd.repair.worker import RepairWorker
+
+
+@dataclass(frozen=True, slots=True)
+class RepairConfig:
+    """Options of `ckptd repair`, from TOML, environment or flags."""
+
+    coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
+    """The cluster's coordinators, of which one leads."""
+    poll_s: float = 1.0
+    """Time between two questions whether there is something to do."""
+    bandwidth_bytes: Annotated[int, "BYTES/S"] = 0
+    """What may be read from targets in a second; 0 is no cap."""
+    log_level: Annotated[str, "info|warning|error"] = "info"
+    """The least grave events that are logged."""
+
+    def __post_init__(self) -> None:
+        parse_addresses(self.coordinator)
+        if self.poll_s <= 0 or self.bandwidth_bytes < 0:
+            raise Refused("poll_s is above 0, bandwidth_bytes at least 0")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`ckptd repair …`; returns the exit code, raises CkptError for what ended it."""
+    loaded = options.load(
+        RepairConfig,
+        program="repair",
+        description="Make lost columns again, so that redundancy returns by itself.",
+        example="ckptd repair --coordinator 10.0.0.1:7070",
+        argv=argv,
+    )
+    configure(loaded.config.log_level)
+    run_repair(loaded.config, read_secret(loaded.secret_file))
+    return 0
+
+
+def run_repair(config: RepairConfig, secret: bytes) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    name = f"repair {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
+    rpc = RpcClient(config.coordinator, Caller(secret, Role.DRAIN, name))
+    ready = {"ready": "repair", "pid": os.getpid()}
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    try:
+        pace = WritePace(config.bandwidth_bytes or None)
+        RepairWorker(rpc, secret, name, pace).run(config.poll_s, stopped)
+    finally:
+        rpc.close()
+    reporter("ckptd.repair.daemon")("info", "stopped", {})
