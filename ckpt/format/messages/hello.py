@@ -27,7 +27,7 @@ class Role(Enum):
     COORDINATOR = "coordinator"
     ADMIN = "admin"
     DRAIN = "drain"
-    """A worker in the background, of `ckptd drain` or `ckptd repair`: keeps no idle cluster awake."""
+    """A worker of `ckptd drain` or `ckptd repair`: keeps no idle cluster awake."""
 
 
 class Wire(Enum):

@@ -51,7 +51,7 @@ class TargetAddress(Struct, frozen=True, gc=False):
     unix: str = ""
 
 
-class Moved(Struct, frozen=True, gc=False):
+class Whereabouts(Struct, frozen=True, gc=False):
     """What of a generation lies elsewhere than its index and its record say."""
 
     generation: Generation
@@ -78,7 +78,7 @@ class Resolved(Struct, frozen=True, gc=False):
     """Why it is out of reach; empty for what is lost."""
     homes: tuple[bytes, ...] = ()
     """Commit records of the generations that hold bytes of it; `targets` has their holders."""
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[Whereabouts, ...] = ()
     """Of it and of those, which have any."""
 
 

@@ -56,7 +56,6 @@ from ckpt.format.messages.loading import (
     AskMoves,
     ConfirmLoad,
     LoadBegan,
-    MovesFound,
     ReleasePin,
     ReportDamage,
     Resolve,
@@ -95,7 +94,6 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.joining import Joining
-from ckpt.protocol.coordinator.reading.moves import moves_of_page
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
@@ -338,13 +336,13 @@ class CoordinatorMachine:
             case Resolve():
                 self.resolver.resolve(session, request, message)
             case AskMoves():
-                self._tell_moves(session, request, message)
+                self.resolver.tell_moves(session, request, message)
             case LoadBegan():
                 self.resolver.load_began(session, message)
             case ConfirmLoad():
                 self.resolver.confirm(session, request, message)
             case ShareReads() | NextReads() | LeaveReads():
-                self._share(session, request, message, bulk)
+                self.sharing.handle(session, request, message, bulk)
             case ReleasePin():
                 self.resolver.release(session, message.pin)
             case ReportDamage():
@@ -373,22 +371,6 @@ class CoordinatorMachine:
         homes = {home.id(message.run) for home in message.homes}
         act = partial(self.opening.open_payload, session, request, message)
         self._once_placed(session, request, homes, act)
-
-    def _tell_moves(self, session: Session, request: int, message: AskMoves) -> None:
-        moves = moves_of_page(self.checkpoints, message.checkpoint, message.page)
-        self._desk.send(session, request, MovesFound(), moves)
-
-    def _share(
-        self, session: Session, request: int, message: ShareReads | NextReads | LeaveReads,
-        bulk: Buffer,
-    ) -> None:  # fmt: skip
-        match message:
-            case ShareReads():
-                self.sharing.share(session, request, message, bulk)
-            case NextReads():
-                self.sharing.next(session, request)
-            case LeaveReads():
-                self.sharing.leave(session, request, message.timeout_us)
 
     def _report_damage(self, session: Session, request: int, message: ReportDamage) -> None:
         act = partial(self.judge.report, session, request, message)

@@ -81,7 +81,7 @@ class RepairWorker:
         """One payload, to its end. Raises CkptError when that cannot be said."""
         columns = ",".join(str(one.column) for one in leased.lost)
         fields: dict[str, str | int | float] = {"payload": str(payload), "columns": columns}
-        lease = Lease(self._rpc, self._name, payload)
+        lease = RepairHeartbeat(self._rpc, self._name, payload)
         self._pace.is_stopped = lambda: stopped.is_set() or lease.lost.is_set()
         error = ""
         try:
@@ -99,7 +99,7 @@ class RepairWorker:
             else:
                 self._report("info", "made again", {**fields, "counted": noted.counted})
 
-    def _rebuild(self, payload: PayloadId, leased: RepairLeased, lease: Lease) -> None:
+    def _rebuild(self, payload: PayloadId, leased: RepairLeased, lease: RepairHeartbeat) -> None:
         id = payload.checkpoint
         question = Resolve(
             id.run, id.step, timeout_us=int(READ_S * US_PER_S), only=id.generation
@@ -130,7 +130,7 @@ class RepairWorker:
         finally:
             self._rpc.tell(ReleasePin(resolved.pin))
 
-    def _turn(self, lease: Lease, size: int) -> None:
+    def _turn(self, lease: RepairHeartbeat, size: int) -> None:
         self._pace.wait_turn(size)
         lease.read_bytes += size
 
@@ -141,7 +141,7 @@ class RepairWorker:
         return answer
 
 
-class Lease:
+class RepairHeartbeat:
     """I say from a thread of my own that the worker lives, until I am closed."""
 
     def __init__(self, rpc: RpcClient, worker: str, payload: PayloadId) -> None:

@@ -7,7 +7,7 @@
 
 The record names the targets that its index was put on at first. Later copies are found by what
 targets list: any that is here and has an index of the right length is a holder, and readers, who
-check all that they read, are told who has it now. One document is on its way at a time.
+check all that they read, hear who has it now. One document is on its way at a time.
 """
 
 from __future__ import annotations

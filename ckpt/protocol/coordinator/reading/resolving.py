@@ -21,14 +21,21 @@ from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
 from ckpt.base.ids import Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
-from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, Resolve, Resolved
+from ckpt.format.messages.loading import (
+    AskMoves,
+    ConfirmLoad,
+    LoadBegan,
+    MovesFound,
+    Resolve,
+    Resolved,
+)
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
-from ckpt.protocol.coordinator.reading.moves import moved
+from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
@@ -416,6 +423,11 @@ class Resolver:
             )
 
     # ----------------------------------------------------------------------- pins
+
+    def tell_moves(self, session: Session, request: int, message: AskMoves) -> None:
+        """Raises NotFound."""
+        page = moves_of_page(self._checkpoints, message.checkpoint, message.page)
+        self._desk.send(session, request, MovesFound(), page)
 
     def _new_pin(self) -> int:
         self._next_pin += 1

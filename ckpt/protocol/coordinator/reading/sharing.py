@@ -31,7 +31,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages.loading import TargetAddress
-from ckpt.format.messages.sharing import ReadsShared, ShareReads
+from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
 from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode_spans
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Buffer, Session
@@ -150,7 +150,20 @@ class ReaderGroups:
         #: Of every member, the group that it is in.
         self._keys: dict[Session, tuple[CheckpointId, str]] = {}
 
-    def share(self, session: Session, request: int, message: ShareReads, bulk: Buffer) -> None:
+    def handle(
+        self, session: Session, request: int, message: ShareReads | NextReads | LeaveReads,
+        bulk: Buffer,
+    ) -> None:  # fmt: skip
+        """Raises Refused."""
+        match message:
+            case ShareReads():
+                self._share(session, request, message, bulk)
+            case NextReads():
+                self._next(session, request)
+            case LeaveReads():
+                self._leave(session, request, message.timeout_us)
+
+    def _share(self, session: Session, request: int, message: ShareReads, bulk: Buffer) -> None:
         """A rank begins to read. Raises Refused for spans that overlap or do not ascend."""
         wanted = decode_spans(bulk)
         if any(
@@ -166,7 +179,7 @@ class ReaderGroups:
         group.members[session] = member
         self._ask(group, member, request)
 
-    def next(self, session: Session, request: int) -> None:
+    def _next(self, session: Session, request: int) -> None:
         """A rank has read what it was granted. Raises Refused for one that does not share."""
         group = self._group_of(session)
         if group is None:
@@ -177,7 +190,7 @@ class ReaderGroups:
         member.reading.clear()
         self._ask(group, member, request)
 
-    def leave(self, session: Session, request: int, timeout_us: int) -> None:
+    def _leave(self, session: Session, request: int, timeout_us: int) -> None:
         """A rank needs nothing more; what it was granted and did not read is free."""
         group = self._group_of(session)
         if group is None:

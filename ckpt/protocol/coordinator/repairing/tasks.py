@@ -137,7 +137,7 @@ class Repairs:
                 self._end(self._task_of(message), message.error, noted)
 
     def session_closed(self, session: Session) -> None:
-        """Its worker is gone, or comes again and asks anew."""
+        """Its worker is gone, or comes again and asks again."""
         for task in list(self.tasks.values()):
             if task.session == session and not task.ending:
                 self._end(task, f"worker {task.worker} has left", nobody)
@@ -179,7 +179,7 @@ class Repairs:
         self._desk.send(session, request, RepairLeased(lease_us=LEASE_US))
 
     def _look(self) -> None:
-        """The queue is made anew when the map has changed, and now and then."""
+        """The queue is made again when the map has changed, and now and then."""
         now, seen = self._desk.now_us, self._looked
         age_us = now - seen[0]
         if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
