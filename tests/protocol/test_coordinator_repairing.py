@@ -17,7 +17,13 @@ from ckpt.format.messages.repairs import (
 )
 from ckpt.format.messages.targets import ReleaseReservation, Reserve
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
-from ckpt.protocol.coordinator.repairing.tasks import LEASE_US, LOOK_US, REST_US
+from ckpt.protocol.coordinator.repairing.tasks import (
+    LEASE_US,
+    LOOK_US,
+    NO_ROOM_REST_US,
+    REST_US,
+    TRIES_MAX,
+)
 from ckpt.protocol.coordinator.room import RoomSeen
 from ckpt.protocol.events import Session
 from tests.protocol.coordinated_target import FakeTarget
@@ -267,8 +273,26 @@ def test_without_room_it_is_left_alone_and_says_why() -> None:
     assert "has room for it" in why
     for target in bench.targets.values():
         del target.refuses[Reserve]
-    bench.tick(REST_US / SECOND_US + LOOK_S)
+    bench.tick(NO_ROOM_REST_US / SECOND_US + LOOK_S)
     assert Worker(bench).lease().payload is not None
+
+
+def test_what_finds_no_place_stands_in_nobodys_way() -> None:
+    """Two targets on one host that may hold one column: what is theirs has no other place."""
+    bench = Bench(4, "2+1")
+    ids = [bench.save(step) for step in range(1, 41)]
+    for target in bench.targets.values():
+        target.refuses[Reserve] = Failed("no_space", "the device is full")
+    lost = bench.targets[TargetId("t0")]
+    wipe(bench, lost)
+    lacking = sum(missing(bench, id) for id in ids)
+    worker = Worker(bench)
+    assert worker.lease() == NOTHING
+    assert len(bench.machine.repairs.counts.problems) == min(lacking, TRIES_MAX)
+    for target in bench.targets.values():
+        del target.refuses[Reserve]
+    if lacking > TRIES_MAX:
+        assert worker.lease().payload is not None
 
 
 def test_a_full_catalog_gives_nothing_out() -> None:

@@ -89,16 +89,17 @@ from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.judging import Judge
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.keeping.placing import PlacementReader
-from ckpt.protocol.coordinator.keeping.respreading import Respreader
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
+from ckpt.protocol.coordinator.reading.health import Health
 from ckpt.protocol.coordinator.reading.joining import Joining
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
+from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.tasks import RepairRequest, Repairs
 from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
@@ -165,13 +166,17 @@ class CoordinatorMachine:
         self.repairs = Repairs(
             desk, self.members, self.checkpoints, self.adopter, self.reservations,
             Lacking(self.members, self.checkpoints, self.drains.holding, policy.rebuild_after_us),
+            Respreader(desk, self.members, self.checkpoints, policy.rebuild_after_us),
         )  # fmt: skip
         self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
+        health = Health(
+            self.members, self.checkpoints, policy, self.vouching, self.evictor, self.retaining
+        )
         self.views = Views(
-            context, self.checkpoints, self.files, self.drains, self.vouching, self.evictor,
-            self.retaining,
+            context, self.checkpoints, self.files, self.drains, self.retaining, health,
+            self.repairs,
         )  # fmt: skip
         self._introduce()
         recover(
@@ -192,7 +197,6 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
         self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
-        self.respreader = Respreader(desk, self.members, self.checkpoints, policy.rebuild_after_us)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(
@@ -447,7 +451,6 @@ class CoordinatorMachine:
         self.retaining.tick()
         self.deleter.tick()
         self.adopter.tick()
-        self.respreader.tick()
         self.committer.tick()
         self.opening.tick()
         self.files.tick()

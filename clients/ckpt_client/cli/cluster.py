@@ -35,6 +35,7 @@ from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import (
     CoordinatorsView,
+    RepairView,
     RunView,
     ShowView,
     StatusView,
@@ -184,6 +185,10 @@ class Conversation:
         message = ReplaceTarget(id, incarnation)
         answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
         return answer
+
+    def repair(self) -> RepairView:
+        """What lacks columns, and what came of it. Refused by a coordinator that makes none."""
+        return self._ask(RepairView, "repair")
 
     def coordinators(self) -> CoordinatorsView:
         """Who leads, who stands by."""

@@ -109,6 +109,10 @@ VERBS: Final = {
         "ckpt_client.cli.upkeep.coordinator",
         "ls: which coordinators run, and who leads; step-down: let another one lead",
     ),
+    "repair": (
+        "ckpt_client.cli.upkeep.repair",
+        "show what lacks columns, and who makes them again",
+    ),
     "local": (
         "ckpt_client.cli.upkeep.local",
         "stop: end the cluster that runs in a directory",

@@ -22,7 +22,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
-from ckpt.protocol.coordinator.reading.answers import StoreStatus
+from ckpt.protocol.coordinator.reading.answers import RepairView, StoreStatus
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
 
@@ -76,6 +76,7 @@ def coordinator_families(
     yield from _survival(machine.checkpoints)
     yield from _targets(machine.members)
     yield from _drains(stores)
+    yield from _repairs(machine.views.repair())
     yield from _evictions(machine.evictor)
     yield from _door(pressure)
 
@@ -228,6 +229,27 @@ def _device_bytes(members: Membership) -> Family:
         family.add(space.other_bytes, device=device, state="other")
         family.add(space.free_bytes, device=device, state="free")
     return family
+
+
+def _repairs(view: RepairView) -> Iterator[Family]:
+    yield Family(
+        "ckpt_repair_due_columns", Kind.GAUGE, "Lost columns that wait to be made again now."
+    ).add(view.columns_due)
+    yield Family("ckpt_repair_tasks", Kind.GAUGE, "Payloads that workers have in hand.").add(
+        len(view.tasks)
+    )
+    yield Family("ckpt_repair_columns_total", Kind.COUNTER, "Columns that were made again.").add(
+        view.columns_made
+    )
+    yield Family("ckpt_repair_bytes_total", Kind.COUNTER, "Bytes of their files.").add(
+        view.bytes_made
+    )
+    yield Family(
+        "ckpt_repair_documents_total", Kind.COUNTER, "Copies of indexes and commit records."
+    ).add(view.documents_made)
+    yield Family(
+        "ckpt_repair_failures_total", Kind.COUNTER, "Repairs that ended without all their columns."
+    ).add(view.failed)
 
 
 def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:

@@ -289,7 +289,8 @@ class CoordinatorShell:
         live = [target.id for target in members.live()]
         refused = [claim.target for claim in members.claims() if claim.replaces]
         told = {"clients": self.client_count, "idle_s": idle_s, "live": live, "refused": refused}
-        return json.dumps({**told, "catalog": catalog}).encode()
+        lacks = bool(self.machine.repairs.waiting())
+        return json.dumps({**told, "catalog": catalog, "repair_due": lacks}).encode()
 
     def _own_checks(self) -> tuple[Check, ...]:
         found: list[Check] = []

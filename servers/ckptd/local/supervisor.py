@@ -8,6 +8,7 @@
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
     DIR/drain.toml        options of `ckptd drain`, which then also runs here (docs/drain.md)
+                          `ckptd repair` runs here once columns are to be made again
     DIR/coordinator.toml  options of `ckptd coordinator` that DIR does not fix, such as watermarks
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
@@ -59,6 +60,7 @@ OPEN_LOCK_NAME: Final = "lock"
 HOLD_NAME: Final = "held"
 COORDINATOR: Final = "coordinator"
 DRAIN: Final = "drain"
+REPAIR: Final = "repair"
 
 JOIN_WAIT_S: Final = 15.0
 """For started targets to be live in the coordinator's map before ready.json is written."""
@@ -298,6 +300,16 @@ class LocalCluster:
         ]
         return ChildPlan(DRAIN, lambda: argv, self._log(DRAIN))
 
+    def _repair_plan(self) -> ChildPlan:
+        """It stays once there was something to do: that costs less than to come and go."""
+        fixed = (REPAIR, "--secret-file", str(self._secret_file))
+
+        def argv() -> list[str]:
+            assert self._coordinator is not None
+            return [*fixed, "--coordinator", str(self._coordinator.ready["address"])]
+
+        return ChildPlan(REPAIR, argv, self._log(REPAIR))
+
     def _log(self, name: str) -> Path:
         return self._directory / "logs" / f"{name}.log"
 
@@ -336,7 +348,10 @@ class LocalCluster:
                 return
             if self._unwritten:
                 self._write_ready()
-            if self._ends_idle and self._is_idle():
+            sessions = self._ask_sessions()
+            if sessions.get("repair_due") and REPAIR not in self._supervisor.children:
+                self._supervisor.add(self._repair_plan())
+            if self._ends_idle and self._is_idle(sessions):
                 self._stop_when_idle()
 
     def _wait_for_targets(self, now_s: float) -> None:
@@ -416,8 +431,7 @@ class LocalCluster:
             return {}
         return answer if isinstance(answer, dict) else {}
 
-    def _is_idle(self) -> bool:
-        sessions = self._ask_sessions()
+    def _is_idle(self, sessions: dict[str, object]) -> bool:
         idle_s = sessions.get("idle_s")
         served_s = time.monotonic() - self._ready_s
         return (
@@ -432,7 +446,7 @@ class LocalCluster:
         try:
             with suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_idle():
+                if self._is_idle(self._ask_sessions()):
                     (self._directory / READY_NAME).unlink(missing_ok=True)
                     self._stop("idle")
         finally:

@@ -312,6 +312,42 @@ class StoreStatus(Struct, frozen=True):
     error: str = ""
 
 
+class RepairTaskView(Struct, frozen=True):
+    """A payload whose lost columns are being made again."""
+
+    payload: str
+    """`RUN@STEP#GENERATION rank R`."""
+    columns: tuple[int, ...]
+    targets: tuple[str, ...]
+    """Where each of them goes."""
+    worker: str
+    seconds: float
+    """Since it was leased."""
+    read_bytes: int
+    payload_bytes: int
+
+
+class RepairView(Struct, frozen=True):
+    """What lacks columns and may have them again now, and what came of it."""
+
+    payloads_due: int
+    columns_due: int
+    """Of these. What is on targets that are away, and still waited for, is in neither."""
+    worker_heard_s: float | None
+    """Since a worker was heard last; None: never, since the coordinator began."""
+    tasks: tuple[RepairTaskView, ...]
+    columns_made: int
+    """Since the coordinator began, as all that follows."""
+    bytes_made: int
+    """Of their files."""
+    documents_made: int
+    """Copies of indexes and commit records."""
+    failed: int
+    """Tasks that ended without all of their columns."""
+    problems: tuple[tuple[str, str], ...]
+    """Payloads that could not be made again when that was last tried, and why."""
+
+
 class StatusView(Struct, frozen=True):
     """The one-screen answer."""
 

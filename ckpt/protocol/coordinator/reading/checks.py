@@ -129,9 +129,11 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         means="all can be read, and fewer losses are survived than the save's answer said",
         cause="columns of checkpoints, or copies of their index or commit record, are on targets"
         " that are down, or are gone from their targets",
-        mend="the same as for TARGET_DOWN; what is gone does not come back: the next save has all"
+        mend="the same as for TARGET_DOWN; what is gone `ckptd repair` makes again (`ckpt repair`"
+        " shows what it does), on other targets after `rebuild_after_s`; else the next save has all"
         " of its own, then `ckpt rm RUN@STEP`",
-        clears="when the targets are back with all of it, or the checkpoints are deleted",
+        clears="when the targets are back with all of it, it was made again, or the checkpoints are"
+        " deleted",
     ),
     "CHECKPOINT_UNREACHABLE": CheckKind(
         ERROR,

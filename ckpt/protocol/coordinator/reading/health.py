@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
+from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.catalog import RowState
@@ -32,7 +33,7 @@ from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
-LEFT_ALONE = "what is missing does not come back by itself"
+MADE_AGAIN = "run ckptd repair: it makes again what is missing, where targets have room"
 NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
@@ -51,6 +52,10 @@ class Health:
         self._marks = policy.fill
         self._evictor = evictor
         self._retaining = retaining
+
+    def problem(self) -> CkptError | None:
+        """Why nobody is served now; None while people are."""
+        return self._vouching.problem()
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
@@ -209,7 +214,7 @@ class Health:
         if degraded:
             lack = _missing(columns, documents)
             text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
-            remedy = f"{LEFT_ALONE}: the next save has all of its own, then drop these"
+            remedy = f"{MADE_AGAIN}; else the next save has all of its own, then drop these"
             # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)

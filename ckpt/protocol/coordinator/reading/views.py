@@ -18,10 +18,8 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.plan.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
-from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
-from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
@@ -33,6 +31,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     MembersView,
     MemberView,
     NameView,
+    RepairView,
     RetentionView,
     RunView,
     ShowView,
@@ -44,7 +43,9 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
+from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.attempts import Attempt
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.members import Members
@@ -59,10 +60,11 @@ class Views:
         checkpoints: Checkpoints,
         files: Members,
         drains: DrainQueue,
-        vouching: Vouching,
-        evictor: Evictor,
         retaining: Retaining,
+        health: Health,
+        repairs: Repairs,
     ) -> None:
+        self._repairs = repairs
         self._desk = context.desk
         self._cluster = context.policy.cluster
         self._code = context.policy.code
@@ -71,11 +73,8 @@ class Views:
         self._checkpoints = checkpoints
         self._files = files
         self._drains = drains
-        self._vouching = vouching
         self._retaining = retaining
-        self._health = Health(
-            context.members, checkpoints, context.policy, vouching, evictor, retaining
-        )
+        self._health = health
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
@@ -96,7 +95,7 @@ class Views:
         Raises Refused for an unknown one, NotFound for an unknown run or step. While nobody is
         served, raises why for all but the status.
         """
-        problem = self._vouching.problem()
+        problem = self._health.problem()
         if problem is not None and what != "status":
             raise problem
         view: object
@@ -115,6 +114,8 @@ class Views:
                 view = self.names(run)
             case "retention" if run is not None:
                 view = self._retention(run, self._retaining.own(run), None)
+            case "repair":
+                view = self.repair()
             case "files":
                 view = self.files(run)
             case "members" if run is not None and step is not None:
@@ -122,9 +123,14 @@ class Views:
             case _:
                 raise Refused(
                     f"{what!r} is not one of status, coordinator, runs, steps (run), "
-                    "show (run, step), names (run), retention (run), files, members (run, step)"
+                    "show (run, step), names (run), retention (run), repair, files, "
+                    "members (run, step)"
                 )
         return msgspec.json.encode(view)
+
+    def repair(self) -> RepairView:
+        """What lacks columns, and who makes them again."""
+        return repair_view(self._repairs, self._desk.now_us)
 
     def status(self) -> StatusView:
         stores = self.stores()

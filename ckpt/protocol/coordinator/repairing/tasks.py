@@ -15,7 +15,7 @@ at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -42,6 +42,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
+from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import Buffer, Session
@@ -52,7 +53,13 @@ LOOK_US: Final = 5 * US_PER_S
 LOOK_AGAIN_US: Final = US_PER_S
 """With 100,000 columns that lack it takes a second to look."""
 REST_US: Final = 10 * US_PER_S
-"""A payload that could not be made again, or found no room, is left alone for so long."""
+"""A payload that could not be made again is left alone for so long,"""
+NO_ROOM_REST_US: Final = 60 * US_PER_S
+"""and one that found no place. So does what comes after many of these have its turn."""
+NO_ROOM: Final = "no target that its domains allow has room for it"
+TRIES_MAX: Final = 32
+"""Payloads for which places are looked for at one question."""
+NOTHING: Final = RepairLeased(lease_us=LEASE_US)
 
 
 def nobody(_counted: int) -> None:
@@ -104,6 +111,7 @@ class Repairs:
         adopter: Adopter,
         reserver: Reserver,
         lacking: Lacking,
+        documents: Respreader,
     ) -> None:
         self._desk = desk
         self._members = members
@@ -111,9 +119,12 @@ class Repairs:
         self._adopter = adopter
         self._reserver = reserver
         self.lacking = lacking
+        self.documents = documents
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
         self.counts = RepairCounts()
+        self.heard_us: int | None = None
+        """When a worker was heard last."""
         #: What was due when that was looked at, the first one last, and when that was, under which
         #: version of the map.
         self._queue: list[LackingPayload] = []
@@ -125,6 +136,7 @@ class Repairs:
 
     def handle(self, session: Session, request: int, message: RepairRequest) -> None:
         """Raises Fenced for a lease that is gone."""
+        self.heard_us = self._desk.now_us
         match message:
             case LeaseRepair():
                 self._lease(session, request, message.worker)
@@ -143,7 +155,8 @@ class Repairs:
                 self._end(task, f"worker {task.worker} has left", nobody)
 
     def tick(self) -> None:
-        """Who is silent, and what nobody needs any more."""
+        """Who is silent, and what nobody needs any more; copies of documents."""
+        self.documents.tick()
         now = self._desk.now_us
         self._rests = {id: due_us for id, due_us in self._rests.items() if due_us > now}
         for task in [task for task in self.tasks.values() if not task.ending]:
@@ -163,20 +176,34 @@ class Repairs:
                 task.heard_us = self._desk.now_us
                 self._tell(task, request)
                 return
-        self._next(session, request, worker)
+        if not self._next(session, request, worker, TRIES_MAX):
+            self._desk.send(session, request, NOTHING)
 
-    def _next(self, session: Session, request: int, worker: str) -> None:
-        """Nothing is begun that could not be named: a full catalog takes no moves."""
+    def _next(self, session: Session, request: int, worker: str, tries: int) -> bool:
+        """Whether something was found that the worker hears of, now or when space is reserved.
+        Nothing is begun that could not be named: a full catalog takes no moves.
+        """
         self._look()
-        while self._queue and self._desk.full is None:
+        while self._queue and tries and self._desk.full is None:
             payload = self._queue.pop().payload
             checkpoint = self._checkpoints.get(payload.checkpoint)
             if checkpoint is not None and not self._is_in_hand(payload):
                 columns = self.lacking.due(checkpoint, payload.rank, self._desk.now_us)
+                tries -= 1
                 if columns:
-                    self._reserve(session, request, worker, checkpoint, payload, columns)
-                    return
-        self._desk.send(session, request, RepairLeased(lease_us=LEASE_US))
+                    now = self._desk.now_us
+                    allotment = self._allotment(checkpoint, payload)
+                    task = RepairTask(
+                        payload, worker, session, now, now, tuple(columns), allotment
+                    )  # fmt: skip
+                    if self._reserve(task, request, tries):
+                        return True
+        return False
+
+    def waiting(self) -> list[LackingPayload]:
+        """What is due and nobody makes, the first one first, as of the last look."""
+        self._look()
+        return [one for one in self._queue[::-1] if one.payload not in self.tasks]
 
     def _look(self) -> None:
         """The queue is made again when the map has changed, and now and then."""
@@ -191,23 +218,16 @@ class Repairs:
         known = payload in self.tasks or payload in self._rests
         return known or self._adopter.is_moving(payload.checkpoint)
 
-    def _reserve(
-        self,
-        session: Session,
-        request: int,
-        worker: str,
-        checkpoint: KeptCheckpoint,
-        payload: PayloadId,
-        columns: Iterable[ColumnNumber],
-    ) -> None:
-        """A place for each column; what finds none is left for later."""
-        allotment = self._allotment(checkpoint, payload)
-        now = self._desk.now_us
-        task = RepairTask(payload, worker, session, now, now, tuple(columns), allotment)
-        self.tasks[payload] = task
-        left = list(task.columns)
+    def _reserve(self, task: RepairTask, request: int, tries: int) -> bool:
+        """A place for each column; what finds none is left for later. False when it is known at
+        once that there is none: then nobody hears of it.
+        """
+        self.tasks[task.payload] = task
+        allotment, left = task.allotment, list(task.columns)
+        at_once, found = True, True
 
         def next_column() -> None:
+            nonlocal found
             if task.ending:
                 self._reserver.release(allotment)
             elif left:
@@ -217,9 +237,11 @@ class Repairs:
                 task.lost = tuple(sorted(allotment.columns))
                 self._tell(task, request)
             else:
-                del self.tasks[payload]
-                self._leave_alone(payload, "no target that its domains allow has room for it")
-                self._next(session, request, worker)
+                del self.tasks[task.payload]
+                self._leave_alone(task.payload, NO_ROOM, NO_ROOM_REST_US)
+                found = not at_once
+                if found and not self._next(task.session, request, task.worker, tries):
+                    self._desk.send(task.session, request, NOTHING)
 
         def placed(column: ColumnNumber, place: Place | None) -> None:
             if place is not None:
@@ -227,6 +249,8 @@ class Repairs:
             next_column()
 
         next_column()
+        at_once = False
+        return found
 
     def _allotment(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> Allotment:
         """Who holds a copy of the payload, named or not, takes no other column of it."""
@@ -300,14 +324,14 @@ class Repairs:
         if made < set(task.columns) and self._still_lacks(task):
             self._leave_alone(task.payload, why or "not all of them were there at the end")
 
-    def _leave_alone(self, payload: PayloadId, why: str) -> None:
+    def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:
         """It is tried again after a rest."""
         self.counts.failed += 1
-        self.counts.problems[payload] = why
-        self._rests[payload] = self._desk.now_us + REST_US
-        self._desk.report(
-            "warning", "columns could not be made again", payload=str(payload), why=why
-        )
+        self._rests[payload] = self._desk.now_us + rest_us
+        if self.counts.problems.get(payload) != why:
+            self.counts.problems[payload] = why
+            text = "columns could not be made again"
+            self._desk.report("warning", text, payload=str(payload), why=why)
 
     def _still_lacks(self, task: RepairTask) -> bool:
         checkpoint = self._checkpoints.get(task.payload.checkpoint)

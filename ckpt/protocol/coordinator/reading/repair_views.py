@@ -1,0 +1,37 @@
+"""What people see of repairs."""
+
+from __future__ import annotations
+
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
+from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
+
+
+def repair_view(repairs: Repairs, now_us: int) -> RepairView:
+    """All of it, as of now."""
+    waiting, counts = repairs.waiting(), repairs.counts
+    heard_us = repairs.heard_us
+    return RepairView(
+        payloads_due=len(waiting),
+        columns_due=sum(len(one.columns) for one in waiting),
+        worker_heard_s=None if heard_us is None else (now_us - heard_us) / US_PER_S,
+        tasks=tuple(_task(task, now_us) for task in repairs.tasks.values() if task.lost),
+        columns_made=counts.columns,
+        bytes_made=counts.bytes,
+        documents_made=repairs.documents.copied,
+        failed=counts.failed,
+        problems=tuple((str(id), why) for id, why in sorted(counts.problems.items())),
+    )
+
+
+def _task(task: RepairTask, now_us: int) -> RepairTaskView:
+    places = [task.allotment.columns[column] for column in task.lost]
+    return RepairTaskView(
+        payload=str(task.payload),
+        columns=tuple(map(int, task.lost)),
+        targets=tuple(place.target for place in places),
+        worker=task.worker,
+        seconds=(now_us - task.begun_us) / US_PER_S,
+        read_bytes=task.read_bytes,
+        payload_bytes=task.allotment.layout.payload_bytes,
+    )
