@@ -127,6 +127,22 @@ def test_what_a_target_has_lost_is_made_again_and_named() -> None:
     assert bench.machine.repairs.counts.columns == 1
 
 
+def test_what_is_made_again_in_its_old_place_counts_at_once() -> None:
+    """Nothing moves, and the map does not change."""
+    bench = Bench(3)
+    id = bench.save(1)
+    lost = holders(bench, id)[1]
+    wipe(bench, lost)
+    assert missing(bench, id) == 1
+    worker = Worker(bench)
+    worker.lease()
+    assert worker.places == [lost.id]
+    worker.seal()
+    mark = bench.mark()
+    assert worker.end() == RepairNoted(1)
+    assert (missing(bench, id), bench.story(mark, ColumnsMoved)) == (0, [])
+
+
 def test_who_is_away_is_waited_for_unless_nothing_more_may_be_lost() -> None:
     bench = Bench(7, "2+2")
     id = bench.save(1)

@@ -89,6 +89,7 @@ class Adopter:
 
     def found(self, target: Target, id: CheckpointId) -> None:
         """It has said, asked for it, that it holds something of this one."""
+        self._checkpoints.recount(id)
         self._sort_out(target, id)
         self._settle_all()
 

@@ -155,7 +155,8 @@ class Checkpoints:
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
         self._deleted: dict[CheckpointId, bytes] = {}
         #: The columns' redundancy of each, with the version of the map under which it was counted.
-        #: Of a checkpoint that is here a target gains or loses columns only with a new version.
+        #: Of a checkpoint that is here a target gains or loses columns only with a new version, or
+        #: when that is said (`recount`).
         self._counted: dict[CheckpointId, tuple[int, Redundancy]] = {}
 
     def add(self, checkpoint: KeptCheckpoint) -> None:
@@ -190,6 +191,10 @@ class Checkpoints:
         """Its index was read."""
         checkpoint.placement, checkpoint.unread = dict(placement), ""
         self._put_moved(checkpoint, checkpoint.moved)
+
+    def recount(self, id: CheckpointId) -> None:
+        """A target has more of it than it had when the map became what it is."""
+        self._counted.pop(id, None)
 
     def move(self, checkpoint: KeptCheckpoint, moves: Moves) -> None:
         """Columns of it have other holders now; that is durable. It is placed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from ckpt.base.units import format_age, format_bytes, format_seconds
+from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
@@ -52,7 +52,7 @@ def _show(view: RepairView, output: Output) -> None:
     heard = view.worker_heard_s
     output.line(
         "worker  none was heard: run ckptd repair" if heard is None
-        else f"worker  heard {format_age(int(heard))} ago"
+        else f"worker  heard {format_seconds(heard)} ago"
     )  # fmt: skip
     for payload, why in view.problems:
         output.line(f"{payload}: {why}")
