@@ -1,0 +1,122 @@
+"""Columns that are made again over real sockets: the same bytes, or an error that names why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ckpt.base.errors import Aborted, Corrupt, NoSpace
+from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
+from ckpt.base.units import MiB
+from ckpt.transfer import column_rebuilder
+from ckpt.transfer.column_rebuilder import LostColumns, rebuild_columns
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.read_job import PayloadDamaged
+from ckpt.transfer.target_links import SenderOptions
+from tests.aio.netkit import SECRET
+from tests.protocol.reading import PAYLOAD, Columns
+from tests.transfer.targetkit import Behaviour, SmallTarget, targets
+from tests.transfer.test_payload_receiver import (
+    CELL,
+    CODE,
+    HASTY,
+    SIZE,
+    SmallHolder,
+    holders,
+    job,
+)
+
+LAUNCH = LaunchNumber(7)
+SENDING = SenderOptions(SECRET, "repair", "cluster-a")
+
+
+@pytest.fixture(scope="module")
+def data() -> Columns:
+    return Columns.make(CODE, SIZE, CELL, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def _several_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of four stripes each; the last is not whole."""
+    monkeypatch.setattr(column_rebuilder, "WINDOW_BYTES", MiB)
+    before = threading.active_count()
+    yield
+    assert threading.active_count() <= before, "no thread of a rebuild is left"
+
+
+def rebuilt(
+    data: Columns, sources: list[SmallHolder], made: list[SmallTarget], lost: tuple[int, ...]
+) -> list[int]:
+    """Bytes of each turn."""
+    source = job(data, sources, Landings())
+    turns: list[int] = []
+    places = {ColumnNumber(j): target.place(j + 1) for j, target in zip(lost, made, strict=True)}
+    proofs = rebuild_columns(LostColumns(source, LAUNCH, places), HASTY, SENDING, turns.append)
+    assert [proof.column.column for proof in proofs] == sorted(lost)
+    for j, target in zip(lost, made, strict=True):
+        column = target.columns[ColumnId(PAYLOAD, ColumnNumber(j))]
+        assert bytes(column.content) == bytes(data.columns[j])
+        assert bytes(column.manifest) == data.manifest
+        assert column.begin.launch == LAUNCH
+    return turns
+
+
+@pytest.mark.parametrize("lost", [(0,), (3,), (4,), (1, 5), (0, 1), (4, 5)])
+def test_what_is_made_again_is_what_was_lost(data: Columns, lost: tuple[int, ...]) -> None:
+    faults = dict.fromkeys(lost, "absent")
+    with holders(data, faults) as sources, targets(len(lost)) as made:
+        turns = rebuilt(data, sources, made, lost)
+    assert (sum(turns), len(turns)) == (SIZE, 7), "each byte of the payload is read once"
+
+
+def test_another_column_that_fails_meanwhile_is_made_up_for(data: Columns) -> None:
+    with holders(data, {2: "absent", 0: "cut"}) as sources, targets(1) as made:
+        rebuilt(data, sources, made, (2,))
+
+
+def test_too_few_good_columns_are_damage_and_nothing_is_sealed(data: Columns) -> None:
+    faults = dict.fromkeys((0, 1, 2), "absent")
+    with holders(data, faults) as sources, targets(1) as made:
+        with pytest.raises(PayloadDamaged):
+            rebuilt(data, sources, made, (2,))
+        assert made[0].columns == {}
+
+
+def test_a_target_that_takes_nothing_says_why(data: Columns) -> None:
+    behaviours = {0: Behaviour(refuse=True)}
+    with (
+        holders(data, {2: "absent"}) as sources,
+        targets(1, behaviours) as made,
+        pytest.raises(NoSpace, match="the device is full"),
+    ):
+        rebuilt(data, sources, made, (2,))
+
+
+def test_it_ends_where_its_turn_does_not_come(data: Columns) -> None:
+    def turn(_size: int) -> None:
+        raise Aborted("nobody needs it any more")
+
+    with holders(data, {2: "absent"}) as sources, targets(1) as made:
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(1)})
+        with pytest.raises(Aborted):
+            rebuild_columns(lost, HASTY, SENDING, turn)
+        assert made[0].columns == {}
+
+
+@pytest.mark.parametrize("launch", [1, 2])
+def test_of_an_empty_payload_there_is_only_the_manifest(launch: int) -> None:
+    """It is of launch 1, and what is made for another launch is not its manifest."""
+    empty = Columns.make(CODE, 0, CELL, seed=1)
+    with holders(empty, {}) as sources, targets(1) as made:
+        source = job(empty, sources, Landings())
+        lost = LostColumns(source, LaunchNumber(launch), {ColumnNumber(5): made[0].place(1)})
+        if launch == 1:
+            (proof,) = rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+            assert proof.manifest_digest == source.manifest_digest
+        else:
+            with pytest.raises(Corrupt, match="its manifest is another's"):
+                rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+            assert made[0].columns == {}
