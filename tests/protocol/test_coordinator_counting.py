@@ -6,13 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.base.ids import BootId, ColumnNumber, TargetId
+from ckpt.base.ids import BootId, ColumnId, ColumnNumber, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.index import decode_index
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import ColumnsLost
-from ckpt.format.messages.targets import ColumnsListed, ListColumns, RegisterTarget, Reserve
+from ckpt.format.messages.targets import (
+    ColumnsListed,
+    DropColumn,
+    ListColumns,
+    RegisterTarget,
+    Reserve,
+)
 from ckpt.protocol.events import Received
 from ckpt.protocol.proofs import make_proof, proof_key
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET
@@ -284,3 +290,18 @@ def test_a_missing_column_is_stated() -> None:
     (commit,) = rank.commits()
     info = commit.info
     assert (info.columns_missing, info.targets_survivable, info.domains_survivable) == (1, 1, 1)
+
+
+def test_a_column_that_its_target_is_about_to_drop_does_not_count() -> None:
+    """Its proof is older than the command; the drop would take away what was counted."""
+    bench = Bench()
+    (rank,) = ready(bench)
+    place = rank.places()[ColumnNumber(1)]
+    target = bench.targets[place.target]
+    target.silent.add(DropColumn)
+    column = ColumnId(rank.payload, ColumnNumber(1))
+    bench.machine.deleter.drop_column(bench.machine.members.targets[target.id], column)
+    rank.certify()
+    assert rank.commits() == [], "the floor is three of three"
+    bench.let_answer(target.id)
+    assert column not in target.columns

@@ -402,6 +402,61 @@ def test_one_column_is_dropped_and_may_be_written_again() -> None:
     assert any(isinstance(each, ColumnSealed) for each in world.messages(WRITER))
 
 
+def test_a_drop_of_one_column_waits_for_no_other_ones_seal() -> None:
+    """It took away what was sealed, and proved, while it waited."""
+    world, column, other = _ready(), Column(), Column(column=0)
+    store(world, column)
+    reserve(world, other, reservation=2)
+    write(world, other, request=31, reservation=2)
+    world.messages(COORDINATOR)
+    world.held = deque()
+    world.tell(WRITER, other.seal, other.manifest, request=31)
+    seal = list(world.held)
+    assert seal
+    world.tell(COORDINATOR, DropColumn(1, column.id))
+    while any(each not in seal for each in world.held):
+        world.step(next(n for n, each in enumerate(world.held) if each not in seal))
+    assert any(isinstance(each, Dropped) for each in _answers(world))
+    assert list(world.held) == seal
+
+
+def test_nothing_is_begun_in_the_place_of_what_is_about_to_be_dropped() -> None:
+    """The drop waits for an earlier one; what is sealed meanwhile would go with it."""
+    world, column, other = _ready(), Column(), Column(column=0)
+    store(world, column)
+    store(world, other, request=21, reservation=2)
+    world.messages(COORDINATOR)
+    world.messages(WRITER)
+    world.held = deque()
+    world.tell(COORDINATOR, DropColumn(1, other.id))
+    world.tell(COORDINATOR, DropColumn(1, column.id), request=10)
+    world.tell(WRITER, column.begin(3), request=33)
+    (refused,) = world.messages(WRITER)
+    assert isinstance(refused, Failed)
+    assert refused.code == "busy"
+    while world.held:
+        world.step()
+    assert [type(each) for each in _answers(world)] == [Dropped, Dropped]
+    world.held = None
+    store(world, column, request=34, reservation=3)
+    assert any(isinstance(each, ColumnSealed) for each in world.messages(WRITER))
+
+
+def test_a_drop_that_nobody_waits_for_any_more_keeps_no_column_out() -> None:
+    world, column, other = _ready(), Column(), Column(column=0)
+    store(world, column)
+    store(world, other, request=21, reservation=2)
+    world.held = deque()
+    world.tell(COORDINATOR, DropColumn(1, other.id))
+    world.tell(COORDINATOR, DropColumn(1, column.id), request=10)
+    world.feed(SessionClosed(world.now_us, COORDINATOR))
+    while world.held:
+        world.step()
+    world.messages(WRITER)
+    world.tell(WRITER, column.begin(3), request=33)
+    assert any(isinstance(each, ColumnSealed) for each in world.messages(WRITER)), "it is there"
+
+
 def test_a_failed_drop_says_so_and_a_repeated_one_succeeds() -> None:
     world, column = _ready(), Column()
     store(world, column)

@@ -101,7 +101,7 @@ class Columns:
         except Refused as error:
             core.fail(session, request, error.code, error.message)
             return
-        if message.column in core.removing:
+        if message.column in core.removing or message.column in core.doomed:
             core.fail(session, request, "busy", "it is being removed", retry_after_us=100_000)
             return
         sealed = core.columns.get(message.column)
@@ -370,10 +370,14 @@ class Columns:
             if of_it and (column is None or stream.column == column):
                 self._fail(stream, "aborted", "the coordinator dropped it")
 
-    def sealing(self, checkpoint: CheckpointId) -> bool:
-        """Whether a seal of this generation is on the disk's way and cannot be stopped."""
+    def sealing(self, checkpoint: CheckpointId, only: ColumnId | None) -> bool:
+        """Whether a seal of this generation, or of this column alone, is on the disk's way and
+        cannot be stopped.
+        """
         return any(
-            stream.state is StreamState.SEALING and stream.column.payload.checkpoint == checkpoint
+            stream.state is StreamState.SEALING
+            and stream.column.payload.checkpoint == checkpoint
+            and only in (None, stream.column)
             for stream in self._streams.values()
         )
 

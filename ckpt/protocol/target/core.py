@@ -239,6 +239,8 @@ class Core:
         self.documents: dict[DocumentKey, StoredDocument] = {}
         self.dropped: dict[CheckpointId, None] = {}
         """Generations that were dropped since boot (bounded); their streams may not begin again."""
+        self.doomed: set[ColumnId] = set()
+        """Columns that drops wait to remove."""
         self.removing: dict[ColumnId, None] = {}
         """Columns whose files are on their way out: they may not begin until that is durable.
         Documents keeps it, Columns asks."""

@@ -82,6 +82,10 @@ class ArrivingDocument:
         return self.received_bytes == self.header.total_bytes
 
 
+WaitingDrop = tuple[Session, int, DropGeneration | DropColumn]
+"""Who asked for it, under which number."""
+
+
 class Documents:
     """I keep the small documents and remove what is dropped."""
 
@@ -101,7 +105,7 @@ class Documents:
         #: Generations of which a drop is on its way to the disk; one at a time.
         self._dropping: set[CheckpointId] = set()
         #: Drops that wait for a seal, a document or an earlier drop, which is on its way there.
-        self._waiting_drops: list[tuple[Session, int, DropGeneration | DropColumn]] = []
+        self._waiting_drops: list[WaitingDrop] = []
 
     # ----------------------------------------------------------------------- put
 
@@ -258,7 +262,7 @@ class Documents:
     def session_closed(self, session: Session) -> None:
         for key in [key for key in self._assemblies if key[0] == session]:
             self._abandon(key)
-        self._waiting_drops = [each for each in self._waiting_drops if each[0] != session]
+        self._wait(*(each for each in self._waiting_drops if each[0] != session))
 
     # ----------------------------------------------------------------------- read
 
@@ -334,10 +338,10 @@ class Documents:
     # ----------------------------------------------------------------------- drop
 
     def drop(self, session: Session, request: int, message: DropGeneration | DropColumn) -> None:
-        """Remove a generation, or one column, durably. What is on its way to the disk is waited
-        for: it would come after the drop, and nobody would look for it. So is an earlier drop: what
-        it removes is not known any more, and a crash may bring it back. A column whose seal failed
-        is not known either, and goes in the same way.
+        """Remove a generation, or one column, durably. What of it is on its way to the disk is
+        waited for: it would come after the drop, and nobody would look for it. So is an earlier
+        drop: what it removes is not known any more, and a crash may bring it back. A column whose
+        seal failed is not known either, and goes in the same way.
         """
         if isinstance(message, DropGeneration):
             checkpoint, only = message.checkpoint, None
@@ -346,9 +350,9 @@ class Documents:
         else:
             checkpoint, only = message.column.payload.checkpoint, message.column
         self._columns.drop(checkpoint, only)
-        comes = self._columns.sealing(checkpoint) or (only is None and self._coming_of(checkpoint))
-        if comes or checkpoint in self._dropping:
-            self._waiting_drops.append((session, request, message))
+        coming = only is None and self._coming_of(checkpoint)
+        if self._columns.sealing(checkpoint, only) or coming or checkpoint in self._dropping:
+            self._wait(*self._waiting_drops, (session, request, message))
             return
         columns = [
             column
@@ -384,6 +388,12 @@ class Documents:
             self._dropped(session, request, columns, documents, failure)
 
         self._core.chain(steps, ended)
+
+    def _wait(self, *drops: WaitingDrop) -> None:
+        """These wait from now on; nothing begins in the place of what they are about to remove."""
+        self._waiting_drops = list(drops)
+        only = (message for *_, message in drops if isinstance(message, DropColumn))
+        self._core.doomed = {message.column for message in only}
 
     def _coming_of(self, checkpoint: CheckpointId) -> list[ArrivingDocument]:
         """Of what a drop removes."""
@@ -427,7 +437,8 @@ class Documents:
         """A disk operation ended: drops that waited for it may go on."""
         if not self._waiting_drops:
             return
-        waiting, self._waiting_drops = self._waiting_drops, []
+        waiting = self._waiting_drops
+        self._wait()
         for session, request, message in waiting:
             self.drop(session, request, message)
 

@@ -117,6 +117,9 @@ class Target:
     proved: ProvedColumns = field(default_factory=ProvedColumns)
     """Columns that this boot has proved, sealed or listed. Certifying adds to them; who has some
     dropped takes them away; emptied at every registration."""
+    dropping: set[ColumnId] = field(default_factory=set)
+    """Columns that it was asked to drop on this session and has not: an older proof of one says
+    nothing. Deleter adds and takes away; emptied at every registration."""
     documents: set[DocumentSummary] = field(default_factory=set)
     """Documents that this boot listed or stored. Each put adds one, Deleter takes away what was
     dropped; emptied at every registration."""
@@ -425,7 +428,8 @@ class Membership:
         target.bytes_used = message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
-        target.proved, target.documents, target.counters = ProvedColumns(), set(), {}
+        target.proved, target.dropping = ProvedColumns(), set()
+        target.documents, target.counters = set(), {}
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1

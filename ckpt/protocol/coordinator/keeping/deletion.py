@@ -397,8 +397,11 @@ class Deleter:
         """It counts no more from here on."""
         if target.session is None:
             return
+        dropping = target.dropping
         target.proved.discard(column)
-        self._ask(target.session, DropColumn(self._members.term, column), lambda: None)
+        dropping.add(column)
+        command = DropColumn(self._members.term, column)
+        self._ask(target.session, command, lambda: dropping.discard(column))
 
 
 def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:

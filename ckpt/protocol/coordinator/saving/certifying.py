@@ -172,11 +172,13 @@ class Certifying:
         return table
 
     def _note_proof(self, proof: ColumnProof) -> None:
-        """What a stager brings counts like what the target tells itself:
-        under its current boot only.
+        """What a stager brings counts like what the target tells itself: under its current boot
+        only, and not of what it is about to drop.
         """
         if self._members.accepts(proof.target, proof.boot):
-            self._members.targets[proof.target].proved.add(proof)
+            target = self._members.targets[proof.target]
+            if proof.column not in target.dropping:
+                target.proved.add(proof)
 
     def compared(self, message: BoxesCompared) -> None:
         """Fingerprints of overlaps; late ones are ignored."""
