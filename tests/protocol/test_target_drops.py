@@ -1,4 +1,4 @@
-"""What a target removes: a drop is answered when it is durable, and takes nothing that came after."""
+"""What a target removes: a drop that is answered is durable, and takes nothing that came later."""
 
 from __future__ import annotations
 
