@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
+from ckpt.format.documents.record import CommitRecord
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
@@ -81,6 +82,17 @@ class TierReader(ReaderNode):
     def _give_up(self) -> None:
         if self._entries is None:
             self._end("unavailable")
+
+    def entry(self, rank: int) -> IndexPayload:
+        """As the index has it, once that is read."""
+        assert self._entries is not None
+        return self._entries[rank]
+
+    @property
+    def record(self) -> CommitRecord:
+        """Of what is read, once that is resolved."""
+        assert self._record is not None
+        return self._record
 
     def close(self) -> None:
         """Nothing is read or held any more, and nobody told."""

@@ -13,13 +13,21 @@ from typing import NamedTuple
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
 from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.documents.moves import Moves, decode_moves
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.format.messages.loading import Resolve, Resolved, TargetAddress
+from ckpt.format.messages.loading import (
+    AskMoves,
+    MovesFound,
+    Resolve,
+    Resolved,
+    TargetAddress,
+    Whereabouts,
+)
 from ckpt.format.messages.reading import (
     DocumentData,
     DocumentKind,
@@ -128,6 +136,9 @@ class ReaderNode:
         self._requests = itertools.count(1)
         self._coordinator_session: Session | None = None
         self._record: CommitRecord | None = None
+        #: What of it lies elsewhere than its record and its index say.
+        self._whereabouts: Whereabouts | None = None
+        self._moves: Moves = {}
         self._index_from: list[TargetId] = []
         self._index = bytearray()
         self._links: dict[TargetId, Session] = {}
@@ -194,7 +205,12 @@ class ReaderNode:
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         match message:
             case Resolved(info, _, targets) if self._record is None:
+                own = (one for one in message.moved if one.generation == info.checkpoint.generation)
+                self._whereabouts = next(own, None)
                 self._resolved(info, targets, bulk)
+            case MovesFound():
+                self._moves = decode_moves(0, bulk)
+                self._next_index_copy()
             case Failed(code) if session == self._coordinator_session:
                 self._end(code)
             case DocumentData():
@@ -214,8 +230,14 @@ class ReaderNode:
         if self._record.info.checkpoint != info.checkpoint:
             raise Violation(f"P2: {info.checkpoint} is resolved with another's record")
         live = {address.target for address in targets}
-        self._index_from = [t for t in self._record.index_targets if t in live]
-        self._next_index_copy()
+        moved = self._whereabouts
+        named = moved.indexes if moved is not None else self._record.index_targets
+        self._index_from = [t for t in named if t in live]
+        if moved is None or not moved.pages:
+            self._next_index_copy()
+        elif self._coordinator_session is not None:
+            ask = AskMoves(info.checkpoint, 0)
+            self._network.send(Send(self._coordinator_session, next(self._requests), ask))
 
     def _next_index_copy(self) -> None:
         if not self._index_from or self._record is None:
@@ -258,13 +280,16 @@ class ReaderNode:
         name = f"{self.name} of {id}"
         scratch = ScratchCells(name, layout, LIMITS)
         assembly = Assembly(layout, landings, entry.manifest_digest, pool=scratch)
+        columns = tuple(
+            self._moves.get((entry.rank, ColumnNumber(j)), t) for j, t in enumerate(entry.columns)
+        )
         standings = tuple(
-            re.Standing.ABSENT if t is None else re.Standing.REACHABLE for t in entry.columns
+            re.Standing.ABSENT if t is None else re.Standing.REACHABLE for t in columns
         )
         wish = re.ReadWish(id, layout, landings.ranges(), standings, LIMITS)
         machine = PayloadReader(wish, self._requests, self._clock.now_us, assembly.is_direct)
         asked = AskedBytes(name, layout, LIMITS, parts=self._wants_parts)
-        self._readings[id] = _Reading(machine, assembly, memory, entry.columns, asked, spans)
+        self._readings[id] = _Reading(machine, assembly, memory, columns, asked, spans)
         self._do(id, machine.begin())
 
     def _feed(self, id: PayloadId, event: re.ReaderEvent) -> None:
