@@ -226,6 +226,11 @@ def survivable(code: Code, placed: Sequence[Domain | None], level: Level) -> Sur
     return Survivable(loss_max, domains, level)
 
 
+def group_count(code: Code, target_count: int) -> int:
+    """Into how many groups a cluster of so many targets is cut, nearly equal in size."""
+    return max(1, target_count // max(GROUP_TARGETS_MIN, 3 * code.n))
+
+
 def domain_key(target: TargetId, domain: Domain, level: Level) -> DomainKey:
     """What equal-failing targets have in common at this level."""
     match level:
@@ -358,7 +363,7 @@ def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]
     in different groups.
     """
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
-    count = max(1, len(ordered) // max(GROUP_TARGETS_MIN, 3 * code.n))
+    count = group_count(code, len(ordered))
     return [ordered[i::count] for i in range(count)]
 
 

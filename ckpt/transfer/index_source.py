@@ -12,7 +12,7 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import MiB
-from ckpt.format.checksum import Buffer, xxh3_128
+from ckpt.format.checksum import Buffer, Xxh3, xxh3_128
 from ckpt.format.documents.record import CommitRecord
 from ckpt.format.index import IndexReader
 from ckpt.format.messages.hello import Role
@@ -98,6 +98,32 @@ class IndexSource:
                     break
         assert problem is not None
         raise problem
+
+    @property
+    def record(self) -> CommitRecord:
+        return self._record
+
+    def copies(self, patience_s: float) -> dict[TargetId, str]:
+        """Read every copy whole and compare it with the record's digest: what is wrong with it, by
+        the target that should have it; empty for one that is whole."""
+        return {
+            target: self._wrong_copy(self._clients[target], patience_s)
+            if target in self._clients
+            else "its target is not live"
+            for target in self._holders
+        }
+
+    def _wrong_copy(self, client: RpcClient, patience_s: float) -> str:
+        """Why it is not the index; empty when it is. A part of it is in memory at a time."""
+        fetch, digest = _Fetch(client, self._checkpoint, patience_s), Xxh3()
+        size = self._record.index_bytes
+        try:
+            for start in range(0, size, PART_BYTES):
+                digest.update(fetch(start, min(size, start + PART_BYTES)))
+        except CkptError as error:
+            return error.message
+        is_whole = digest.digest() == self._record.index_digest
+        return "" if is_whole else "it is not what was committed"
 
     def _reader(self, patience_s: float) -> IndexReader:
         if self._record.index_bytes > WHOLE_BYTES_MAX:

@@ -10,7 +10,7 @@ another holder than the index says: then the coordinator is asked, a page of ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -68,15 +68,17 @@ class PayloadFinder:
 
     def __init__(
         self, resolved: Resolved, record: CommitRecord, ask_moves: AskPage, *, secret: bytes,
-        name: str, timeout_s: float,
+        name: str, timeout_s: float, avoid: Collection[TargetId] = (),
     ) -> None:  # fmt: skip
-        """`record` is of the generation that was resolved. Raises Corrupt for a home's that is
-        damaged."""
+        """`record` is of the generation that was resolved. avoid: targets that are done without, as
+        if they were not live. Raises Corrupt for a home's record that is damaged."""
         self._ask_moves = ask_moves
         self._moved = {each.generation: each for each in resolved.moved}
         #: Pages that were asked for, by their generation.
         self._moves: dict[tuple[Generation, int], Moves] = {}
-        self._addresses = {where.target: where for where in resolved.targets}
+        self._addresses = {
+            where.target: where for where in resolved.targets if where.target not in avoid
+        }
         self._secret = secret
         self._name = name
         self._timeout_s = timeout_s
@@ -131,6 +133,26 @@ class PayloadFinder:
         """All payloads of the generation that is read, ascending by rank. Raises as `index`."""
         return [self._placed(self._record, entry) for entry in self.index.payloads()]
 
+    def payloads(self) -> list[FoundPayload]:
+        """All that hold bytes of it: its own, then those of its homes, each once. Raises as `index`
+        and `find`."""
+        if not self._record.info.homes:
+            return self.own()
+        keys = {
+            PayloadKey(location.generation, location.rank)
+            for tensor in self.index.tensors()
+            for box in tensor.boxes
+            for location in box.locations
+            if location.generation is not None
+        }
+        return self.own() + [self.find(key) for key in sorted(keys, key=lambda key: key.order)]
+
+    def index_sources(self) -> Iterator[IndexSource]:
+        """Of its index, then of those of its homes; each is closed when the next is asked for."""
+        for record in (self._record, *self._homes.values()):
+            with self._source(record) as source:
+                yield source
+
     def job(self, found: FoundPayload, landings: Landings) -> ReadJob:
         """Reads these bytes of it. Raises Corrupt when it does not have them."""
         entry = found.entry
@@ -183,9 +205,7 @@ class PayloadFinder:
         known = self._open.get(checkpoint.generation)
         if known is not None:
             return known[1]
-        moved = self._moved.get(checkpoint.generation)
-        holders = record.index_targets if moved is None or not moved.indexes else moved.indexes
-        source = IndexSource(record, holders, self._addresses, self._secret, self._name)
+        source = self._source(record)
         try:
             reader = source.reader(self._timeout_s)
             if reader.checkpoint != checkpoint:
@@ -195,3 +215,8 @@ class PayloadFinder:
             raise
         self._open[checkpoint.generation] = source, reader
         return reader
+
+    def _source(self, record: CommitRecord) -> IndexSource:
+        moved = self._moved.get(record.info.checkpoint.generation)
+        holders = record.index_targets if moved is None or not moved.indexes else moved.indexes
+        return IndexSource(record, holders, self._addresses, self._secret, self._name)

@@ -193,7 +193,7 @@ def saved(cluster: Cluster) -> str:
     "line",
     [
         "status", "ls tools", "show tools@1",
-        "verify tools@1", "export tools@1 OUT/out --format safetensors",
+        "verify tools@1", "drill tools@1 --lose t1", "export tools@1 OUT/out --format safetensors",
         "export tools@1 OUT/out.npz --format npz", "import OUT/given.npz tools@7",
     ],
 )  # fmt: skip
@@ -203,7 +203,7 @@ def test_an_interrupted_command_says_so_and_leaves_nothing(
     given = tmp_path / "given.npz"
     np.savez(given, w=np.arange(1 << 20))
     words = [word.replace("OUT", str(tmp_path)) for word in line.split()]
-    with still(cluster, targets=words[0] in ("verify", "export", "import")):
+    with still(cluster, targets=words[0] in ("verify", "drill", "export", "import")):
         process = _started(
             [sys.executable, "-W", "error", "-m", "ckpt_client.cli.main", *words, "--store", saved]
         )

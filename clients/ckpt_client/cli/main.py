@@ -93,6 +93,14 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.fetch",
         "bring a checkpoint back from an object store",
     ),
+    "drill": (
+        "ckpt_client.cli.upkeep.drill",
+        "read checkpoints without targets, a domain or the tier, and compare",
+    ),
+    "durability": (
+        "ckpt_client.cli.upkeep.durability",
+        "how likely a year costs a checkpoint, by code, domains and failure rates",
+    ),
     "drain": (
         "ckpt_client.cli.upkeep.drain",
         "forget: let nothing wait for an object store any more",

@@ -200,6 +200,7 @@ class Pinned:
                 secret=self.context.secret,
                 name=self.context.name,
                 timeout_s=self.timeout_s,
+                avoid=self.context.avoid,
             )
         return self._finder
 

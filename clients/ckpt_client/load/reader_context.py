@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ckpt.base.ids import TargetId
+
 
 @dataclass(frozen=True, slots=True)
 class ReaderContext:
@@ -19,3 +21,6 @@ class ReaderContext:
     """`HOST:PID`, for people."""
     durable: str = ""
     """URL of the object store to read what the tier lost; empty for none."""
+    avoid: frozenset[TargetId] = frozenset()
+    """Targets that a drill does without, as if they were not live. With any, the memory of a stager
+    on this host is done without as well."""

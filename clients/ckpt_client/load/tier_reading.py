@@ -167,6 +167,8 @@ class TierReading:
         )
 
     def _from_memory(self, found: FoundPayload, landings: Landings) -> bool:
+        if self._pinned.context.avoid:
+            return False
         checkpoint, rank = found.id.checkpoint, found.id.rank
         cluster, digest = self._pinned.record.cluster, found.entry.manifest_digest
         view = self._memories.get(found.id)

@@ -1,0 +1,1 @@
+"""What would a loss do to a checkpoint? Tried by reading without what is said to be lost."""

@@ -1,0 +1,131 @@
+"""`ckpt durability`: from flags alone, from a store, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ckpt_client.cli.upkeep.durability import nines
+from tests.client.clikit import Ended, environment, fill, run
+
+LARGE = ("--code", "8+4", "--targets", "1024", "--domains", "128", "--payloads", "100000")
+
+
+def durability(*flags: str) -> Ended:
+    return run("durability", *flags)
+
+
+def test_flags_alone_say_what_the_tier_is() -> None:
+    found = durability(*LARGE, "--json").document()
+    assert (found["code"], found["targets"], found["domains"]) == ("8+4", 1024, 128)
+    placed, anywhere, copies = found["placements"]
+    assert (placed["groups"], anywhere["groups"]) == (28, 1)
+    assert 0 < placed["loss_chance"] < anywhere["loss_chance"] < copies["loss_chance"] < 1e-6
+    assert 0 < placed["away_s"] < anywhere["away_s"]
+    assert (placed["stored_ratio"], copies["stored_ratio"]) == (1.5, 3.0)
+    assert found["tried"] is None
+
+
+def test_people_read_what_was_assumed_and_that_nothing_is_made_again() -> None:
+    ended = durability(*LARGE)
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("1024 targets in 128 hosts, code 8+4: a payload survives 4 columns")
+    assert "fails 2.4 times a year" in lines[1]
+    assert "1% for good" in lines[1]
+    assert lines[2].startswith(
+        "supposed: nothing makes lost columns again; redundancy returns when"
+    )
+    assert "saved again" in lines[2]
+    sizes = [line for line in lines if line.endswith("##")]
+    assert len(sizes) > 5
+    assert all("never" in line for line in sizes)
+    assert [line for line in sizes if "36 (as it is)" in line]
+
+
+def test_a_rebuild_rate_is_a_supposition_and_shows_what_large_groups_give() -> None:
+    flags = (*LARGE, "--target-bytes", "8TB", "--rebuild-rate", "200MB", "--step-life", "30d")
+    ended = durability(*flags)
+    assert "supposed: each target spends 191 MiB/s on making lost columns again" in ended.out
+    found = durability(*flags, "--json").document()
+    times = [each["rebuild_s"] for each in found["group_sizes"]]
+    assert times == sorted(times, reverse=True)
+    idle = durability(*LARGE, "--step-life", "30d", "--json").document()
+    assert found["placements"][0]["loss_chance"] < idle["placements"][0]["loss_chance"]
+
+
+def test_trials_are_the_same_for_a_seed_and_agree_with_the_chain() -> None:
+    flags = (
+        "--code", "4+2", "--targets", "24", "--afr", "60", "--permanent", "0.01",
+        "--domain-afr", "0", "--step-life", "10d", "--trials", "3000", "--payloads", "1000000",
+    )  # fmt: skip
+    found = durability(*flags, "--json").document()["tried"]
+    assert found == durability(*flags, "--json").document()["tried"]
+    assert found["groups"] == 3000
+    assert 0.3 < found["group_loss_chance"] < 0.5
+    assert found["interval"][0] < found["group_loss_chance"] < found["interval"][1]
+    text = durability(*flags).out
+    assert f"tried: {found['lost']} of 3000 groups lost data" in text
+    assert "more than one year in a thousand costs data" in text
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("durable") / "burst"
+    fill(f"ckpt+local://{directory}?targets=4&code=2+1", "llama/7b", (1, 2))
+    yield f"ckpt+local://{directory}"
+    run("local", "stop", str(directory))
+
+
+def test_a_store_says_what_it_is_and_options_count_before_that(store: str) -> None:
+    found = run("durability", "--json", environ=environment(CKPT_STORE=store)).document()
+    assert (found["code"], found["targets"], found["payloads"]) == ("2+1", 4, 4)
+    assert (found["level"], found["domains"]) == ("device", 1), "all on one disk"
+    assert found["max_per_domain"] == 3, "or nothing could be stored"
+    assert found["target_bytes"] > 0
+    one_disk = found["placements"][0]["loss_chance"]
+    assert one_disk > 5e-4, "the disk fails 0.1 times a year, 1% of that for good"
+    apart = run("durability", "--level", "target", "--json", "--store", store).document()
+    assert (apart["domains"], apart["max_per_domain"]) == (4, 1)
+    assert apart["placements"][0]["loss_chance"] < one_disk / 100
+    supposed = run(
+        "durability", "--code", "4+2", "--targets", "12", "--domains", "12", "--json",
+        "--store", store,
+    ).document()  # fmt: skip
+    assert (supposed["code"], supposed["targets"], supposed["domains"]) == ("4+2", 12, 12)
+    assert supposed["payloads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "hint"),
+    [
+        ((), "neither a store nor --code and --targets", "--code 4+2 --targets 96"),
+        (("--code", "4+2"), "neither a store nor --code and --targets", "--store URL"),
+        (("--code", "4+2", "--targets", "0"), "'0' is not a whole number from 1 on", "--help"),
+        (("--code", "4", "--targets", "9"), "not of the form K+M", ""),
+        (
+            ("--code", "4+2", "--targets", "96", "--domains", "3"),
+            "room for 3 columns of a payload", "more domains",
+        ),
+        (("--code", "4+2", "--targets", "9", "--domains", "10"), "10 domains of 9 targets", ""),
+        (("--code", "4+2", "--targets", "9", "--permanent", "2"), "share is from 0 to 1", ""),
+        (("--code", "4+2", "--targets", "9", "--step-life", "0s"), "longer than 0", ""),
+        (
+            ("--code", "4+2", "--targets", "9", "--rebuild-rate", "1GB"),
+            "depends on the bytes", "--target-bytes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(flags: tuple[str, ...], said: str, hint: str) -> None:
+    ended = durability(*flags, "--json")
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.error()["message"]
+    assert hint in ended.error()["hint"]
+
+
+@pytest.mark.parametrize(
+    ("chance", "marks"), [(1.0, 0), (0.5, 0), (0.001, 3), (2e-3, 2), (1e-11, 11), (0.0, 40)]
+)
+def test_a_mark_for_each_nine(chance: float, marks: int) -> None:
+    assert nines(chance) == "#" * marks
