@@ -18,6 +18,11 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
+def wall_us() -> int:
+    """Of the Unix epoch, as this machine has it; may jump, and safety needs none."""
+    return time.time_ns() // 1000
+
+
 def draw() -> float:
     """A number from 0 to 1, for rests (`ckpt.base.rests`); no secret may come of it."""
     return _lots.random()

@@ -30,9 +30,6 @@ from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, MiB, align_down, align_up
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
-from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
-from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
 from ckpt.protocol.target.disk_events import (
     DiskAction,
     DiskDone,
@@ -46,12 +43,6 @@ from ckpt.protocol.target.disk_events import (
     SyncFile,
     TruncateFile,
     WriteAt,
-)
-from ckpt.protocol.target.term import (
-    COORDINATOR_FILE,
-    TERM_FILE,
-    decode_coordinator,
-    decode_term,
 )
 
 
@@ -67,7 +58,8 @@ class Disk(Protocol):
     """Files in one directory. Names are relative, `/` between parts. Every failure is an OSError.
 
     What is written or renamed is durable only after the file, or its directory, was synced; a
-    failed sync is final. `read_at` is shorter only where the file ends.
+    failed sync is final. `read_at` is shorter only where the file ends; `at_rest` wants what lies
+    on the device.
     """
 
     def preallocate(self, file: str, bytes_count: int) -> None: ...
@@ -77,7 +69,9 @@ class Disk(Protocol):
     def rename_file(self, old: str, new: str) -> None: ...
     def sync_directory(self, directory: str) -> None: ...
     def remove_file(self, file: str) -> None: ...
-    def read_at(self, file: str, offset: int, length: int) -> memoryview: ...
+    def read_at(
+        self, file: str, offset: int, length: int, *, at_rest: bool = False
+    ) -> memoryview: ...
     def release(self, data: Buffer) -> None: ...
     def list_directory(self, directory: str) -> list[str]: ...
     def make_directory(self, directory: str) -> None: ...
@@ -93,8 +87,8 @@ def perform(disk: Disk, action: DiskAction, now_us: int) -> DiskDone | DiskFaile
         match action:
             case WriteAt(file=file, offset=offset, data=source):
                 disk.write_at(file, offset, source)
-            case ReadAt(file=file, offset=offset, length=length):
-                data = disk.read_at(file, offset, length)
+            case ReadAt(file=file, offset=offset, length=length, at_rest=at_rest):
+                data = disk.read_at(file, offset, length, at_rest=at_rest)
             case SyncFile(file=file):
                 disk.sync_file(file)
             case RenameFile(old=old, new=new):
@@ -139,51 +133,6 @@ def _probe(disk: Disk, file: str, wanted: bytes) -> None:
             disk.remove_file(file)
         raise
     disk.remove_file(file)
-
-
-def scan(disk: Disk, now_us: int) -> DirectoryLoaded:
-    """Everything that the machine must know of the directory at start.
-
-    Unreadable files are named, not fatal.
-    """
-    for directory in DIRECTORIES:
-        disk.make_directory(directory)
-    files: list[FoundFile] = []
-    for directory in (COLUMNS, DOCUMENTS, STAGING):
-        for name in disk.list_directory(directory):
-            files.append(_found(disk, f"{directory}/{name}", read=directory != STAGING))
-    term = decode_term(_read_note(disk, TERM_FILE)) or 0
-    position = decode_note(_read_note(disk, CATALOG_FILE))
-    process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
-    return DirectoryLoaded(now_us, tuple(files), term, position, process)
-
-
-def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:
-    try:
-        size = disk.file_bytes(file)
-    except OSError:
-        return FoundFile(file, -1, None)
-    pages = []
-    last = align_down(max(0, size - PAGE_BYTES), PAGE_BYTES)
-    for offset in (0, last) if read else ():
-        try:
-            data = disk.read_at(file, offset, PAGE_BYTES)
-        except OSError:
-            continue
-        pages.append(bytes(data))
-        disk.release(data)
-    return FoundFile(file, size, identify(file, tuple(pages)))
-
-
-def _read_note(disk: Disk, file: str) -> bytes:
-    """A small file whole; empty when there is none or it cannot be read."""
-    try:
-        data = disk.read_at(file, 0, PAGE_BYTES)
-    except OSError:
-        return b""
-    content = bytes(data)
-    disk.release(data)
-    return content
 
 
 # --------------------------------------------------------------------------- the real one
@@ -354,12 +303,12 @@ class RealDisk:
 
     # ----------------------------------------------------------------------- reading
 
-    def read_at(self, file: str, offset: int, length: int) -> memoryview:
+    def read_at(self, file: str, offset: int, length: int, *, at_rest: bool = False) -> memoryview:
         """Whole pages are read around the wanted bytes; give the view back with `release`."""
         start, end = align_down(offset, PAGE_BYTES), align_up(offset + length, PAGE_BYTES)
         whole = self._take_buffer(end - start)
         try:
-            count = self._read_pages(file, start, whole)
+            count = self._read_pages(file, start, whole, at_rest=at_rest)
         except OSError:
             self.release(whole)
             raise
@@ -369,16 +318,24 @@ class RealDisk:
             self.release(whole)
         return found
 
-    def _read_pages(self, file: str, offset: int, whole: memoryview) -> int:
+    def _read_pages(self, file: str, offset: int, whole: memoryview, *, at_rest: bool) -> int:
         if self.direct:
             try:
-                with self._opened(file, direct=True, create=False) as descriptor:
+                with self._to_read(file, direct=True, at_rest=at_rest) as descriptor:
                     return _read_all(descriptor, offset, whole)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-        with self._opened(file, direct=False, create=False) as descriptor:
-            return _read_all(descriptor, offset, whole)
+        with self._to_read(file, direct=False, at_rest=at_rest) as descriptor:
+            if not at_rest:
+                return _read_all(descriptor, offset, whole)
+            # What is cached may be right where the device is not; nor shall this be kept there, or
+            # what is read ahead.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            _forget_cached(descriptor, offset, len(whole))
+            count = _read_all(descriptor, offset, whole)
+            _forget_cached(descriptor, offset, len(whole))
+            return count
 
     def release(self, data: Buffer) -> None:
         """The reader is done with a view of `read_at`, or a part of it.
@@ -432,6 +389,17 @@ class RealDisk:
             opened.user_count += 1
             return opened
 
+    def _to_read(self, file: str, *, direct: bool, at_rest: bool) -> _OpenFile:
+        """The same. At rest it is opened by its name, and closed after use: a file that is open
+        already may have lost its name.
+        """
+        if not at_rest:
+            return self._opened(file, direct=direct, create=False)
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+        opened = _OpenFile(self._open_file(self._path(file), flags, 0o600), self._lock)
+        opened.user_count, opened.doomed = 1, True
+        return opened
+
     def _evict(self) -> None:
         while len(self._files) > FILES_OPEN_MAX:
             key = next(iter(self._files))
@@ -470,6 +438,11 @@ def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:
         if count == 0 or count % PAGE_BYTES:
             break  # the file ends here
     return done
+
+
+def _forget_cached(descriptor: int, offset: int, size: int) -> None:
+    """What is in the page cache of a part of the file, and is on the device as well."""
+    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 class DirectoryLock:

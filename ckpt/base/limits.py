@@ -68,6 +68,8 @@ STAGER_AWAY_US = 2_000_000
 # Targets.
 RESERVE_FRACTION = 0.05
 """Of each device, never given to a reservation."""
+SCRUB_PERCENT = 5
+"""Of a device's time, for reading what lies on it."""
 DEVICE_FAILURES_MAX = 3
 """With so many operations refused since it was last proved well, a device fails: its target gets no
 new columns. One alone may be a bad sector, which costs one column."""

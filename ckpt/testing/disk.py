@@ -166,7 +166,8 @@ class FakeDisk:
         self._inode(file)
         self._change(file, None)
 
-    def read_at(self, file: str, offset: int, length: int) -> memoryview:
+    def read_at(self, file: str, offset: int, length: int, *, at_rest: bool = False) -> memoryview:
+        """There is no cache: all is read at rest."""
         self._fail("read", file, changes=False)
         return memoryview(self._inode(file).read(offset, length))
 

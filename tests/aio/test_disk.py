@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.disk import DirectoryLock, Disk, RealDisk, scan
+from ckpt.aio.directory_scan import scan
+from ckpt.aio.disk import DirectoryLock, Disk, RealDisk
 from ckpt.base.errors import Busy
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.events import Buffer
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from ckpt.testing.disk_contract import DiskContract, read
+from tests.page_cache import forget_cached, pages_cached
 
 
 class TestFakeDisk(DiskContract):
@@ -114,6 +116,42 @@ def test_a_short_write_is_continued(tmp_path: Path) -> None:
         with memoryview(memory) as view:
             disk.write_at("a/x", 0, view)
         assert read(disk, "a/x", 0, len(memory)) == memory[:]
+    disk.close()
+
+
+def test_a_buffered_read_at_rest_goes_past_the_page_cache_and_leaves_nothing_there(
+    tmp_path: Path,
+) -> None:
+    disk, file = RealDisk(tmp_path, direct=False), tmp_path / "x"
+    data = os.urandom(16 * PAGE_BYTES)
+    file.write_bytes(data)
+    disk.sync_file("x")
+    if not forget_cached(file):
+        pytest.skip("this file system is memory itself")
+    assert read(disk, "x", 0, len(data)) == data
+    assert pages_cached(file) == 16
+    # All of it, then one page of a file of which nothing is cached: what follows is not read ahead.
+    for size in (len(data), PAGE_BYTES):
+        found = disk.read_at("x", 0, size, at_rest=True)
+        assert bytes(found) == data[:size]
+        disk.release(found)
+        assert pages_cached(file) == 0
+    disk.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_that_lost_its_name_is_not_found_at_rest_though_it_is_open(
+    tmp_path: Path, direct: bool
+) -> None:
+    disk = RealDisk(tmp_path, direct=direct)
+    disk.write_at("x", 0, bytes(PAGE_BYTES))
+    before = len(os.listdir("/proc/self/fd"))
+    disk.release(disk.read_at("x", 0, PAGE_BYTES, at_rest=True))
+    assert len(os.listdir("/proc/self/fd")) == before
+    (tmp_path / "x").unlink()
+    assert read(disk, "x", 0, PAGE_BYTES) == bytes(PAGE_BYTES)
+    with pytest.raises(FileNotFoundError):
+        disk.read_at("x", 0, PAGE_BYTES, at_rest=True)
     disk.close()
 
 

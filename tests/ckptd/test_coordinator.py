@@ -88,6 +88,7 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
         sessions = asker.ask("/v1/sessions")
         assert sessions == {
             "clients": 1, "idle_s": 0.0, "live": [], "refused": [], "catalog": "gathering",
+            "repair_due": False,
         }  # fmt: skip
     assert status["cluster"] == daemon.ready["cluster"]
     pid, address = daemon.ready["pid"], daemon.ready["address"]

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Refused
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
@@ -41,6 +41,19 @@ def test_a_target_takes_a_list_of_coordinators_and_names_the_one_that_is_wrong()
 
 
 NEEDED = ("--directory", "/d", "--coordinator", "c:1")
+
+
+def test_a_target_scrubs_each_week_unless_it_is_asked_otherwise() -> None:
+    def limits(*given: str) -> tuple[int | None, int]:
+        found = _load(*NEEDED, *given).config.limits
+        return found.scrub_period_us, found.scrub_percent
+
+    assert limits() == (7 * 86_400 * US_PER_S, 5)
+    assert limits("--scrub-period-s", "0.5", "--scrub-percent", "20") == (US_PER_S // 2, 20)
+    assert limits("--no-scrub") == (None, 5)
+    for wrong in (("--scrub-period-s", "0"), ("--scrub-percent", "0"), ("--scrub-percent", "101")):
+        with pytest.raises(Refused, match=r"scrub_period_s is more than 0, scrub_percent 1 to 100"):
+            _load(*NEEDED, *wrong)
 
 
 def test_flags_win_over_the_environment_and_that_over_toml(tmp_path: Path) -> None:

@@ -170,3 +170,12 @@ def fill(url: str, run_name: str, steps: tuple[int, ...], ranks: int = 2) -> Non
             ]
             for save in saves:
                 save.wait(TIMEOUT_S)
+
+
+def flip(path: Path, offset: int) -> None:
+    """One bit of a byte, durably; one from the end when the offset is below 0."""
+    with path.open("r+b") as file:
+        at = offset % os.fstat(file.fileno()).st_size
+        (byte,) = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte ^ 4]), at)
+        os.fsync(file.fileno())

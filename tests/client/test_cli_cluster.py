@@ -16,8 +16,6 @@ import pytest
 
 import ckpt
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt.format.checksum import xxh3_128
-from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt_client.cli.cluster import is_running
 from ckpt_client.store import Store
 from tests.client.clikit import environment, fill, on_terminal, run
@@ -407,57 +405,3 @@ def test_a_lost_catalog_comes_back_from_the_targets(directory: Path, store: str)
 def test_a_catalog_of_nowhere_is_not_rebuilt(tmp_path: Path) -> None:
     assert run("catalog", "rebuild", str(tmp_path)).code == 10
     assert list(tmp_path.iterdir()) == []
-
-
-# --------------------------------------------------------------------------- verifying
-
-
-def spoil(directory: Path, run_name: str, column: int) -> None:
-    """Flip a byte in the first fragment of one column of rank 0."""
-    ended = run("show", f"{run_name}@1", "--json", "--store", f"ckpt+local://{directory}")
-    rank_zero = ended.document()["columns"][0]
-    target = rank_zero["targets"][column]
-    prefix = xxh3_128(run_name.encode()).hex()
-    (path,) = (directory / "targets" / target / "columns").glob(f"{prefix}-1-*-0-{column}*")
-    with path.open("r+b") as file:
-        file.seek(FRAGMENTS_OFFSET)
-        byte = file.read(1)[0]
-        file.seek(FRAGMENTS_OFFSET)
-        file.write(bytes([byte ^ 1]))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def test_a_whole_checkpoint_verifies(store: str) -> None:
-    ended = run("verify", "llama/7b@3", "--json", "--store", store)
-    assert ended.code == 0
-    progress, *_, summary = [json.loads(line) for line in ended.out.splitlines()]
-    assert progress["message_type"] == "progress"
-    assert (summary["message_type"], summary["state"]) == ("summary", "healthy")
-    assert [each["state"] for each in summary["columns"]] == ["whole"] * 6
-    assert summary["bytes_read"] >= 2 * 200_000 * 4 * 3 // 2
-    text = run("verify", "llama/7b@3", "--store", store).out
-    assert text.startswith("llama/7b@3  healthy  6 columns, read ")
-    assert run("verify", "llama/7b@77", "--store", store).code == 10
-
-
-def test_a_flipped_byte_is_degraded_and_one_more_than_parity_is_lost(
-    directory: Path, store: str
-) -> None:
-    fill(store, "rot", (1,), ranks=1)
-    assert run("verify", "rot@1", "--store", store).code == 0
-    spoil(directory, "rot", 0)
-    ended = run("verify", "rot@1", "--store", store)
-    assert ended.code == 3
-    assert "degraded" in ended.out
-    head, row = ended.out.splitlines()[1:]
-    assert head.split() == ["rank", "column", "target", "state", "damage"]
-    assert row.split()[:2] == ["0", "0"]
-    assert "damaged  [0, " in row
-
-    spoil(directory, "rot", 2)
-    ended = run("verify", "rot@1", "--json", "--store", store)
-    assert ended.code == 4
-    summary = json.loads(ended.out.splitlines()[-1])
-    assert summary["state"] == "lost"
-    assert [each["state"] for each in summary["columns"]] == ["damaged", "whole", "damaged"]

@@ -21,10 +21,10 @@ from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages.drains import ForgetStore
-from ckpt.format.messages.targets import RenewLease
+from ckpt.format.messages.targets import RenewLease, ScrubReport
 from ckpt.protocol.coordinator.reading.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
-from tests.client.clikit import fill, run
+from tests.client.clikit import fill, flip, run
 from tests.client.remote_daemons import remote
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_draining import WorkerFake
@@ -224,11 +224,7 @@ def a_checkpoint_that_an_object_store_has(folder: Path) -> None:
 def spoil(case: Case) -> None:
     """Two columns of step 1 rot, and a reader finds out."""
     for path in case.columns(1)[:2]:
-        with path.open("r+b") as file:
-            file.seek(FRAGMENTS_OFFSET)
-            (byte,) = file.read(1)
-            file.seek(FRAGMENTS_OFFSET)
-            file.write(bytes([byte ^ 1]))
+        flip(path, FRAGMENTS_OFFSET)
     # Not a load: that may still find it in the memory of its stager.
     out = str(case.directory / "exported")
     line = ("export", f"{RUN_NAME}@1", out, "--format", "npz")
@@ -289,6 +285,36 @@ def a_target_without_descriptors(_folder: Path) -> None:
     view = bench.ask("status")
     assert isinstance(view, dict)
     assert view["checks"] == []
+
+
+def a_last_header_that_rots(folder: Path) -> None:
+    with made(folder) as case:
+        path = case.columns(1)[0]
+        flip(path, -1)
+        holder = path.parents[1].name
+        assert run("scrub", holder, environ=case.environ).code == 3
+        case.prove("ROT", f"^ckpt rm {RUN_NAME}@1$", f"1 part .*: {holder}: header 2 of column ")
+
+
+def a_scrub_that_is_late(_folder: Path) -> None:
+    """As the machine hears it; tests/protocol/test_target_scrub.py has a target that is."""
+    bench = Bench(4)
+    target = next(iter(bench.targets.values()))
+
+    def hears(late_s: int) -> list[dict[str, str]]:
+        assert target.session is not None
+        report = ScrubReport(period_s=604_800.0, late_s=late_s)
+        message = RenewLease(target.id, target.boot, *target.space, scrub=report)
+        bench.tell(target.session, message)
+        view = bench.ask("status")
+        assert isinstance(view, dict)
+        return list(view["checks"])
+
+    (found,) = hears(7200)
+    assert (found["name"], found["severity"]) == ("SCRUB_LATE", "warning")
+    assert found["command"] == f"ckpt scrub {target.id}"
+    assert "was to be read 2 h 0 min ago, within a period of 7d" in found["message"]
+    assert hears(0) == []
 
 
 def a_cluster_that_rests(folder: Path) -> None:
@@ -430,6 +456,8 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "CHECKPOINT_LOST": [a_checkpoint_that_is_lost, a_checkpoint_that_an_object_store_has],
     "DRAIN_FAILING": [a_store_that_cannot_be_used],
     "DRAIN_STOPPED": [a_store_that_nobody_serves],
+    "ROT": [a_last_header_that_rots],
+    "SCRUB_LATE": [a_scrub_that_is_late],
     "CONNECTIONS_FULL": [a_target_without_descriptors],
     "RETENTION_UNSAID": [a_catalog_that_forgot_what_stays],
     "NOT_RUNNING": [a_cluster_that_rests],

@@ -65,12 +65,21 @@ from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Locatio
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages import Message
+from ckpt.format.messages.reading import Damage
 from ckpt.format.messages.reading import DocumentKind as Kind
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.messages.targets import PutDocument, RenewLease
+from ckpt.format.messages.targets import PutDocument, RenewLease, Rot
 from ckpt.format.messages.writing import Fragment
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
+from ckpt.protocol.target.at_rest.scrub_note import (
+    ScrubNote,
+    decode_scrub_note,
+    digest_of,
+    encode_scrub_note,
+    pack_readings,
+    unpack_readings,
+)
 
 DIRECTORY = Path(__file__).parent.parent / "golden"
 KEY = bytes(range(32))
@@ -332,6 +341,21 @@ def test_a_rank_table_that_refers_to_a_home_is_as_ever() -> None:
     raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
     assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
     assert table.decode_table(frozen) == referring
+
+
+def test_what_a_scrub_notes_is_as_ever() -> None:
+    cells = Damage("column", "cells", 4096, 135_168, "checksum")
+    copy = Damage("record", "copy 2", 8192, 8292, "EIO")
+    note = ScrubNote(
+        pass_began_s=1_790_000_000, pass_ended_s=1_789_000_000, is_running=True, is_asked=True,
+        file="columns/a", offset=1 << 30,
+        rot=(Rot(CHECKPOINT, cells, rank=3, column=1), Rot(CHECKPOINT, copy)),
+        readings=pack_readings([(digest_of("columns/a"), 1_789_999_999), (bytes(8), 0)]),
+    )  # fmt: skip
+    frozen = golden("scrub_note.bin", encode_scrub_note(note))
+    assert encode_scrub_note(note) == frozen
+    assert decode_scrub_note(frozen) == note
+    assert unpack_readings(note.readings) == {digest_of("columns/a"): 1_789_999_999, bytes(8): 0}
 
 
 def test_the_documented_offsets_hold() -> None:

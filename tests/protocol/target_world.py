@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ckpt.aio.disk import perform, scan
+from ckpt.aio.directory_scan import scan
+from ckpt.aio.disk import perform
 from ckpt.base.ids import (
     BootId,
     CheckpointId,
@@ -77,12 +78,12 @@ class TargetWorld:
 
     def __init__(
         self, disk: FakeDisk | None = None, *, boot: int = 11, limits: TargetLimits | None = None,
-        cluster: str = CLUSTER, term: int = 1,
+        cluster: str = CLUSTER, term: int = 1, now_us: int = 1_000_000,
     ) -> None:  # fmt: skip
         self.disk = disk if disk is not None else FakeDisk(seed=5)
         identity = TargetIdentity(cluster, TargetId("t1"), BootId(boot), "p/r/h/d")
         self.machine = TargetMachine(identity, SECRET, limits)
-        self.now_us = 1_000_000
+        self.now_us = now_us
         self.sent: list[Send] = []
         self.closed: list[CloseSession] = []
         self.reports: list[Report] = []

@@ -48,6 +48,7 @@ def test_a_healthy_cluster_says_so() -> None:
         "directory": "d/t0", "bytes_total": 1 << 40, "bytes_used": 0, "bytes_free": 1 << 40,
         "columns": 2, "boot": f"{1:016x}", "counters": {},
         "device_failing": False, "device_error": "", "device_errors": {}, "wire": "",
+        "scrub": None,
     }  # fmt: skip
 
 

@@ -158,15 +158,17 @@ def test_a_truncated_file_is_set_aside_and_never_served() -> None:
 
 
 @pytest.mark.parametrize("copy", [0, 1])
-def test_one_bad_trailer_costs_nothing(copy: int) -> None:
+def test_one_bad_trailer_costs_no_block_and_is_named(copy: int) -> None:
     column = _column()
     world, file = _stored(column)
     size = world.disk.file_bytes(file)
     trailer = (size - 8192 - len(column.data)) // 2
     world.disk.rot(file, 4096 + len(column.data) + copy * trailer + 3)
     world.tell(READER, VerifyColumn(column.id))
-    expected = ColumnVerified(column.id, False, len(column.data), ())
-    assert world.messages(READER) == [expected]
+    (verified,) = world.messages(READER)
+    assert isinstance(verified, ColumnVerified)
+    assert verified.damaged == ()
+    assert [one.region for one in verified.beside] == [f"block table {copy + 1}"]
 
 
 def test_a_column_without_a_trailer_is_refused_and_reported_whole_as_damaged() -> None:
@@ -184,7 +186,9 @@ def test_a_column_without_a_trailer_is_refused_and_reported_whole_as_damaged() -
     assert isinstance(second, Failed)
     assert (first.code, second.code) == ("corrupt", "corrupt")
     whole = (ByteRange(0, len(column.data)),)
-    assert third == ColumnVerified(column.id, False, len(column.data), whole)
+    assert isinstance(third, ColumnVerified)
+    assert third.damaged == whole
+    assert [one.region for one in third.beside] == ["block table 1", "block table 2"]
 
 
 def test_verify_finds_every_damaged_block_and_merges_neighbours() -> None:

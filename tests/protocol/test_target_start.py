@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 from msgspec import UNSET
 
-from ckpt.aio.disk import scan
+from ckpt.aio.directory_scan import scan
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
 from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, PAGE_BYTES
 from ckpt.format.messages.hello import Failed, Role

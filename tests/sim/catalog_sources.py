@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 
-from ckpt.aio.disk import scan
+from ckpt.aio.directory_scan import scan
 from ckpt.base.errors import Corrupt, Unavailable
 from ckpt.base.ids import CheckpointId
 from ckpt.format.checksum import xxh3_128

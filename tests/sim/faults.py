@@ -220,7 +220,7 @@ def document_rotted(world: World) -> Strike | None:
     target, file = world.clock.rng.choice(documents)
     offset = world.clock.rng.randrange(target.disk.file_bytes(file))
     target.disk.rot(file, offset, world.clock.rng.randrange(8))
-    world.document_rotted = True
+    world.document_rotted = f"{target.id}/{file}"
     return _at_once
 
 

@@ -1,5 +1,5 @@
-"""A worker that makes lost columns again: it reads with the reader's real machine, and writes to the
-targets' real ones. It may be killed at any moment, and comes again.
+"""A worker that makes lost columns again: it reads with the reader's real machine, and writes to
+real targets. It may be killed at any moment, and comes again.
 """
 
 from __future__ import annotations

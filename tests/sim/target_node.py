@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
-from ckpt.aio.disk import perform, scan
+from ckpt.aio.directory_scan import scan
+from ckpt.aio.disk import perform
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import INCARNATION_BYTES
 from ckpt.format.messages import Message
@@ -13,6 +15,7 @@ from ckpt.format.messages.writing import AbandonColumn, Fragment
 from ckpt.protocol.events import (
     CloseSession,
     Received,
+    Report,
     Send,
     Session,
     SessionClosed,
@@ -91,6 +94,8 @@ class TargetNode:
         self.place = self.name
         #: The disk's operations and size when this process last saw its room.
         self._measured: tuple[int, int] | None = None
+        self.alarms: list[str] = []
+        """`FILE WHY` of what its scrub found damaged, in all its lives."""
         #: Sessions whose frames are about to have left.
         self._draining: set[Session] = set()
         self._limits = limits or TargetLimits(
@@ -112,6 +117,10 @@ class TargetNode:
         self.machine: TargetMachine
         self.memory: TargetMemory
         self._steps: TargetSteps
+
+    def scrub_each(self, period_us: int) -> None:
+        """Said before the first start: all that lies here is read so often."""
+        self._limits = replace(self._limits, scrub_period_us=period_us)
 
     def start(self) -> None:
         if self.up or self.lost:
@@ -266,6 +275,9 @@ class TargetNode:
                         events.append(done)
                         continue
                     self._clock.at(self._done_us(), self._happen, action, self._boots)
+                elif kind is Report and action.text == "rot":
+                    found = dict(action.fields)
+                    self.alarms.append(f"{found['file']} {found['why']}")
                 elif kind is CloseSession:
                     self._network.cut(action.session)
 

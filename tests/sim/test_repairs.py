@@ -1,5 +1,5 @@
-"""Histories in which one disk after the other is emptied, more than any code survives at once, while
-workers, targets and the coordinator die: what is lost is made again, and everything stays whole
+"""Histories in which one disk after the other is emptied, more than any code survives at once,
+while workers, targets and the coordinator die: what is lost is made again, and everything stays whole
 (P1, P3, P7, P13).
 """
 

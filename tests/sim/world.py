@@ -53,8 +53,8 @@ class World:
     """Commands of an earlier term that were sent again."""
     rotted: list[str] = field(default_factory=list)
     """`TARGET/FILE` of every column that a fault has harmed at rest."""
-    document_rotted: bool = False
-    """A fault has harmed one copy of a document."""
+    document_rotted: str = ""
+    """`TARGET/FILE` of the document of which a fault has harmed one copy; empty: of none."""
     many_steps: bool = False
     """Launches save often enough that a save may refer to an earlier one."""
 

@@ -43,6 +43,8 @@ ADDED_SINCE: Final = {
     128: "RenewRepair",
     129: "EndRepair",
     130: "RepairNoted",
+    136: "AskScrub",
+    137: "ScrubState",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -17,6 +17,8 @@ the file that defines it.
     reading.py     reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn
                    target  -> reader   RangeData, RangeDamaged, RangesDone, ManifestData,
                                        DocumentData, ColumnVerified
+    scrubbing.py   reader  -> target   AskScrub
+                   target  -> reader   ScrubState
 
     the control plane:
     launches.py    stager,
@@ -154,6 +156,7 @@ from ckpt.format.messages.saving import (
     RequestSpares,
     SparesNamed,
 )
+from ckpt.format.messages.scrubbing import AskScrub, ScrubState
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
 from ckpt.format.messages.targets import (
     Attest,
@@ -200,7 +203,7 @@ Message = (
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
-    | StepDown | SteppedDown | Ping | Pong
+    | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
@@ -228,5 +231,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
     120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown, 124: AskMoves, 125: MovesFound,
     126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
+    136: AskScrub, 137: ScrubState,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -99,9 +99,26 @@ class DocumentData(Struct, frozen=True, gc=False):
 
 
 class VerifyColumn(Struct, frozen=True, gc=False):
-    """Read every byte of a column and compare all checksums."""
+    """Read every byte of a column's file and compare all checksums."""
 
     column: ColumnId
+    documents: bool = False
+    """The documents of its checkpoint that lie here as well, also when the column does not."""
+
+
+class Damage(Struct, frozen=True, gc=False):
+    """A part of a file that is not as it was written, or cannot be read."""
+
+    kind: str
+    """Of the file: `column`, or a DocumentKind's value."""
+    region: str
+    """`header 1`, `header 2`; of a column `cells`, and `block table`, `manifest`, `padding` of
+    trailer 1 or 2; of a document `copy` and `padding` 1 or 2; `file`: all of it."""
+    start: int
+    """In the file."""
+    end: int
+    """Exclusive."""
+    why: str
 
 
 class ColumnVerified(Struct, frozen=True, gc=False):
@@ -111,3 +128,8 @@ class ColumnVerified(Struct, frozen=True, gc=False):
     missing: bool
     column_bytes: int
     damaged: tuple[ByteRange, ...] = ()
+    """Of its fragment bytes."""
+    beside: tuple[Damage, ...] = ()
+    """What else of its file is damaged, and what of documents."""
+    documents: int = 0
+    """How many documents of its checkpoint lie here, when they were asked for."""

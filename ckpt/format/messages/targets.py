@@ -17,8 +17,40 @@ from ckpt.base.ids import (
     ReservationId,
     TargetId,
 )
-from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.reading import Damage, DocumentKind
 from ckpt.format.messages.writing import ColumnProof
+
+
+class Rot(Struct, frozen=True, gc=False):
+    """A damaged part of a file that lies on a target."""
+
+    checkpoint: CheckpointId
+    damage: Damage
+    rank: int | None = None
+    """Of a column; None for a document."""
+    column: int | None = None
+
+
+class ScrubReport(Struct, frozen=True, gc=False):
+    """What a target knows of the bytes that it keeps. Times are the wall clock's, in seconds; 0:
+    never."""
+
+    period_s: float = 0.0
+    """All is read at least so often; 0: only when somebody asks."""
+    pass_began_s: int = 0
+    pass_ended_s: int = 0
+    """Of the last pass that is over: all that was here at its begin was read."""
+    oldest_s: int = 0
+    """The oldest last reading of a file that was read already."""
+    late_s: int = 0
+    """So much too late is the file that is most overdue."""
+    rot_count: int = 0
+    """Damaged parts of files that are here."""
+    rot: tuple[Rot, ...] = ()
+    """The first of them, at most ROT_NAMED_MAX."""
+
+
+ROT_NAMED_MAX = 16
 
 
 class RegisterTarget(Struct, frozen=True, gc=False):
@@ -51,6 +83,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """The process whose term `term_seen` is, as that one said; empty: nothing is known of it."""
     wire: str = ""
     """Which of its connections have tags on their bulks: auto, mac or plain."""
+    scrub: ScrubReport | None = None
+    """None: of an earlier version."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -92,6 +126,8 @@ class RenewLease(Struct, frozen=True, gc=False):
     """As in RegisterTarget."""
     device: DeviceReport | UnsetType = UNSET
     """Unset while nothing was refused."""
+    scrub: ScrubReport | UnsetType = UNSET
+    """Unset while it is as this session heard it last."""
 
 
 class LeaseRenewed(Struct, frozen=True, gc=False):

@@ -38,10 +38,12 @@ from ckpt.format.column import (
 )
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.manifest import RankManifest, decode_manifest
+from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import BeginColumn, ColumnSealed, Fragment, SealColumn
 from ckpt.native.sums import Sums, sums_of
 from ckpt.protocol.events import Buffer, CloseSession, Session
 from ckpt.protocol.target.core import (
+    ATTEST_COLUMNS_MAX,
     COLUMNS,
     Completion,
     Core,
@@ -347,6 +349,16 @@ class Columns:
         self._reservations.consume(stream.reservation)
         core.send(stream.session, stream.request, ColumnSealed(core.proof(sealed)))
         self._leave(stream)
+
+    def attest(self, session: Session, request: int, message: Attest) -> None:
+        """Prove again, as this process, what of it is here."""
+        if len(message.columns) > ATTEST_COLUMNS_MAX:
+            text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
+            self._core.fail(session, request, "refused", text)
+            return
+        known = (self._core.columns.get(column) for column in message.columns)
+        proofs = tuple(self._core.proof(column) for column in known if column is not None)
+        self._core.send(session, request, Attested(proofs))
 
     # ----------------------------------------------------------------------- end
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
-from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
+from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION, SCRUB_PERCENT
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
@@ -97,6 +97,10 @@ class TargetLimits:
     """Disk reads that these may be cut into, so that questions cost bounded memory; one alone may
     have more.
     """
+    scrub_period_us: int | None = None
+    """All that lies here is read at rest at least so often; None: only when somebody asks."""
+    scrub_percent: int = SCRUB_PERCENT
+    """Most of the device's time for that."""
     table_cache_bytes: int = 16 * MiB
     capacity_bytes: int | None = None
     """What this target may use of its device, where that is less than the device."""
@@ -125,6 +129,17 @@ class Counters:
     """Columns that had begun and were refused: their stagers take a spare."""
     columns_verified: int = 0
     """Columns read whole and compared, as `ckpt verify` asks for."""
+    files_scrubbed: int = 0
+    """Columns and documents read whole and compared at rest, by itself or for `ckpt scrub`."""
+    bytes_scrubbed: int = 0
+    """Read from the disk for that."""
+    rot: int = 0
+    """Parts of files, now, that a scrub found damaged."""
+    scrub_late_seconds: int = 0
+    """So much too late is the reading at rest of the file that is most overdue; 0: of none."""
+    scrub_ended_timestamp_seconds: int = 0
+    """When the last pass of the scrub was over: all files that were there at its begin were read.
+    Seconds of the Unix epoch; 0: none was."""
     blocks_damaged: int = 0
     """Blocks of columns and documents that are not what their checksums say, or cannot be read."""
     documents_stored: int = 0
@@ -166,7 +181,8 @@ class Counters:
 LEVELS = frozenset(
     {
         "reservations", "streams", "connections_full", "descriptor_limit", "usable_bytes",
-        "reserved_bytes", "device_used_bytes",
+        "reserved_bytes", "device_used_bytes", "rot", "scrub_late_seconds",
+        "scrub_ended_timestamp_seconds",
     }
 )  # fmt: skip
 """Among the counters, what also falls."""
@@ -198,6 +214,9 @@ class StoredDocument:
     @property
     def file(self) -> str:
         return f"{DOCUMENTS}/{self.name}"
+
+
+Entry = SealedColumn | StoredDocument
 
 
 @lru_cache(maxsize=1024)
@@ -244,6 +263,15 @@ class Core:
         self.removing: dict[ColumnId, None] = {}
         """Columns whose files are on their way out: they may not begin until that is durable.
         Documents keeps it, Columns asks."""
+        self.replacing: dict[DocumentKey, None] = {}
+        """Documents whose file a later one is about to replace, or has: until that is durable, what
+        is read of it may be of either. Documents keeps it."""
+        self.on_stored: Callable[[Entry], None] = lambda _entry: None
+        """Called when a file counts from now on. Scrub sets it."""
+        self.on_gone: Callable[[Entry], None] = lambda _entry: None
+        """Called when it does no more. Scrub sets it."""
+        self.on_suspect: Callable[[Entry], None] = lambda _entry: None
+        """Called when a reader met damage in it. Scrub sets it."""
         self.bytes_used = 0
         self.device = DeviceHealth()
         self._key = proof_key(secret, identity.target, identity.boot)
@@ -353,12 +381,14 @@ class Core:
     def add_column(self, column: SealedColumn) -> None:
         self.columns[column.header.column] = column
         self.bytes_used += column.file_bytes
+        self.on_stored(column)
 
     def remove_column(self, column: SealedColumn) -> None:
         """Forget it, when it is still the one that is known under its id."""
         if self.columns.get(column.header.column) is column:
             del self.columns[column.header.column]
             self.bytes_used -= column.file_bytes
+            self.on_gone(column)
 
     def add_document(self, document: StoredDocument) -> None:
         """A later document of the same name has replaced the earlier one's file."""
@@ -368,12 +398,21 @@ class Core:
             self.remove_document(earlier)
         self.documents[key] = document
         self.bytes_used += document.header.file_bytes
+        self.on_stored(document)
 
     def remove_document(self, document: StoredDocument) -> None:
         key = (document.kind, document.header.checkpoint)
         if self.documents.get(key) is document:
             del self.documents[key]
             self.bytes_used -= document.header.file_bytes
+            self.on_gone(document)
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether it is what its file should hold: neither dropped nor replaced."""
+        if isinstance(entry, SealedColumn):
+            return self.columns.get(entry.header.column) is entry
+        key = (entry.kind, entry.header.checkpoint)
+        return self.documents.get(key) is entry and key not in self.replacing
 
     def note_dropped(self, checkpoint: CheckpointId) -> None:
         """Remember, within bounds, that nothing of this generation may begin again."""

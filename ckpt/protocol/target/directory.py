@@ -16,6 +16,7 @@ from ckpt.format.checksum import Buffer
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.documents.file import DocumentHeader, decode_document_header, document_name
 from ckpt.format.messages.reading import DocumentKind
+from ckpt.protocol.target.at_rest.scrub_note import ScrubNote
 from ckpt.protocol.target.core import (
     ASIDE,
     Completion,
@@ -50,6 +51,9 @@ class DirectoryLoaded:
     catalog: CatalogPosition | None = None
     coordinator: bytes = b""
     """Whose term it is; empty when that is not known."""
+    scrub: ScrubNote | None = None
+    wall_us: int | None = None
+    """What a wall clock shows now; None: there is none but the process's own."""
 
 
 def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHeader | None:

@@ -85,6 +85,8 @@ class ReadAt(Struct, frozen=True, gc=False):
     file: str
     offset: int
     length: int
+    at_rest: bool = False
+    """What lies on the device, not what the page cache holds; nobody waits for it."""
 
 
 class ProbeFile(Struct, frozen=True, gc=False):
@@ -115,6 +117,8 @@ DiskAction = (
 
 FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
 """The device is in order, and has no more room."""
+PASSING_ERRNOS = frozenset({"EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EINTR", "EBUSY"})
+"""Why a read failed that says nothing of the bytes: it is repeated later."""
 
 # --------------------------------------------------------------------------- events
 

@@ -207,6 +207,7 @@ class Documents:
             self._core.fail(assembly.session, assembly.request, "corrupt", text)
             self._remove_aside(assembly)
             return
+        self._core.replacing[assembly.kind, assembly.header.checkpoint] = None
         self._core.chain(self._steps(assembly), lambda failure: self._stored(assembly, failure))
 
     def _steps(self, assembly: ArrivingDocument) -> list[Step]:
@@ -223,6 +224,7 @@ class Documents:
 
     def _stored(self, assembly: ArrivingDocument, failure: DiskFailed | None) -> None:
         core, header = self._core, assembly.header
+        core.replacing.pop((assembly.kind, header.checkpoint), None)
         if failure is not None:
             self._refuse(assembly, failure)
             return
@@ -301,6 +303,7 @@ class Documents:
                 self._core.send(session, request, answer, memoryview(data)[start:end])
                 return end > start
             self._core.counters.blocks_damaged += 1
+            self._core.on_suspect(document)
             if copy + 1 < header.copies:
                 self._read_checked(session, request, document, start, end, copy + 1)
             else:
@@ -323,6 +326,7 @@ class Documents:
         def deliver(data: Buffer | DiskFailed) -> bool:
             if isinstance(data, DiskFailed) or len(data) != end - start:
                 self._core.counters.blocks_damaged += 1
+                self._core.on_suspect(document)
                 text = f"{header.kind} of {header.checkpoint} cannot be read at {start}"
                 self._core.fail(job.session, job.request, "corrupt", text)
                 self._reads.cancel(job.session, job.request)

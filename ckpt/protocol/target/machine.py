@@ -21,9 +21,9 @@ from ckpt.base.ids import Epoch, TargetId
 from ckpt.base.limits import RENEW_US
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.reading import ReadDocument, ReadManifest, ReadRanges, VerifyColumn
+from ckpt.format.messages.scrubbing import AskScrub
 from ckpt.format.messages.targets import (
     Attest,
-    Attested,
     DropColumn,
     DropGeneration,
     LeaseRenewed,
@@ -33,6 +33,7 @@ from ckpt.format.messages.targets import (
     ReleaseReservation,
     RenewLease,
     Reserve,
+    ScrubReport,
     TargetRegistered,
 )
 from ckpt.format.messages.writing import AbandonColumn, AskPace, BeginColumn, Fragment, SealColumn
@@ -45,10 +46,11 @@ from ckpt.protocol.events import (
     SessionOpened,
     Ticked,
 )
+from ckpt.protocol.target.at_rest.scrub import Scrub
+from ckpt.protocol.target.at_rest.verifying import Verifying
 from ckpt.protocol.target.catalog_note import CatalogNote
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
-    ATTEST_COLUMNS_MAX,
     STAGING,
     Core,
     Space,
@@ -104,6 +106,8 @@ class TargetMachine:
         self._documents = Documents(
             self._core, self._space, self._reservations, self._columns, self._tables, self._reads
         )
+        self._verifying = Verifying(self._core, self._reads)
+        self._scrub = Scrub(self._core, self._reservations, self._reads)
         self._note = CatalogNote(self._core, self._reservations)
 
         self._term = 0  # The highest that is durable here.
@@ -124,6 +128,8 @@ class TargetMachine:
         #: The counters that move in a burst, as they were at that renewal and at the last tick.
         self._told = self._seen = (0, 0, 0)
         self._told_failing = False  # Whether the present session has heard that the device fails.
+        #: What the present session has heard of the scrub.
+        self._told_scrub: ScrubReport | None = None
         self._refusal = ""  # Why the coordinator refused last: that is reported once.
         self._still_us = 0  # When nothing had moved since the tick before.
         self._request_count = 0
@@ -193,6 +199,7 @@ class TargetMachine:
         """Assert the invariants of all parts."""
         self._columns.check()
         self._reads.check()
+        self._scrub.check()
 
     # ----------------------------------------------------------------------- events
 
@@ -223,7 +230,9 @@ class TargetMachine:
             case DirectoryLoaded():
                 self._term, self._process = event.term, event.coordinator
                 self._note.stored = event.catalog
+                self._scrub.load(event.scrub, event.wall_us)
                 adopt(core, event)
+                self._scrub.loaded(event.scrub)
         self._reads.pump()
         out, core.out = core.out, []
         return out
@@ -257,7 +266,11 @@ class TargetMachine:
             case ReadManifest():
                 self._reads.read_manifest(session, request, message)
             case VerifyColumn():
-                self._reads.verify_column(session, request, message)
+                self._verifying.verify(session, request, message)
+            case AskScrub(begin=begin):
+                if begin:
+                    self._scrub.begin_pass()
+                self._core.send(session, request, self._scrub.state)
             case ReadDocument():
                 self._documents.read(session, request, message)
             case CancelRequest():
@@ -311,20 +324,11 @@ class TargetMachine:
             case ReleaseReservation():
                 self._reservations.release(message)
             case Attest():
-                self._attest(session, request, message)
+                self._columns.attest(session, request, message)
             case PutDocument():
                 self._documents.put(session, request, message, bulk)
             case DropGeneration() | DropColumn():
                 self._documents.drop(session, request, message)
-
-    def _attest(self, session: Session, request: int, message: Attest) -> None:
-        if len(message.columns) > ATTEST_COLUMNS_MAX:
-            text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
-            self._core.fail(session, request, "refused", text)
-            return
-        known = (self._core.columns.get(column) for column in message.columns)
-        proofs = tuple(self._core.proof(column) for column in known if column is not None)
-        self._core.send(session, request, Attested(proofs))
 
     # ----------------------------------------------------------------------- coordinator
 
@@ -354,7 +358,9 @@ class TargetMachine:
             place=identity.place,
             coordinator=self._process,
             wire=identity.wire,
+            scrub=self._scrub.report,
         )
+        self._told_scrub = register.scrub
         self._core.send(session, self._next_request(), register)
 
     def _register(self, session: Session, message: TargetRegistered) -> None:
@@ -440,6 +446,7 @@ class TargetMachine:
     def _tick(self) -> None:
         self._reads.ticked()
         self._columns.ticked()
+        self._scrub.ticked()
         if self._core.device.begin_probe(self._core.now_us):
             self._core.probe(self._reservations.new_file("probe"))
         self._try_term_again()
@@ -454,7 +461,7 @@ class TargetMachine:
     def _renew(self) -> None:
         assert self._coordinator is not None
         self._renewed_us, self._told = self._core.now_us, self._seen
-        device = self._core.device
+        device, scrub = self._core.device, self._scrub.report
         self._told_failing = device.is_failing
         self._space.count()
         renew = RenewLease(
@@ -465,7 +472,9 @@ class TargetMachine:
             counters=self.counters,
             device_bytes_free=max(0, self._space.device_available),
             device=device.report or UNSET,
+            scrub=UNSET if scrub == self._told_scrub else scrub,
         )
+        self._told_scrub = scrub
         self._core.send(self._coordinator, self._next_request(), renew)
 
     def _renewal_is_due(self) -> bool:

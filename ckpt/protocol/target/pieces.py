@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import BLOCK_BYTES
-from ckpt.format.column import ColumnHeader, decode_trailer, trailer_offset
+from ckpt.format.column import decode_trailer, trailer_offset
 from ckpt.format.combs import Comb, Run, Span, combs_of, ranges_of
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.protocol.runs.run_sets import spans_of, total
@@ -68,7 +68,7 @@ class TableCache:
         header = column.header
 
         def loaded(event: Completion) -> None:
-            found = self._decoded(header, event, copy)
+            found = self._decoded(column, event, copy)
             # Both are copies: the buffer is free before another one is asked for.
             self._core.out.append(ReleaseBulk(event.op))
             if found is not None:
@@ -84,15 +84,17 @@ class TableCache:
         self._core.out.append(ReadAt(op, column.file, offset, header.trailer_bytes))
 
     def _decoded(
-        self, header: ColumnHeader, event: Completion, copy: int
+        self, column: SealedColumn, event: Completion, copy: int
     ) -> tuple[BlockTable, bytes] | None:
         """Table and manifest of a trailer; None, and reported, when it is damaged."""
+        header = column.header
         try:
             if isinstance(event, DiskFailed):
                 raise Corrupt(event.errno_name)
             return decode_trailer(header, event.data)
         except Corrupt as error:
             self._core.counters.blocks_damaged += 1
+            self._core.on_suspect(column)
             self._core.report(
                 "warning", "trailer damaged", column=str(header.column), copy=copy, why=str(error)
             )

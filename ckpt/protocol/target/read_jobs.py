@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.format.messages.reading import ByteRange
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import SealedColumn
 from ckpt.protocol.target.pieces import BlockTable, DiskPiece
@@ -20,12 +19,9 @@ class ReadQuestion:
     request: int
     column: SealedColumn
     pieces: deque[DiskPiece]
-    verify: bool = False
-    """Count the damage instead of sending bytes."""
     table: BlockTable | None = None
     loading: bool = False
     reading_count: int = 0
-    damaged: list[ByteRange] = field(default_factory=list)
     cancelled: bool = False
 
 
@@ -55,7 +51,18 @@ class ManifestJob:
     cancelled: bool = False
 
 
-Job = ReadQuestion | StreamJob | ManifestJob
+@dataclass(slots=True, eq=False)
+class CheckJob:
+    """One question whose answer is what files are like: they are read whole, part by part."""
+
+    session: Session
+    request: int
+    fetch: Callable[[CheckJob], int | None]
+    """Read the next part; how many bytes, or None while one is under way."""
+    cancelled: bool = False
+
+
+Job = ReadQuestion | StreamJob | ManifestJob | CheckJob
 
 
 @dataclass(slots=True)

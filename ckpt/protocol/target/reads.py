@@ -22,16 +22,12 @@ from functools import partial
 
 from ckpt.base.ids import ColumnId
 from ckpt.format.column import FRAGMENTS_OFFSET
-from ckpt.format.combs import Run
 from ckpt.format.messages.reading import (
-    ByteRange,
-    ColumnVerified,
     ManifestData,
     RangeDamaged,
     RangesDone,
     ReadManifest,
     ReadRanges,
-    VerifyColumn,
 )
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.runs.range_frames import range_frames
@@ -48,11 +44,15 @@ from ckpt.protocol.target.pieces import (
     runs_inside,
     runs_without,
 )
-from ckpt.protocol.target.read_jobs import Job, ManifestJob, Reader, ReadQuestion, StreamJob
+from ckpt.protocol.target.read_jobs import (
+    CheckJob,
+    Job,
+    ManifestJob,
+    Reader,
+    ReadQuestion,
+    StreamJob,
+)
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
-
-DAMAGED_RANGES_MAX = 512
-"""In one ColumnVerified: adjacent damage is merged, what is beyond is folded into the last."""
 
 
 class Reads:
@@ -89,17 +89,6 @@ class Reads:
             return
         pieces = cut_pieces(column.header.layout, runs, self._core.limits.read_piece_bytes)
         self.queue(ReadQuestion(session, request, column, deque(pieces)))
-
-    def verify_column(self, session: Session, request: int, message: VerifyColumn) -> None:
-        column = self._core.columns.get(message.column)
-        if column is None:
-            answer = ColumnVerified(message.column, missing=True, column_bytes=0)
-            self._core.send(session, request, answer)
-            return
-        size = column.header.column_bytes
-        whole: list[Run] = [(0, size)] if size else []
-        pieces = cut_pieces(column.header.layout, whole, self._core.limits.read_piece_bytes)
-        self.queue(ReadQuestion(session, request, column, deque(pieces), verify=True))
 
     def read_manifest(self, session: Session, request: int, message: ReadManifest) -> None:
         column = self._find(session, request, message.column)
@@ -216,6 +205,8 @@ class Reads:
                     reader.jobs.remove(job)
                 job.fetch(job, start, end)
                 return end - start
+            if isinstance(job, CheckJob):
+                return job.fetch(job)
             if isinstance(job, ManifestJob):
                 return self._load(reader, job, partial(self._manifest_loaded, reader, job))
             if job.table is None:
@@ -274,13 +265,8 @@ class Reads:
             return
         if table is None:
             reader.jobs.remove(job)
-            if job.verify:
-                size = job.column.header.column_bytes
-                job.damaged.append(ByteRange(0, size))
-                self._answer_verified(job)
-            else:
-                text = f"both trailers of {job.column.header.column} are damaged"
-                self._core.fail(job.session, job.request, "corrupt", text)
+            text = f"both trailers of {job.column.header.column} are damaged"
+            self._core.fail(job.session, job.request, "corrupt", text)
         self.pump()
 
     # ----------------------------------------------------------------------- pieces
@@ -288,8 +274,7 @@ class Reads:
     def _read(self, reader: Reader, job: ReadQuestion, piece: DiskPiece) -> int:
         """Give the piece from a read that is kept, wait for one under way, or ask the disk."""
         core = self._core
-        # Who verifies asks the disk itself.
-        read = None if job.verify else self._shared.find(job.column, piece)
+        read = self._shared.find(job.column, piece)
         if read is not None and read.found is not None:
             before = reader.held_bytes
             self._give(reader, job, piece, read, read.found)
@@ -384,8 +369,6 @@ class Reads:
             good, damaged = runs_without(piece.wanted, found.bad)
             for start, end in damaged:
                 self._damage(job, start, end, "checksum")
-        if job.verify:
-            return
         held = False
         for message, bulk, is_copy in range_frames(good, found):
             self._core.counters.bytes_given += len(bulk)
@@ -399,39 +382,32 @@ class Reads:
             self._holders[read.op] += 1
 
     def _damage(self, job: ReadQuestion, start: int, end: int, reason: str) -> None:
-        if not job.verify:
-            answer = RangeDamaged(start=start, end=end, reason=reason)
-            self._core.send(job.session, job.request, answer)
-            self._core.report(
-                "warning", "damaged bytes", column=str(job.column.header.column), start=start,
-                end=end, why=reason,
-            )  # fmt: skip
-            return
-        job.damaged.append(ByteRange(start, end))
+        answer = RangeDamaged(start=start, end=end, reason=reason)
+        self._core.send(job.session, job.request, answer)
+        self._core.on_suspect(job.column)
+        self._core.report(
+            "warning", "damaged bytes", column=str(job.column.header.column), start=start,
+            end=end, why=reason,
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------- answers
 
     def _answer(self, reader: Reader, job: ReadQuestion) -> None:
         reader.jobs.remove(job)
-        if job.verify:
-            self._answer_verified(job)
-        else:
-            self._core.send(job.session, job.request, RangesDone())
+        self._core.send(job.session, job.request, RangesDone())
 
-    def _answer_verified(self, job: ReadQuestion) -> None:
-        self._core.counters.columns_verified += 1
-        header = job.column.header
-        answer = ColumnVerified(
-            header.column,
-            missing=False,
-            column_bytes=header.column_bytes,
-            damaged=_merged(job.damaged),
-        )
-        self._core.send(job.session, job.request, answer)
+    def end(self, job: CheckJob) -> None:
+        """It is answered; not cancelled."""
+        self._readers[job.session].jobs.remove(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody has asked for anything that is not sent."""
+        return not any(reader.jobs or reader.held_bytes for reader in self._readers.values())
 
     def read_part(
-        self, job: StreamJob, file: str, offset: int, length: int,
-        deliver: Callable[[Buffer | DiskFailed], bool],
+        self, job: StreamJob | CheckJob, file: str, offset: int, length: int,
+        deliver: Callable[[Buffer | DiskFailed], bool], *, at_rest: bool = False,
     ) -> None:  # fmt: skip
         """Read a part from a file; `deliver` sends it and says whether its bytes are in a frame
         now.
@@ -450,7 +426,8 @@ class Reads:
             else:
                 self._core.out.append(ReleaseBulk(event.op))
 
-        self._core.out.append(ReadAt(self._core.expect(done), file, offset, length))
+        op = self._core.expect(done)
+        self._core.out.append(ReadAt(op, file, offset, length, at_rest=at_rest))
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
@@ -459,15 +436,3 @@ class Reads:
             assert reader.reading_bytes >= 0
             step = max(limits.read_piece_bytes, self._step_bytes_max)
             assert reader.held_bytes <= limits.read_window_bytes + step
-
-
-def _merged(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
-    """Ascending, neighbours joined, at most DAMAGED_RANGES_MAX."""
-    merged: list[ByteRange] = []
-    for each in sorted(ranges, key=lambda r: (r.start, r.end)):
-        joins = merged and each.start <= merged[-1].end
-        if joins or len(merged) >= DAMAGED_RANGES_MAX:
-            merged[-1] = ByteRange(merged[-1].start, max(merged[-1].end, each.end))
-        else:
-            merged.append(each)
-    return tuple(merged)

@@ -57,6 +57,10 @@ VERBS: Final = {
         "ckpt_client.cli.verbs.verify",
         "read every byte of a checkpoint and compare",
     ),
+    "scrub": (
+        "ckpt_client.cli.upkeep.scrub",
+        "have targets read all that they keep now, and compare",
+    ),
     "tag": (
         "ckpt_client.cli.verbs.tag",
         "give a checkpoint a name, or list the names of a run",

@@ -1,11 +1,11 @@
 """Is every byte of a checkpoint still what was written? Each target reads its own columns and
-compares, also those of earlier generations that hold bytes of it."""
+compares, also those of earlier generations that hold bytes of it, and the documents beside them."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from ckpt.base.ids import (
     ColumnNumber,
     Generation,
     Home,
+    PayloadId,
+    Rank,
     RunName,
     Step,
     TargetId,
@@ -27,7 +29,7 @@ from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve, TargetAddress
-from ckpt.format.messages.reading import ByteRange, ColumnVerified, VerifyColumn
+from ckpt.format.messages.reading import ByteRange, ColumnVerified, Damage, VerifyColumn
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.protocol.handshake import Caller
@@ -57,6 +59,19 @@ class ColumnHealth:
     """Ranges of the column, in bytes, that do not match their checksums."""
     home: str = ""
     """`STEP#GENERATION` of the earlier checkpoint whose column it is; empty for this one's own."""
+    beside: tuple[Damage, ...] = ()
+    """What else of its file is damaged: a copy of its header, its block table, its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentHealth:
+    """An index, a commit record or labels that are damaged on one target."""
+
+    kind: str
+    target: str
+    damaged: tuple[Damage, ...]
+    home: str = ""
+    """As of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +90,62 @@ class VerifyReport:
 
     checkpoint: CheckpointId
     state: str
-    """`healthy`: all whole. `degraded`: readable from the others. `lost`: proved not to be
-    readable.
-    `unknown`: not readable from what was reached, and nothing is proved."""
+    """`healthy`: all whole. `degraded`: readable from the others, or from other copies. `lost`:
+    proved not to be readable. `unknown`: not readable from what was reached, and nothing is proved.
+    """
     payloads: tuple[PayloadHealth, ...]
     columns: tuple[ColumnHealth, ...]
     """All of them, by rank and column; those of homes after its own."""
     bytes_read: int
     """Fragment bytes that targets compared."""
     seconds: float
+    documents_read: int = 0
+    """Indexes, commit records and labels that targets compared, all copies of each."""
+    documents: tuple[DocumentHealth, ...] = ()
+    """Those that are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One column, on one target."""
+
+    id: ColumnId
+    target: TargetId | None
+    home: str
+    documents: bool
+    """Those of its checkpoint as well, which each target is asked for once."""
+    column: bool = True
+    """False: these alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What came of a question."""
+
+    asked: _Question
+    state: str
+    answer: ColumnVerified | None = None
+
+    @property
+    def column(self) -> ColumnHealth:
+        id, answer = self.asked.id, self.answer
+        damaged = answer.damaged if answer is not None else ()
+        return ColumnHealth(
+            int(id.payload.rank), int(id.column), self.asked.target, self.state, damaged,
+            self.asked.home, self._beside(column=True),
+        )  # fmt: skip
+
+    def documents(self) -> Iterator[DocumentHealth]:
+        damages: defaultdict[str, list[Damage]] = defaultdict(list)
+        for one in self._beside(column=False):
+            damages[one.kind].append(one)
+        for kind, found in damages.items():
+            assert self.asked.target is not None, "it answered"
+            yield DocumentHealth(kind, self.asked.target, tuple(found), self.asked.home)
+
+    def _beside(self, *, column: bool) -> tuple[Damage, ...]:
+        beside = self.answer.beside if self.answer is not None else ()
+        return tuple(one for one in beside if (one.kind == "column") is column)
 
 
 _ORDER: Final = ("healthy", "degraded", "unknown", "lost")
@@ -96,9 +158,13 @@ def verify(
     *,
     timeout_s: float = 10.0,
     only: Generation | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _count: None,
 ) -> VerifyReport:
     """Verify a generation of a step, the newest or `only` that one, and the payloads of its homes
-    that it refers to, all targets at once. Raises NotFound, Unavailable, Lost."""
+    that it refers to, all targets at once. Raises NotFound, Unavailable, Lost.
+
+    on_progress: hears how many columns of how many were read.
+    """
     begun_s = time.monotonic()
     question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
     pinned = Pinned(context, question, timeout_s)
@@ -106,10 +172,12 @@ def verify(
         checkpoint = pinned.record.info.checkpoint
         payloads = _payloads(pinned.finder, refers=bool(pinned.record.info.homes))
         addresses = {where.target: where for where in pinned.resolved.targets}
-        found = _ask_all(context, checkpoint, payloads, addresses)
+        questions = _questions(checkpoint, payloads, addresses)
+        found = _ask_all(context, questions, addresses, on_progress)
     finally:
         pinned.close()
-    columns = tuple(health for health, _ in found)
+    columns = tuple(each.column for each in found if each.asked.column)
+    documents = tuple(one for each in found for one in each.documents())
     of_payload: defaultdict[tuple[str, int], list[ColumnHealth]] = defaultdict(list)
     for column in columns:
         of_payload[column.home, column.rank].append(column)
@@ -119,9 +187,16 @@ def verify(
         for m, (home, rank) in zip(parity, of_payload, strict=True)
     )
     worst = max((_ORDER.index(health.state) for health in healths), default=0)
-    bytes_read = sum(count for _, count in found)
+    answers = [each.answer for each in found if each.answer is not None]
     return VerifyReport(
-        checkpoint, _ORDER[worst], healths, columns, bytes_read, time.monotonic() - begun_s
+        checkpoint,
+        _ORDER[max(worst, _ORDER.index("degraded") if documents else 0)],
+        healths,
+        columns,
+        sum(answer.column_bytes for answer in answers),
+        time.monotonic() - begun_s,
+        sum(answer.documents for answer in answers),
+        documents,
     )
 
 
@@ -144,54 +219,62 @@ def _home(payload: FoundPayload, checkpoint: CheckpointId) -> str:
     return "" if payload.id.checkpoint == checkpoint else str(Home.of(payload.id.checkpoint))
 
 
-def _ask_all(
-    context: ReaderContext,
+def _questions(
     checkpoint: CheckpointId,
     payloads: Sequence[FoundPayload],
     addresses: Mapping[TargetId, TargetAddress],
-) -> list[tuple[ColumnHealth, int]]:
+) -> list[_Question]:
+    """All columns, and the documents of each checkpoint once of each target that may have them."""
+    asked: set[tuple[TargetId, CheckpointId]] = set()
+    questions = []
+    for payload in payloads:
+        home = _home(payload, checkpoint)
+        for j, target in enumerate(payload.columns):
+            first = target is not None and (target, payload.id.checkpoint) not in asked
+            questions.append(_Question(ColumnId(payload.id, ColumnNumber(j)), target, home, first))
+            if target is not None:
+                asked.add((target, payload.id.checkpoint))
+    nobody = ColumnId(PayloadId(checkpoint, Rank(0)), ColumnNumber(0))
+    rest = [target for target in addresses if (target, checkpoint) not in asked]
+    return questions + [_Question(nobody, target, "", True, column=False) for target in rest]
+
+
+def _ask_all(
+    context: ReaderContext,
+    questions: Sequence[_Question],
+    addresses: Mapping[TargetId, TargetAddress],
+    on_progress: Callable[[int, int], None],
+) -> list[_Found]:
+    found: list[_Found] = []
     with ExitStack() as stack:
         peers = {
             target: stack.enter_context(_dial(context, where))
             for target, where in addresses.items()
         }
-        questions = [
-            (ColumnId(payload.id, ColumnNumber(j)), target, _home(payload, checkpoint))
-            for payload in payloads
-            for j, target in enumerate(payload.columns)
-        ]
         with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="ckpt-verify") as pool:
-            return list(pool.map(lambda each: _ask(each[0], each[1], each[2], peers), questions))
+            for each in pool.map(lambda question: _ask(question, peers), questions):
+                found.append(each)
+                on_progress(len(found), len(questions))
+    return found
 
 
-def _ask(
-    id: ColumnId, target: TargetId | None, home: str, peers: Mapping[TargetId, RpcClient]
-) -> tuple[ColumnHealth, int]:
-    """The column's health, and how many bytes of it were compared."""
-    state, damaged, column_bytes = _state(id, target, peers)
-    rank, column = int(id.payload.rank), int(id.column)
-    return ColumnHealth(rank, column, target, state, damaged, home), column_bytes
-
-
-def _state(
-    id: ColumnId, target: TargetId | None, peers: Mapping[TargetId, RpcClient]
-) -> tuple[str, tuple[ByteRange, ...], int]:
-    if target is None:
-        return "missing", (), 0
-    peer = peers.get(target)
+def _ask(asked: _Question, peers: Mapping[TargetId, RpcClient]) -> _Found:
+    if asked.target is None:
+        return _Found(asked, "missing")
+    peer = peers.get(asked.target)
     if peer is None:
-        return "away", (), 0
+        return _Found(asked, "away")
     try:
-        answer, _ = peer.call(VerifyColumn(id), timeout_s=COLUMN_TIMEOUT_S)
+        question = VerifyColumn(asked.id, asked.documents)
+        answer, _ = peer.call(question, timeout_s=COLUMN_TIMEOUT_S)
     except CkptError:
-        return "away", (), 0
-    match answer:
-        case ColumnVerified(missing=True):
-            return "missing", (), 0
-        case ColumnVerified(_, _, column_bytes, damaged):
-            return "damaged" if damaged else "whole", damaged, column_bytes
-        case _:
-            return "away", (), 0
+        return _Found(asked, "away")
+    if not isinstance(answer, ColumnVerified):
+        return _Found(asked, "away")
+    if answer.missing:
+        return _Found(asked, "missing", answer)
+    harmed = answer.damaged or any(one.kind == "column" for one in answer.beside)
+    return _Found(asked, "damaged" if harmed else "whole", answer)
 
 
 def _judge(m: int, columns: Sequence[ColumnHealth]) -> str:

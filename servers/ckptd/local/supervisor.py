@@ -37,6 +37,7 @@ from typing import Annotated, Final
 from ckpt.aio.durable import write_aside
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
+from ckpt.base.limits import SCRUB_PERCENT
 from ckpt.erasure.code import Code
 from ckpt.native.isal import find_isal
 from ckpt.native.library import find_library
@@ -73,6 +74,8 @@ CATALOG_OLD: Final = "old"
 """What the coordinator's `/v1/sessions` says of a catalog that it does not serve."""
 
 TARGET: Final = "target"
+SCRUB_VARIABLE: Final = "CKPT_TARGET__SCRUB_PERCENT"
+"""Whoever sets it decides; else the targets share what one would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +291,9 @@ class LocalCluster:
         ]
         if cluster.capacity_bytes:
             argv += ["--capacity-bytes", str(cluster.capacity_bytes // cluster.targets)]
+        if SCRUB_VARIABLE not in os.environ:
+            # They share one device.
+            argv += ["--scrub-percent", str(max(1, SCRUB_PERCENT // cluster.targets))]
         policy = RestartPolicy(cluster.restart)
         return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME)
 

@@ -31,8 +31,8 @@ from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX
-from ckpt.base.units import MiB
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, SCRUB_PERCENT
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.selftest import self_test
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.writing import Fragment
@@ -75,6 +75,13 @@ class TargetConfig:
     """Memory for fragments that arrive."""
     read_pool_bytes: int = 32 * MiB
     """Memory for blocks that are read; at most three quarters keep what others may want."""
+    scrub: bool = True
+    """Read all that it keeps again and again, past the page cache, to find rot before a reader
+    does."""
+    scrub_period_s: float = 7 * 86_400.0
+    """All is read at least so often, for the first time within a seventh of it."""
+    scrub_percent: int = SCRUB_PERCENT
+    """Most of the device's time for that, while no column is written or read."""
     direct: bool = True
     """Write and read around the page cache where the file system can."""
     unix: bool = True
@@ -97,6 +104,8 @@ class TargetConfig:
         WirePolicy.parse(self.wire)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
+        if not (self.scrub_period_s > 0 and 1 <= self.scrub_percent <= 100):
+            raise Refused("scrub_period_s is more than 0, scrub_percent 1 to 100")
 
     @property
     def limits(self) -> TargetLimits:
@@ -108,6 +117,8 @@ class TargetConfig:
             read_pool_bytes=self.read_pool_bytes,
             read_keep_bytes=self.read_pool_bytes * 3 // 4,
             capacity_bytes=self.capacity_bytes,
+            scrub_period_us=int(self.scrub_period_s * US_PER_S) if self.scrub else None,
+            scrub_percent=self.scrub_percent,
         )
 
 

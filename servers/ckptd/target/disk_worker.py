@@ -12,6 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ckpt.aio.clock import now_us
 from ckpt.aio.disk import Disk, perform
 from ckpt.base.units import US_PER_S
@@ -70,6 +72,8 @@ class DiskWorker:
             try:
                 result: DiskDone | DiskFailed | BaseException
                 result = perform(self._disk, action, began_us)
+                # An event of the past would set the machine's time back, and a sync take none.
+                result = replace(result, now_us=now_us())
             except BaseException as error:
                 result = error
             is_sync = isinstance(action, SyncFile | SyncDirectory)

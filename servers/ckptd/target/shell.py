@@ -4,7 +4,8 @@
 
 Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms,
 while a hop to a thread costs 20 to 30% end to end. Syncs, names and preallocation, which may take
-long, go through one worker thread, in order, so that the loop lives.
+long, go through one worker thread, in order, so that the loop lives; so do reads at rest, for which
+nobody waits, and which a sick device may hold up.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio import descriptors
-from ckpt.aio.clock import now_us
-from ckpt.aio.disk import Disk, perform, scan
+from ckpt.aio.clock import now_us, wall_us
+from ckpt.aio.directory_scan import scan
+from ckpt.aio.disk import Disk, perform
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import Server
@@ -89,7 +91,7 @@ class TargetShell:
 
     def start(self) -> None:
         """Learn what the directory holds, and begin to tick."""
-        self.feed(scan(self._disk, now_us()))
+        self.feed(scan(self._disk, now_us(), wall_us()))
         self._on_tick()
 
     def begin_probe(self) -> None:
@@ -182,8 +184,10 @@ class TargetShell:
         if event.op == PROBE_OP:
             assert self._probe is not None
             self._probe.answered(event)
-        else:
-            self.feed(event)
+            return
+        if isinstance(event, DiskDone) and isinstance(event.data, memoryview):
+            self._buffers[event.op] = event.data
+        self.feed(event)
 
     def feed(self, event: TargetEvent, bulk: Bulk | None = None) -> None:
         """Handle the event, and all that follow from it at once, in order."""
@@ -204,7 +208,7 @@ class TargetShell:
                     if action.keeps_bulk and bulk is not None:
                         self._bulks[action.op], bulk = bulk, None
                     self._events.append((perform(self._disk, action, now_us()), None))
-                case ReadAt():
+                case ReadAt(at_rest=False):
                     if not self._reads:
                         self._loop.call_soon(self._read_some)
                     self._reads.append(action)

@@ -39,6 +39,7 @@ from ckpt.format.messages.targets import (
     ListColumns,
     RegisterTarget,
     RenewLease,
+    ScrubReport,
     TargetRegistered,
 )
 from ckpt.plan.placement import Candidate
@@ -112,6 +113,8 @@ class Target:
     """A save found it slow beside its peers: until then others come before it."""
     device: DeviceReport = WELL
     """What its device refused, as this boot reported last."""
+    scrub: ScrubReport | None = None
+    """What it knows of the bytes that it keeps; None: nothing was heard."""
     load_bytes: int = 0
     """Planned onto it by attempts that have not ended; the balance of a burst."""
     proved: ProvedColumns = field(default_factory=ProvedColumns)
@@ -382,6 +385,7 @@ class Membership:
         target.device_bytes_free = _of_device(message)
         target.counters = message.counters
         self._note_device(target, message.device)
+        target.scrub = target.scrub if message.scrub is UNSET else message.scrub
         self._desk.send(session, request, LeaseRenewed(self.epoch, self._desk.position))
 
     def session_closed(self, session: Session) -> None:
@@ -423,7 +427,7 @@ class Membership:
         target.silent_since_us = None
         target.domain, target.directory = domain, message.directory
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
-        target.wire = message.wire
+        target.wire, target.scrub = message.wire, message.scrub
         target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free
         target.bytes_used = message.bytes_used
         target.device_bytes_free = _of_device(message)
@@ -457,10 +461,9 @@ class Membership:
     def _list(self, target: Target, boot: BootId, cursor: str) -> None:
         assert target.session is not None
         self._desk.ask(
-            target.session,
-            ListColumns(cursor),
+            target.session, ListColumns(cursor),
             lambda answer, _bulk: self._listed(target, boot, answer),
-        )
+        )  # fmt: skip
 
     def _listed(self, target: Target, boot: BootId, answer: Message) -> None:
         if target.boot != boot or target.session is None:
@@ -494,5 +497,4 @@ class Membership:
 
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:
-    given = message.device_bytes_free
-    return message.bytes_free if given is None else given
+    return message.bytes_free if (given := message.device_bytes_free) is None else given

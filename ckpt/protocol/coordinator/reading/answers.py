@@ -12,6 +12,44 @@ from msgspec import Struct
 from ckpt.format.messages.keeping import Retention
 
 
+class RotView(Struct, frozen=True):
+    """A damaged part of a file on a target."""
+
+    run: str
+    step: int
+    generation: str
+    kind: str
+    """`column`, `index`, `record`, `labels` or `tombstone`."""
+    rank: int | None
+    """Of a column, as its number."""
+    column: int | None
+    region: str
+    """`cells`, `header 2`, `copy 1`, and so on; `file` when all of it is gone."""
+    start: int
+    """In the file."""
+    end: int
+    why: str
+
+
+class ScrubView(Struct, frozen=True):
+    """What a target knows of the bytes that it keeps. Times are seconds of the Unix epoch."""
+
+    period_s: float
+    """All is read at least so often; 0: only when somebody asks."""
+    pass_began_s: int
+    """Of the pass under way, else of the last one; 0: none began."""
+    pass_ended_s: int
+    """When the last pass was over: all that was there at its begin was read; 0: none was."""
+    oldest_s: int
+    """The oldest last reading of a file that was read at all; 0: none was."""
+    late_s: int
+    """So much too late is the file that is most overdue."""
+    rot_count: int
+    """Damaged parts of files, now."""
+    rot: tuple[RotView, ...]
+    """The first of them."""
+
+
 class TargetView(Struct, frozen=True):
     """One target as `ckpt status` shows it."""
 
@@ -37,6 +75,8 @@ class TargetView(Struct, frozen=True):
     wire: str = ""
     """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain.
     Empty: it is of an earlier version, and has none."""
+    scrub: ScrubView | None = None
+    """None: it is of an earlier version, or was not here yet."""
 
 
 class Check(Struct, frozen=True):

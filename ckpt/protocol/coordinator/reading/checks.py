@@ -84,6 +84,29 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " when it is started again: `kill PID`, and `ckptd target …` where no supervisor does that",
         clears="when the device has taken the target's small file, or the target has started again",
     ),
+    "ROT": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="all can be read while parity or other copies cover it, and fewer losses are survived"
+        " than `ckpt ls` says",
+        cause="a target read what it keeps, and parts of files are not as they were written, or the"
+        " device cannot read them",
+        mend="nothing makes it again by itself yet: see what is left with `ckpt verify RUN@STEP`,"
+        " save again, then `ckpt rm RUN@STEP`; a device that does it again is to be replaced",
+        clears="a second after the checkpoints are deleted, or `ckpt scrub ID` has read the files"
+        " whole",
+    ),
+    "SCRUB_LATE": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="rot would be found late; nothing else is wrong",
+        cause="a target was to have read a file by now: its share of the device's time is too small"
+        " for what it keeps, or columns are written and read all the time",
+        mend="`ckpt scrub ID` while nobody saves or loads; where that is too slow give the target"
+        " more of its device, or a longer period (`scrub_percent` and `scrub_period_s` of `ckptd"
+        " target`)",
+        clears="when all that was due is read",
+    ),
     "TOO_FEW_TARGETS": CheckKind(
         ERROR,
         DEGRADED_CODE,

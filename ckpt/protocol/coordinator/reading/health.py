@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, format_age, format_seconds
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import Rot
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.claims import Claim
 from ckpt.protocol.coordinator.cluster.devices import (
@@ -34,6 +36,7 @@ from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
 MADE_AGAIN = "run ckptd repair: it makes again what is missing, where targets have room"
+TOMBSTONE = DocumentKind.TOMBSTONE.value
 NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
@@ -69,6 +72,8 @@ class Health:
             yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
         yield from map(_claim_check, self._members.claims())
         yield from map(_device_check, self._members.failing())
+        yield from _rot_checks(self._members.live())
+        yield from map(_late_check, [t for t in self._members.live() if t.scrub and t.scrub.late_s])
         # An old catalog's targets are not counted, and a new one beside them mends nothing.
         if self._vouching.standing is not CatalogStanding.OLD:
             yield from self._too_few(down, address)
@@ -269,6 +274,40 @@ def _device_check(target: Target) -> Check:
     where = f"{target.directory} on {target.domain.host}"
     remedy = f"mend {where}; it is tried again by itself, at once when its target starts again"
     return check("DEVICE_FAILING", text, remedy, f"kill {target.pid}")
+
+
+def _rot_checks(targets: Sequence[Target]) -> Iterator[Check]:
+    """One for all, with the command for the first. Nobody can do more for a deletion than wait."""
+    named_by = [(target, one) for target in targets if target.scrub for one in target.scrub.rot]
+    found = [each for each in named_by if each[1].damage.kind != TOMBSTONE]
+    if not found:
+        return
+    count = sum(target.scrub.rot_count for target in targets if target.scrub)
+    count -= len(named_by) - len(found)
+    named = "; ".join(_rot(target, one) for target, one in found[:NAMED_MAX])
+    parts = "1 part of files at rest is" if count == 1 else f"{count} parts of files at rest are"
+    text = f"{parts} damaged: {named}"
+    checkpoint = found[0][1].checkpoint
+    step = quoted(f"{checkpoint.run}@{checkpoint.step}")
+    remedy = (
+        "what reads it takes parity or another copy, and nothing makes it again by itself yet: the"
+    )
+    remedy += " next save has all of its own, then drop this one"
+    yield check("ROT", text, remedy, f"ckpt rm {step}")
+
+
+def _rot(target: Target, rot: Rot) -> str:
+    of = rot.damage.kind if rot.rank is None else f"column {rot.column} of rank {rot.rank}"
+    return f"{target.id}: {rot.damage.region} of {of} of {rot.checkpoint} ({rot.damage.why})"
+
+
+def _late_check(target: Target) -> Check:
+    assert target.scrub is not None
+    late, period = format_seconds(target.scrub.late_s), format_age(int(target.scrub.period_s))
+    text = f"{target.id}: a file was to be read {late} ago, within a period of {period}"
+    remedy = "have it read while nobody saves or loads; where that is too slow give it more of the"
+    remedy += " device (--scrub-percent), or a longer period (--scrub-period-s)"
+    return check("SCRUB_LATE", text, remedy, f"ckpt scrub {quoted(target.id)}")
 
 
 def _full_check(target: Target) -> Check:

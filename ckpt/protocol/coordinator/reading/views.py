@@ -15,6 +15,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
 from ckpt.format.messages.saving import CommitInfo
+from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
 from ckpt.plan.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
@@ -33,7 +34,9 @@ from ckpt.protocol.coordinator.reading.answers import (
     NameView,
     RepairView,
     RetentionView,
+    RotView,
     RunView,
+    ScrubView,
     ShowView,
     StatusView,
     StepView,
@@ -335,6 +338,35 @@ def _target_view(target: Target) -> TargetView:
         device_error=target.device.latest,
         device_errors=target.device.errors,
         wire=target.wire,
+        scrub=None if target.scrub is None else _scrub_view(target.scrub),
+    )
+
+
+def _scrub_view(report: ScrubReport) -> ScrubView:
+    return ScrubView(
+        period_s=report.period_s,
+        pass_began_s=report.pass_began_s,
+        pass_ended_s=report.pass_ended_s,
+        oldest_s=report.oldest_s,
+        late_s=report.late_s,
+        rot_count=report.rot_count,
+        rot=tuple(_rot_view(one) for one in report.rot[:ROT_NAMED_MAX]),
+    )
+
+
+def _rot_view(rot: Rot) -> RotView:
+    checkpoint, damage = rot.checkpoint, rot.damage
+    return RotView(
+        run=checkpoint.run,
+        step=checkpoint.step,
+        generation=str(checkpoint.generation),
+        kind=damage.kind,
+        rank=rot.rank,
+        column=rot.column,
+        region=damage.region,
+        start=damage.start,
+        end=damage.end,
+        why=damage.why,
     )
 
 

@@ -24,6 +24,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
     RunView,
+    ScrubView,
     StatusView,
     StoreStatus,
     TargetView,
@@ -92,6 +93,8 @@ class TargetStatus:
     wire: str = ""
     """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain. Empty
     where it is not known, or of an earlier version, which has none."""
+    scrub: ScrubView | None = None
+    """What it knows of the bytes that it keeps; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,7 @@ def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
         device_error=view.device_error,
         device_errors=view.device_errors,
         wire=view.wire,
+        scrub=view.scrub,
     )
 
 
@@ -371,12 +375,15 @@ def _print_targets(status: Status, output: Output) -> None:
             target.address or "-",
             format_bytes(target.bytes_used),
             format_bytes(target.bytes_free),
+            _read_text(target.scrub),
             target.domain or "-",
             target.directory.removeprefix(prefix),
         )
         for target in status.targets
     ]
-    head = ("target", "state", ">pid", "address", ">used", ">free", "domain", "directory")
+    head = (
+        "target", "state", ">pid", "address", ">used", ">free", "scrubbed", "domain", "directory",
+    )  # fmt: skip
     output.table(head, rows)
 
 
@@ -386,6 +393,14 @@ def _state_text(target: TargetStatus) -> str:
     refused = sum(count for kind, count in target.device_errors.items() if kind != "space")
     remarks += [counted(refused, "device error")] if refused and not target.device_failing else []
     return f"{target.state} ({', '.join(remarks)})" if remarks else target.state
+
+
+def _read_text(scrub: ScrubView | None) -> str:
+    """When the last pass was over, and what was found."""
+    if scrub is None:
+        return "-"
+    ended = age_text(scrub.pass_ended_s) if scrub.pass_ended_s else "not yet"
+    return f"{ended}, {counted(scrub.rot_count, 'part')} damaged" if scrub.rot_count else ended
 
 
 def _print_runs(listed: tuple[RunView, ...], output: Output) -> None:

@@ -1,14 +1,17 @@
-"""Read every byte of every column of a checkpoint where it lies, and compare.
+"""Read every byte of every column of a checkpoint where it lies, and compare; also
+every copy of its index, its commit record and its labels.
 
-Exit code 0: all columns are whole. 3: some are missing or damaged, the checkpoint
-is readable from the others. 4: it is lost. 75: targets that hold it are out of
-reach, so nothing is proved. Columns of earlier steps that hold what did not change
-are read as well.
+Exit code 0: all is whole. 3: some columns are missing, or something is damaged; the
+checkpoint is readable from the others. 4: it is lost. 75: targets that hold it are
+out of reach, so nothing is proved. Columns of earlier steps that hold what did not
+change are read as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
@@ -18,10 +21,13 @@ from ckpt_client.cli.output import Output, Tone, counted, rate_text
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:
-    from ckpt_client.load.verify import ColumnHealth, VerifyReport
+    from ckpt.format.messages.reading import ByteRange, Damage
+    from ckpt_client.load.verify import VerifyReport
 
 EXAMPLE = "ckpt verify llama/7b@12500\nckpt verify llama/7b@12500 --json | tail -n 1 | jq .state"
 
+SAY_S: Final = 1.0
+"""Between two lines of progress in JSON."""
 _ENDS: Final = {
     "healthy": (ExitCode.OK, Tone.GOOD),
     "degraded": (ExitCode.DEGRADED, Tone.WARN),
@@ -50,9 +56,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         context = ReaderContext(
             control.locator.address, control.secret, control.cluster, client_name()
         )
-        output.record("progress", {"run": run_name, "step": step, "payload_bytes": size})
-        with output.waiting(f"verifying {run_name}@{step}"):
-            report = verify(context, run_name, step, timeout_s=arguments.timeout, only=only)
+        progress = _Progress(output, {"run": run_name, "step": step, "payload_bytes": size})
+        with output.waiting(f"verifying {run_name}@{step}", progress.text):
+            report = verify(
+                context, run_name, step, timeout_s=arguments.timeout, only=only,
+                on_progress=progress.heard,
+            )  # fmt: skip
     code, tone = _ENDS[report.state]
     output.record("summary", _summary(report))
     _print(report, tone, output)
@@ -64,6 +73,29 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return code
 
 
+class _Progress:
+    """I say how far it is: to people when they wait, in JSON now and then."""
+
+    def __init__(self, output: Output, what: Mapping[str, object]) -> None:
+        self._output = output
+        self._what = what
+        self._done = self._count = 0
+        self._said_s = time.monotonic()
+        output.record("progress", what)
+
+    def heard(self, done: int, count: int) -> None:
+        """So many columns of so many were read."""
+        self._done, self._count = done, count
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_S:
+            self._said_s = now_s
+            counts = {"columns_read": done, "columns": count}
+            self._output.record("progress", {**self._what, **counts})
+
+    def text(self) -> str:
+        return f"{self._done} of {counted(self._count, 'column')} read" if self._count else ""
+
+
 def _summary(report: VerifyReport) -> dict[str, object]:
     checkpoint = report.checkpoint
     return {
@@ -72,20 +104,11 @@ def _summary(report: VerifyReport) -> dict[str, object]:
         "generation": str(checkpoint.generation),
         "state": report.state,
         "payloads": report.payloads,
-        "columns": [_column(each) for each in report.columns],
+        "columns": report.columns,
+        "documents_read": report.documents_read,
+        "documents": report.documents,
         "bytes_read": report.bytes_read,
         "seconds": report.seconds,
-    }
-
-
-def _column(health: ColumnHealth) -> dict[str, object]:
-    return {
-        "rank": health.rank,
-        "column": health.column,
-        "target": health.target,
-        "state": health.state,
-        "damaged": health.damaged,
-        "home": health.home,
     }
 
 
@@ -93,20 +116,30 @@ def _print(report: VerifyReport, tone: Tone, output: Output) -> None:
     output.line(
         f"{report.checkpoint.run}@{report.checkpoint.step}  {output.tone(report.state, tone)}  "
         f"{counted(len(report.columns), 'column')}, "
-        f"read {rate_text(report.bytes_read, report.seconds)}"
+        f"read {rate_text(report.bytes_read, report.seconds)}, "
+        f"and {counted(report.documents_read, 'document')}"
     )
-    wrong = [each for each in report.columns if each.state != "whole"]
-    if wrong:
-        rows = [
-            (
-                str(each.rank), str(each.column), each.target or "-", each.state, _damage(each),
-                f"of step {each.home}" if each.home else "",
-            )
-            for each in wrong
-        ]  # fmt: skip
+    rows = [
+        (
+            str(each.rank), str(each.column), each.target or "-", each.state,
+            _damage(each.damaged, each.beside), _of(each.home),
+        )
+        for each in report.columns if each.state != "whole"
+    ]  # fmt: skip
+    rows += [
+        ("-", each.kind, each.target, "damaged", _damage((), each.damaged), _of(each.home))
+        for each in report.documents
+    ]
+    if rows:
         output.table((">rank", ">column", "target", "state", "damage", ""), rows, indent="  ")
 
 
-def _damage(health: ColumnHealth) -> str:
-    ranges = [f"[{each.start}, {each.end})" for each in health.damaged]
-    return " ".join([*ranges[:4], "…"] if len(ranges) > 4 else ranges)
+def _of(home: str) -> str:
+    return f"of step {home}" if home else ""
+
+
+def _damage(cells: Sequence[ByteRange], beside: Sequence[Damage]) -> str:
+    """Ranges of the column, and the names of what lies beside."""
+    texts = [f"[{each.start}, {each.end})" for each in cells]
+    texts = [*texts[:4], "…"] if len(texts) > 4 else texts
+    return ", ".join([*([" ".join(texts)] if texts else []), *(each.region for each in beside)])

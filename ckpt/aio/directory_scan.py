@@ -1,0 +1,67 @@
+"""What does a target find in its directory when it starts?"""
+
+from __future__ import annotations
+
+from ckpt.aio.disk import Disk
+from ckpt.base.limits import PAGE_BYTES
+from ckpt.base.units import align_down
+from ckpt.protocol.target.at_rest.scrub_note import (
+    NOTE_BYTES_MAX,
+    SCRUB_FILE,
+    decode_scrub_note,
+)
+from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
+from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
+from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
+from ckpt.protocol.target.term import (
+    COORDINATOR_FILE,
+    TERM_FILE,
+    decode_coordinator,
+    decode_term,
+)
+
+
+def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded:
+    """Everything that the machine must know of the directory at start.
+
+    Unreadable files are named, not fatal.
+    """
+    for directory in DIRECTORIES:
+        disk.make_directory(directory)
+    files: list[FoundFile] = []
+    for directory in (COLUMNS, DOCUMENTS, STAGING):
+        for name in disk.list_directory(directory):
+            files.append(_found(disk, f"{directory}/{name}", read=directory != STAGING))
+    term = decode_term(_read_note(disk, TERM_FILE)) or 0
+    position = decode_note(_read_note(disk, CATALOG_FILE))
+    process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
+    scrub = decode_scrub_note(_read_note(disk, SCRUB_FILE, NOTE_BYTES_MAX))
+    return DirectoryLoaded(now_us, tuple(files), term, position, process, scrub, wall_us)
+
+
+def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:
+    try:
+        size = disk.file_bytes(file)
+    except OSError:
+        return FoundFile(file, -1, None)
+    pages = []
+    last = align_down(max(0, size - PAGE_BYTES), PAGE_BYTES)
+    for offset in (0, last) if read else ():
+        try:
+            data = disk.read_at(file, offset, PAGE_BYTES)
+        except OSError:
+            continue
+        pages.append(bytes(data))
+        disk.release(data)
+    return FoundFile(file, size, identify(file, tuple(pages)))
+
+
+def _read_note(disk: Disk, file: str, bytes_max: int = PAGE_BYTES) -> bytes:
+    """A small file whole; empty when there is none or it cannot be read."""
+    try:
+        data = disk.read_at(file, 0, min(disk.file_bytes(file), bytes_max))
+    except OSError:
+        return b""
+    content = bytes(data)
+    disk.release(data)
+    return content
