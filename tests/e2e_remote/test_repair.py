@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -141,3 +143,42 @@ def columns_of(cluster: RemoteCluster) -> dict[str, bytes]:
         for id in sorted(cluster.targets)
         for file in (cluster.directory / id / "columns").iterdir()
     }
+
+
+def test_a_column_that_has_rotted_is_made_again_elsewhere(mending: RemoteCluster) -> None:
+    """A scrub finds it, before any reader does."""
+    with ckpt.open(mending.url) as store:
+        store.save(RUN, 1, state(1)).wait(AGAIN_S)
+        before = columns_of(mending)
+        (harmed,) = shown(mending, 1).columns
+        holder = str(harmed.targets[2])
+        flip(next((mending.directory / holder / "columns").iterdir()))
+        worker = repair_worker(mending)
+        try:
+            assert ckpt_command(mending, "scrub", holder) == 3
+            wait_until(
+                lambda: shown(mending, 1).columns[0].targets[2] not in (holder, None),
+                "another target has it", timeout_s=AGAIN_S, poll_s=ASKED_S,
+            )  # fmt: skip
+            columns = mending.directory / holder / "columns"
+            wait_until(lambda: not any(columns.iterdir()), "the damaged one is gone")
+            assert columns_of(mending) == before
+        finally:
+            worker.end(signal.SIGTERM)
+        assert ckpt_command(mending, "verify", f"{RUN}@1") == 0
+        check(store, 1)
+
+
+def flip(column: Path) -> None:
+    """One bit of its cells, at rest."""
+    with column.open("r+b") as file:
+        file.seek(1 << 20)
+        (byte,) = file.read(1)
+        file.seek(1 << 20)
+        file.write(bytes([byte ^ 16]))
+
+
+def ckpt_command(cluster: RemoteCluster, *words: str) -> int:
+    """Its exit code."""
+    command = [sys.executable, "-m", "ckpt_client.cli.main", *words, "--store", cluster.url]
+    return subprocess.run(command, capture_output=True, timeout=AGAIN_S, check=False).returncode

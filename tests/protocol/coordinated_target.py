@@ -47,6 +47,7 @@ from ckpt.format.messages.targets import (
     RenewLease,
     Reserve,
     Reserved,
+    ScrubReport,
     TargetRegistered,
 )
 from ckpt.format.messages.writing import ColumnProof
@@ -76,6 +77,8 @@ class FakeTarget:
     device: DeviceReport | UnsetType = UNSET
     """What its renewals say."""
     counters: dict[str, int] = field(default_factory=dict)
+    """Likewise."""
+    scrub: ScrubReport | UnsetType = UNSET
     """Likewise."""
     session: Session | None = None
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
@@ -161,7 +164,12 @@ class FakeTarget:
     @property
     def renewal(self) -> RenewLease:
         return RenewLease(
-            self.id, self.boot, *self.space, device=self.device, counters=self.counters
+            self.id,
+            self.boot,
+            *self.space,
+            device=self.device,
+            counters=self.counters,
+            scrub=self.scrub,
         )
 
     def summaries(self) -> tuple[DocumentSummary, ...]:

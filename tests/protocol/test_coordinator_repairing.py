@@ -8,6 +8,7 @@ from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Rank, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import Damage
 from ckpt.format.messages.repairs import (
     EndRepair,
     LeaseRepair,
@@ -15,7 +16,7 @@ from ckpt.format.messages.repairs import (
     RepairLeased,
     RepairNoted,
 )
-from ckpt.format.messages.targets import ReleaseReservation, Reserve
+from ckpt.format.messages.targets import ReleaseReservation, Reserve, Rot, ScrubReport
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
 from ckpt.protocol.coordinator.repairing.tasks import (
     LEASE_US,
@@ -141,6 +142,44 @@ def test_what_is_made_again_in_its_old_place_counts_at_once() -> None:
     mark = bench.mark()
     assert worker.end() == RepairNoted(1)
     assert (missing(bench, id), bench.story(mark, ColumnsMoved)) == (0, [])
+
+
+def rot(target: FakeTarget, column: ColumnId) -> None:
+    """It has read it at rest."""
+    id, damage = column.payload.checkpoint, Damage("column", "cells", 0, 4096, "checksum")
+    found = Rot(id, damage, column.payload.rank, column.column)
+    target.scrub = ScrubReport(rot_count=1, rot=(found,))
+
+
+def test_what_its_target_found_damaged_is_made_again_elsewhere_and_counts_until_then() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    harmed = holders(bench, id)[1]
+    (column,) = harmed.columns
+    rot(harmed, column)
+    bench.tick(LOOK_S)
+    assert missing(bench, id) == 0
+    worker = Worker(bench)
+    assert [one.column for one in worker.lease().lost] == [1]
+    assert harmed.id not in worker.places
+    bench.tick()
+    assert worker.renew() == RepairNoted()
+    worker.seal()
+    assert worker.end() == RepairNoted(1)
+    assert (missing(bench, id), harmed.columns) == (0, {})
+    assert holders(bench, id)[1].id == worker.places[0]
+
+
+def test_damage_without_another_place_stays_where_it_is() -> None:
+    """Most of the column can be read; without it the payload had one less."""
+    bench = Bench(3)
+    id = bench.save(1)
+    harmed = holders(bench, id)[1]
+    (column,) = harmed.columns
+    rot(harmed, column)
+    bench.tick(LOOK_S)
+    assert Worker(bench).lease() == NOTHING
+    assert (missing(bench, id), list(harmed.columns)) == (0, [column])
 
 
 def test_who_is_away_is_waited_for_unless_nothing_more_may_be_lost() -> None:

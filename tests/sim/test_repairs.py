@@ -1,6 +1,6 @@
-"""Histories in which one disk after the other is emptied, more than any code survives at once,
-while workers, targets and the coordinator die: what is lost is made again, and everything stays whole
-(P1, P3, P7, P13).
+"""Histories in which one disk after the other is emptied, more than any code survives at once, and
+workers, targets and the coordinator die: what is lost is made again, and all of it stays whole (P1,
+P3, P7, P13).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                           v                  all n columns count, nobody reads
                        surplus  ------------------------------------------------> dropped
                           |
-                          | the named holder does not count, and is not about to
+                          | the named one is damaged, or does not count and is not about to
                           v
                      ColumnsMoved durable --> named from here on
 
@@ -29,6 +29,7 @@ from ckpt.format.documents.moves import encode_moves, page_of
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import (
     CheckpointCommitted,
@@ -147,9 +148,9 @@ class Adopter:
         moves: dict[tuple[Rank, ColumnNumber], TargetId] = {}
         for column, holders in sorted(checkpoint.surplus.items()):
             rank = column.payload.rank
-            if self._counts(checkpoint, column) or self._is_coming(checkpoint, column):
+            if self._is_well(checkpoint, column) or self._is_coming(checkpoint, column):
                 continue
-            here = sorted(id for id in holders if self._holds(checkpoint, column, id))
+            here = sorted(id for id in holders if self._is_sound(checkpoint, column, id))
             taken = {number: id for (of, number), id in moves.items() if of == rank}
             fits = [id for id in here if self._fits(checkpoint, column, id, taken)]
             if fits:
@@ -165,6 +166,7 @@ class Adopter:
     ) -> bool:
         """One target counts once. The domain rule holds, or is worth less than the payload."""
         now = self._holders_now(checkpoint, column.payload.rank) | taken
+        now.pop(column.column, None)
         if target in now.values():
             return False
         spread = Counter(map(self._domain, now.values()))
@@ -225,8 +227,15 @@ class Adopter:
         digest = checkpoint.placement[column.payload.rank].manifest_digest
         return self._members.holds(target, column, digest)
 
-    def _counts(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
-        return column.column in self._holders_now(checkpoint, column.payload.rank)
+    def _is_sound(self, checkpoint: KeptCheckpoint, column: ColumnId, target: TargetId) -> bool:
+        """It has a copy, and has found no damage in it."""
+        rotten = rotten_columns(self._members.targets[target])
+        return self._holds(checkpoint, column, target) and column not in rotten
+
+    def _is_well(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
+        """The named copy counts, and nobody has found damage in it."""
+        named = self._holders_now(checkpoint, column.payload.rank).get(column.column)
+        return named is not None and self._is_sound(checkpoint, column, named)
 
     def _is_coming(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
         """Who is named does not count now, and likely will soon."""

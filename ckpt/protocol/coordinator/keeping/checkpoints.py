@@ -39,6 +39,7 @@ from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.placements import Placement
 
 
@@ -260,6 +261,17 @@ class Checkpoints:
             and self._members.holds(
                 target, ColumnId(payload, ColumnNumber(j)), placed.manifest_digest
             )
+        ]
+
+    def rotten_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
+        """Those of them that their targets have found damaged."""
+        assert checkpoint.placement is not None
+        payload, columns = PayloadId(checkpoint.id, rank), checkpoint.placement[rank].columns
+        return [
+            j
+            for j in self.columns_now(checkpoint, rank)
+            if (id := columns[j]) is not None
+            and ColumnId(payload, j) in rotten_columns(self._members.targets[id])
         ]
 
     def homes_of(self, checkpoint: KeptCheckpoint) -> list[KeptCheckpoint]:

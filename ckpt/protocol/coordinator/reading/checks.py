@@ -91,10 +91,11 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " than `ckpt ls` says",
         cause="a target read what it keeps, and parts of files are not as they were written, or the"
         " device cannot read them",
-        mend="nothing makes it again by itself yet: see what is left with `ckpt verify RUN@STEP`,"
-        " save again, then `ckpt rm RUN@STEP`; a device that does it again is to be replaced",
-        clears="a second after the checkpoints are deleted, or `ckpt scrub ID` has read the files"
-        " whole",
+        mend="`ckptd repair` makes columns again elsewhere; of what it cannot (documents, columns"
+        " without another place) see what is left with `ckpt verify RUN@STEP`, save again, then"
+        " `ckpt rm RUN@STEP`; a device that does it again is to be replaced",
+        clears="a second after the columns were made again or the checkpoints deleted, or `ckpt scrub"
+        " ID` has read the files whole",
     ),
     "SCRUB_LATE": CheckKind(
         WARNING,

@@ -290,9 +290,9 @@ def _rot_checks(targets: Sequence[Target]) -> Iterator[Check]:
     checkpoint = found[0][1].checkpoint
     step = quoted(f"{checkpoint.run}@{checkpoint.step}")
     remedy = (
-        "what reads it takes parity or another copy, and nothing makes it again by itself yet: the"
+        "what reads it takes parity or another copy; run ckptd repair, which makes columns again"
     )
-    remedy += " next save has all of its own, then drop this one"
+    remedy += " elsewhere; else the next save has all of its own, then drop this one"
     yield check("ROT", text, remedy, f"ckpt rm {step}")
 
 

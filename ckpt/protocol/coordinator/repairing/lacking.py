@@ -4,7 +4,8 @@ It follows from the placements, what targets have listed, and who is here: there
 at a restart. A column is due
 
     at once       when its holder is here without it, is unknown, or it was missing at the commit,
-                  and when its payload can lose no more
+                  and when its payload can lose no more; and when its target has found it damaged,
+                  which counts until another copy is there
     after a while when its holder is away: one that comes back has its columns still
 
 and never while its holder is about to come. What can lose least comes first, then what no object
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 
 
@@ -63,10 +65,15 @@ class Lacking:
         return sorted(self._found(now_us), key=lambda one: one.order)
 
     def _found(self, now_us: int) -> Iterator[LackingPayload]:
+        rotten = {
+            column.payload.checkpoint
+            for target in self._members.live()
+            for column in rotten_columns(target)
+        }
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED or checkpoint.placement is None:
                 continue
-            if self._checkpoints.columns_missing(checkpoint):
+            if self._checkpoints.columns_missing(checkpoint) or checkpoint.id in rotten:
                 stored = bool(self._holding(checkpoint.id))
                 for rank in checkpoint.placement:
                     found = self._of_payload(checkpoint, rank, stored, now_us)
@@ -79,10 +86,11 @@ class Lacking:
             return []
         now = self._checkpoints.columns_now(checkpoint, rank)
         left = len(now) - checkpoint.code.k
+        rotten = self._checkpoints.rotten_now(checkpoint, rank)
         return [
             ColumnNumber(j)
             for j, holder in enumerate(checkpoint.placement[rank].columns)
-            if j not in now and left >= 0 and self._is_due(holder, left, now_us)
+            if j in rotten or (j not in now and left >= 0 and self._is_due(holder, left, now_us))
         ]
 
     def _of_payload(

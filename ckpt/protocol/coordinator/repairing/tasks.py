@@ -257,10 +257,14 @@ class Repairs:
         assert checkpoint.placement is not None
         placed = checkpoint.placement[payload.rank]
         allotment = self._reserver.empty_allotment(placed.layout)
+        rotten = self._checkpoints.rotten_now(checkpoint, payload.rank)
         for j in self._checkpoints.columns_now(checkpoint, payload.rank):
             target = placed.columns[j]
             assert target is not None
-            allotment.intended[j] = target
+            if j in rotten:
+                allotment.asked_spares.add(target)
+            else:
+                allotment.intended[j] = target
         for column, holders in checkpoint.surplus.items():
             if column.payload == payload:
                 allotment.asked_spares.update(holders)
@@ -338,4 +342,5 @@ class Repairs:
         if checkpoint is None or checkpoint.state is not RowState.COMMITTED:
             return False
         now = self._checkpoints.columns_now(checkpoint, task.payload.rank)
-        return any(column not in now for column in task.columns)
+        rotten = self._checkpoints.rotten_now(checkpoint, task.payload.rank)
+        return any(column not in now or column in rotten for column in task.columns)
