@@ -94,8 +94,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         mend="`ckptd repair` makes columns again elsewhere; of what it cannot (documents, columns"
         " without another place) see what is left with `ckpt verify RUN@STEP`, save again, then"
         " `ckpt rm RUN@STEP`; a device that does it again is to be replaced",
-        clears="a second after the columns were made again or the checkpoints deleted, or `ckpt scrub"
-        " ID` has read the files whole",
+        clears="a second after the columns were made again or the checkpoints deleted, or `ckpt"
+        " scrub ID` has read the files whole",
     ),
     "SCRUB_LATE": CheckKind(
         WARNING,
