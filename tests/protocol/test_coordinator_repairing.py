@@ -324,12 +324,26 @@ def test_without_room_it_is_left_alone_and_says_why() -> None:
         target.refuses[Reserve] = Failed("no_space", "the device is full")
     wipe(bench, lost)
     assert Worker(bench).lease() == NOTHING
-    (why,) = bench.machine.repairs.counts.problems.values()
-    assert "has room for it" in why
+    ((payload, why),) = bench.machine.repairs.counts.problems.items()
+    assert (payload.checkpoint, "has room for it" in why) == (id, True)
     for target in bench.targets.values():
         del target.refuses[Reserve]
     bench.tick(NO_ROOM_REST_US / SECOND_US + LOOK_S)
     assert Worker(bench).lease().payload is not None
+
+
+def test_nobody_hears_of_the_problems_of_what_is_gone() -> None:
+    bench = Bench(4)
+    id = bench.save(1)
+    for target in bench.targets.values():
+        target.refuses[Reserve] = Failed("no_space", "the device is full")
+    wipe(bench, holders(bench, id)[1])
+    Worker(bench).lease()
+    assert len(bench.machine.repairs.counts.problems) == 1
+    bench.tell(bench.session(Role.ADMIN), DeleteStep(RUN, id.step))
+    bench.tick(LOOK_S)
+    assert Worker(bench).lease() == NOTHING
+    assert bench.machine.repairs.counts.problems == {}
 
 
 def test_what_finds_no_place_stands_in_nobodys_way() -> None:

@@ -30,7 +30,7 @@ from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import (
     CheckpointCommitted,
     CheckpointPlaced,
@@ -40,6 +40,10 @@ from ckpt.protocol.coordinator.facts import (
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.policy import SpreadRule
+
+
+def nothing() -> None:
+    """Waits for what comes after it."""
 
 
 class Adopter:
@@ -176,18 +180,17 @@ class Adopter:
     def _adopt(
         self, checkpoint: KeptCheckpoint, moves: dict[tuple[Rank, ColumnNumber], TargetId]
     ) -> None:
-        """Named when it is durable: of each page that has one, all that has moved."""
+        """Named when it is durable: of each page that has one, all that has moved. A page is a
+        ticket of its own, since a catalog takes no ticket of any size.
+        """
         self._moving.add(checkpoint.id)
-        pages = sorted({page_of(rank) for rank, _ in moves})
         known = checkpoint.moved | moves
-        entries = tuple(
-            ColumnsMoved(
-                checkpoint.id,
-                page,
-                encode_moves(page, {at: id for at, id in known.items() if page_of(at[0]) == page}),
-            )
-            for page in pages
-        )
+        *earlier, last = sorted({page_of(rank) for rank, _ in moves})
+
+        def write(page: int, then: Then) -> None:
+            of_page = {at: id for at, id in known.items() if page_of(at[0]) == page}
+            entry = ColumnsMoved(checkpoint.id, page, encode_moves(page, of_page))
+            self._desk.persist((entry,), then)
 
         def durable() -> None:
             self._moving.discard(checkpoint.id)
@@ -199,7 +202,9 @@ class Adopter:
             checkpoint.surplus.clear()
             self.placed(CheckpointPlaced(checkpoint.id))
 
-        self._desk.persist(entries, durable)
+        for page in earlier:
+            write(page, nothing)
+        write(last, durable)
 
     # ----------------------------------------------------------------------- dropping
 

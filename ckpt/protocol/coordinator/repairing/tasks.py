@@ -212,6 +212,9 @@ class Repairs:
         if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
             self._looked = now, self._members.version
             self._queue = self.lacking.all(now)[::-1]
+            due = {one.payload for one in self._queue}
+            problems = self.counts.problems
+            self.counts.problems = {id: why for id, why in problems.items() if id in due}
 
     def _is_in_hand(self, payload: PayloadId) -> bool:
         """Or was lately, or what was made is about to be named."""
