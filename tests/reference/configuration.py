@@ -20,6 +20,7 @@ from ckptd.drain.daemon import DrainConfig
 from ckptd.local.cluster_file import ClusterFile, ClusterOptions, load_or_create
 from ckptd.local.supervisor import LocalConfig
 from ckptd.option_words import UNITS, docstrings
+from ckptd.repair.daemon import RepairConfig
 from ckptd.target.daemon import TargetConfig
 from ckptd.target.identity import TargetFile
 from ckptd.toml_file import Value, comment, toml_value
@@ -28,6 +29,7 @@ CONFIGS: Final[Mapping[str, type[object]]] = {
     "coordinator": CoordinatorConfig,
     "target": TargetConfig,
     "drain": DrainConfig,
+    "repair": RepairConfig,
     "local": LocalConfig,
 }
 """Program to what its `--config FILE` is read into."""

@@ -8,7 +8,8 @@
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
     DIR/drain.toml        options of `ckptd drain`, which then also runs here (docs/drain.md)
-                          `ckptd repair` runs here once columns are to be made again
+    DIR/repair.toml       likewise of `ckptd repair`, which runs here once columns are to be made
+                          again, with this file or without (docs/repair.md)
     DIR/coordinator.toml  options of `ckptd coordinator` that DIR does not fix, such as watermarks
 
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
@@ -308,7 +309,9 @@ class LocalCluster:
 
     def _repair_plan(self) -> ChildPlan:
         """It stays once there was something to do: that costs less than to come and go."""
-        fixed = (REPAIR, "--secret-file", str(self._secret_file))
+        fixed = [REPAIR, "--secret-file", str(self._secret_file)]
+        if (self._directory / f"{REPAIR}.toml").exists():
+            fixed += ["--config", str(self._directory / f"{REPAIR}.toml")]
 
         def argv() -> list[str]:
             assert self._coordinator is not None

@@ -1,7 +1,7 @@
 """Write a configuration file for each daemon: every key, what it means, its unit and its default.
 
-DIR/coordinator.toml, DIR/target.toml, DIR/drain.toml and DIR/local.toml, or those of the daemons
-that are named. A file that is already there is never touched.
+DIR/coordinator.toml, DIR/target.toml, DIR/drain.toml, DIR/repair.toml and DIR/local.toml, or those
+of the daemons that are named. A file that is already there is never touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt init /etc/ckpt coordinator target"
 
-DAEMONS: Final = ("coordinator", "target", "drain", "local")
+DAEMONS: Final = ("coordinator", "target", "drain", "repair", "local")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
