@@ -29,6 +29,9 @@ SLOW = 1
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """DIR of a cluster of 4 targets, 2+1, which scrub when they are asked."""
     directory = tmp_path_factory.mktemp("scrub") / "burst"
+    # What is found stays where it is: nobody makes it again meanwhile.
+    directory.mkdir(mode=0o700)
+    (directory / "coordinator.toml").write_text("repair = false\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CKPT_TARGET__SCRUB", "false")
         fill(f"ckpt+local://{directory}?targets=4&code=2+1", "whole", (1,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Rank, TargetId
@@ -362,6 +364,18 @@ def test_what_finds_no_place_stands_in_nobodys_way() -> None:
         del target.refuses[Reserve]
     if lacking > TRIES_MAX:
         assert worker.lease().payload is not None
+
+
+def test_nothing_is_made_again_where_that_is_not_wanted() -> None:
+    bench = Bench(5)
+    bench.policy = dataclasses.replace(bench.policy, rebuild_after_us=None)
+    bench.restart(*bench.targets)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    bench.tick(AFTER_S)
+    assert Worker(bench).lease() == NOTHING
+    assert missing(bench, id) == 1
+    assert bench.machine.repairs.documents.copied == 0
 
 
 def test_a_full_catalog_gives_nothing_out() -> None:

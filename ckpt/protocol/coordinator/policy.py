@@ -55,8 +55,9 @@ class CoordinatorPolicy:
     max_per_domain: int = 1
     spare_count: int = 1
     orphan_grace_us: int = 60_000_000
-    rebuild_after_us: int = 300_000_000
-    """The columns of a target that is away for so long are made again elsewhere."""
+    rebuild_after_us: int | None = 300_000_000
+    """The columns of a target that is away for so long are made again elsewhere; None: nothing that
+    is lost is."""
     keep: int | None = None
     """How many steps of a run stay; None keeps all."""
     mend: str = "ckpt catalog rebuild DIR"

@@ -55,6 +55,8 @@ class CoordinatorConfig:
     """Spares that a plan names for each payload."""
     orphan_grace_s: int = 60
     """So long after a restart, streams may still use space that the coordinator before gave out."""
+    repair: bool = True
+    """What is lost is made again: copies of documents here, columns by ckptd repair."""
     rebuild_after_s: int = 300
     """Columns of a target that is away for so long are made again elsewhere, by ckptd repair."""
     keep: Annotated[int, "STEPS"] = 0
@@ -113,7 +115,7 @@ class CoordinatorConfig:
             max_per_domain=self.max_per_domain,
             spare_count=self.spare_count,
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
-            rebuild_after_us=self.rebuild_after_s * US_PER_S,
+            rebuild_after_us=self.rebuild_after_s * US_PER_S if self.repair else None,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),

@@ -51,10 +51,10 @@ class Lacking:
         members: Membership,
         checkpoints: Checkpoints,
         holding: Callable[[CheckpointId], tuple[str, ...]],
-        after_us: int,
+        after_us: int | None,
     ) -> None:
         """`holding`: which object stores have a checkpoint. `after_us`: who is away for so long is
-        not waited for any more."""
+        not waited for any more; None: nothing is ever due."""
         self._members = members
         self._checkpoints = checkpoints
         self._holding = holding
@@ -62,6 +62,8 @@ class Lacking:
 
     def all(self, now_us: int) -> list[LackingPayload]:
         """What is due, in its order."""
+        if self._after_us is None:
+            return []
         return sorted(self._found(now_us), key=lambda one: one.order)
 
     def _found(self, now_us: int) -> Iterator[LackingPayload]:
@@ -109,4 +111,5 @@ class Lacking:
             return True
         if self._members.is_coming(target):
             return False
+        assert self._after_us is not None
         return left == 0 or now_us - self._members.away_since_us(target) >= self._after_us

@@ -44,9 +44,10 @@ class Respreader:
     """I look now and then, and go on with what I found until nothing lacks."""
 
     def __init__(
-        self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int
+        self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int | None
     ) -> None:
-        """`after_us`: who is away for so long is not waited for any more."""
+        """`after_us`: who is away for so long is not waited for any more; None: nothing is ever
+        made again."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
@@ -59,7 +60,7 @@ class Respreader:
         """Copies that were made again since this coordinator began."""
 
     def tick(self) -> None:
-        if self._is_busy or self._members.gathering:
+        if self._after_us is None or self._is_busy or self._members.gathering:
             return
         if not self._left and self._desk.now_us >= self._look_us:
             self._look_us = self._desk.now_us + LOOK_US
@@ -86,6 +87,7 @@ class Respreader:
     def _may_return(self, target: Target) -> bool:
         if target.session is not None:
             return False
+        assert self._after_us is not None
         away_us = self._desk.now_us - self._members.away_since_us(target)
         return self._members.is_coming(target) or away_us < self._after_us
 

@@ -101,13 +101,15 @@ class _Answered:
 def _examined(arguments: argparse.Namespace, need: Need) -> list[Finding]:
     """The cluster, as far as it can be reached, then this host."""
     found: list[Finding] = []
-    answered = _reached(arguments, found)
+    library = _tried("erasure code", probes.erasure_code)
+    # Without it no answer of any size can be read.
+    answered = _reached(arguments, found, asks=library.level is Level.OK)
     targets = 0 if answered is None else len(answered.view.targets)
     memory = probes.memory()
     return [
         *found,
         *(_of_cluster(arguments, answered, need) if answered is not None else ()),
-        _tried("erasure code", probes.erasure_code),
+        library,
         findings.judge_open_files(*probes.open_files(), targets),
         findings.judge_locked_memory(probes.locked_memory()),
         findings.judge_memory(need, memory.free_bytes, memory.total_bytes),
@@ -122,8 +124,12 @@ def _tried(name: str, probe: Callable[[], str]) -> Finding:
         return findings.failed(name, error)
 
 
-def _reached(arguments: argparse.Namespace, found: list[Finding]) -> _Answered | None:
-    """The coordinator's answer, or None with the reason as the last of what was found."""
+def _reached(
+    arguments: argparse.Namespace, found: list[Finding], *, asks: bool
+) -> _Answered | None:
+    """The coordinator's answer if it is asked, or None with the reason as the last of what was
+    found.
+    """
     name = "store"
     try:
         url = parse_url(arguments.store)
@@ -134,6 +140,8 @@ def _reached(arguments: argparse.Namespace, found: list[Finding]) -> _Answered |
         secret_file = _secret_file(url)
         read_secret(secret_file)
         found.append(Finding(name, Level.OK, f"{secret_file} is readable and private"))
+        if not asks:
+            return None
         name = "coordinator"
         return _asked(url, secret_file, arguments.timeout)
     except NotFound as error:
