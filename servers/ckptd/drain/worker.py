@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from ckpt.aio.clock import draw
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused, Unavailable
+from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.rests import Rests
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
@@ -32,10 +31,12 @@ from ckpt.plan.drains import StorePolicy, surplus
 from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
 from ckptd.drain.watch import CoordinatorWatch
 from ckptd.log import reporter
+from ckptd.scarcity import scarcity_is_unavailable
 
 TELL_COUNT_MAX: Final = 16
-NO_THREAD: Final = "can't start new thread"
-"""As CPython says it."""
+SCARCE: Final = (
+    "more memory or more processes for the drain, or less memory_bytes, fewer threads, fewer stores"
+)
 REST_S_MAX: Final = 10.0
 """Between two tries of a store that fails; each failure is logged."""
 
@@ -95,7 +96,7 @@ class StoreWorker:
         try:
             while not stopped.is_set():
                 try:
-                    with scarcity_is_unavailable():
+                    with scarcity_is_unavailable(SCARCE):
                         is_busy = self._drain_next(heartbeat)
                     if not is_busy:
                         stopped.wait(poll_s)
@@ -165,7 +166,7 @@ class StoreWorker:
         name = f"{id.run}@{id.step}"
         self._report("info", "draining", {"url": self.url, "checkpoint": name})
         try:
-            with scarcity_is_unavailable():
+            with scarcity_is_unavailable(SCARCE):
                 manifest = self._write(id, heartbeat)
         except Aborted:
             return  # Finished by another worker, another's by now, or this process ends.
@@ -229,21 +230,6 @@ class StoreWorker:
             delete_unfinished(self._sink, run, step, generation)
             fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
             self._report("warning", "abandoned: the tier deleted it half drained", fields)
-
-
-@contextmanager
-def scarcity_is_unavailable() -> Iterator[None]:
-    """What the system does not give this process is no defect: it may give it later."""
-    try:
-        yield
-    except MemoryError as error:
-        hint = "more memory for the drain, or less memory_bytes, fewer threads, fewer stores"
-        raise Unavailable(f"not enough memory: {error}", hint=hint) from error
-    except RuntimeError as error:
-        if str(error) != NO_THREAD:
-            raise
-        hint = "more memory or more processes for the drain, or fewer threads"
-        raise Unavailable(f"the system gives no thread: {error}", hint=hint) from error
 
 
 def delete_stored(sink: Sink, run: RunName, step: Step, generation: Generation) -> None:

@@ -39,6 +39,7 @@ from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt.transfer.read_job import ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 from ckptd.log import reporter
+from ckptd.scarcity import scarcity_is_unavailable
 
 ANSWER_S: Final = 30.0
 READ_S: Final = 10.0
@@ -85,7 +86,8 @@ class RepairWorker:
         self._pace.is_stopped = lambda: stopped.is_set() or lease.lost.is_set()
         error = ""
         try:
-            self._rebuild(payload, leased, lease)
+            with scarcity_is_unavailable("more memory or more processes for the repair worker"):
+                self._rebuild(payload, leased, lease)
         except CkptError as failure:
             error = str(failure)
         finally:
