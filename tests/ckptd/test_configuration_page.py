@@ -18,6 +18,7 @@ NEEDED = {
     "coordinator": {"directory"},
     "target": {"directory", "coordinator"},
     "drain": {"to", "coordinator"},
+    "repair": {"coordinator"},
     "local": {"directory"},
 }
 """What each daemon must be given."""

@@ -288,6 +288,8 @@ def a_target_without_descriptors(_folder: Path) -> None:
 
 
 def a_last_header_that_rots(folder: Path) -> None:
+    (folder / "burst").mkdir()
+    (folder / "burst" / "coordinator.toml").write_text("repair = false\n")
     with made(folder) as case:
         path = case.columns(1)[0]
         flip(path, -1)
@@ -477,9 +479,8 @@ def test_every_check_has_a_proof_and_none_is_made_but_of_the_list() -> None:
     files = ("test_colleagues.py", "test_full.py")
     proofs_on_etcd = "".join((ROOT / "tests" / "ha" / name).read_text() for name in files)
     assert all(f'"{name}"' in proofs_on_etcd for name in ON_ETCD)
-    rooms = ("ckpt", "clients", "servers")
-    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
-    texts = {path: path.read_text() for path in sources}
+    folders = [ROOT / room for room in ("ckpt", "clients", "servers")]
+    texts = {path: path.read_text() for each in folders for path in each.rglob("*.py")}
     made_by_hand = re.compile(r"(?<!def )\bCheck\(\s*(name=)?\"[A-Z_]+\"")
     assert [path for path, text in texts.items() if made_by_hand.search(text)] == []
     used = {name for text in texts.values() for name in re.findall(r'check\(\s*"([A-Z_]+)"', text)}
