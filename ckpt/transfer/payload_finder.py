@@ -129,15 +129,12 @@ class PayloadFinder:
             home = record.info.checkpoint
             raise HomeUnreadable(home, own.checkpoint, error.message) from error
 
-    def own(self) -> list[FoundPayload]:
-        """All payloads of the generation that is read, ascending by rank. Raises as `index`."""
-        return [self._placed(self._record, entry) for entry in self.index.payloads()]
-
     def payloads(self) -> list[FoundPayload]:
         """All that hold bytes of it: its own, then those of its homes, each once. Raises as `index`
         and `find`."""
+        own = [self._placed(self._record, entry) for entry in self.index.payloads()]
         if not self._record.info.homes:
-            return self.own()
+            return own
         keys = {
             PayloadKey(location.generation, location.rank)
             for tensor in self.index.tensors()
@@ -145,7 +142,7 @@ class PayloadFinder:
             for location in box.locations
             if location.generation is not None
         }
-        return self.own() + [self.find(key) for key in sorted(keys, key=lambda key: key.order)]
+        return own + [self.find(key) for key in sorted(keys, key=lambda key: key.order)]
 
     def index_sources(self) -> Iterator[IndexSource]:
         """Of its index, then of those of its homes; each is closed when the next is asked for."""

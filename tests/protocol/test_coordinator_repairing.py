@@ -35,7 +35,7 @@ from tests.protocol.coordinating import RUN, SECOND_US, Bench
 LOOK_S = LOOK_US / SECOND_US
 AFTER_S = 300
 """As the policy says."""
-NOTHING = RepairLeased(lease_us=LEASE_US)
+NOTHING = RepairLeased()
 
 
 class Worker:

@@ -32,8 +32,6 @@ class RepairLeased(Struct, frozen=True, gc=False):
     payload: PayloadId | None = None
     lost: tuple[LostColumn, ...] = ()
     """Of it, ascending."""
-    lease_us: int = 0
-    """For how long the worker counts after it was heard last."""
 
 
 class RenewRepair(Struct, frozen=True, gc=False):

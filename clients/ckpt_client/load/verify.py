@@ -30,10 +30,9 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, Damage, VerifyColumn
-from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.protocol.handshake import Caller
-from ckpt.transfer.payload_finder import FoundPayload, PayloadFinder
+from ckpt.transfer.payload_finder import FoundPayload
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.load.pin import Pinned
 from ckpt_client.load.reader_context import ReaderContext
@@ -170,7 +169,7 @@ def verify(
     pinned = Pinned(context, question, timeout_s)
     try:
         checkpoint = pinned.record.info.checkpoint
-        payloads = _payloads(pinned.finder, refers=bool(pinned.record.info.homes))
+        payloads = pinned.finder.payloads()
         addresses = {where.target: where for where in pinned.resolved.targets}
         questions = _questions(checkpoint, payloads, addresses)
         found = _ask_all(context, questions, addresses, on_progress)
@@ -198,21 +197,6 @@ def verify(
         sum(answer.documents for answer in answers),
         documents,
     )
-
-
-def _payloads(finder: PayloadFinder, *, refers: bool) -> list[FoundPayload]:
-    """Its own, and each payload of a home that holds bytes of it, once."""
-    own = finder.own()
-    if not refers:
-        return own
-    keys = {
-        PayloadKey(location.generation, location.rank)
-        for tensor in finder.index.tensors()
-        for box in tensor.boxes
-        for location in box.locations
-        if location.generation is not None
-    }
-    return own + [finder.find(key) for key in sorted(keys, key=lambda key: key.order)]
 
 
 def _home(payload: FoundPayload, checkpoint: CheckpointId) -> str:

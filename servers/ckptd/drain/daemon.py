@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import signal
-import socket
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Annotated, Final
 
 from ckpt.aio.net.address import parse_addresses
@@ -37,6 +33,7 @@ from ckptd import config as options
 from ckptd.drain.watch import BurstWatch, CoordinatorWatch
 from ckptd.drain.worker import Reach, StoreWorker
 from ckptd.log import configure, reporter
+from ckptd.worker_process import set_by_signals, worker_name
 
 STOP_GRACE_S: Final = 5.0
 """For workers to abort what they began; what is left is the next process's."""
@@ -104,14 +101,8 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
     for a defect: whoever runs this starts it again.
     """
     report = reporter("ckptd.drain.daemon")
-    stopped = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    name = f"drain {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
+    stopped = set_by_signals()
+    name = worker_name("drain")
     reach = Reach(config.coordinator, secret, name)
     rpc = RpcClient(config.coordinator, Caller(secret, Role.DRAIN, name))
     workers = [_worker(config, policy, rpc, reach) for policy in config.policies]

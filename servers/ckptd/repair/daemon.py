@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import signal
-import socket
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Annotated
 
 from ckpt.aio.net.address import parse_addresses
@@ -28,6 +23,7 @@ from ckpt.protocol.handshake import Caller
 from ckptd import config as options
 from ckptd.log import configure, reporter
 from ckptd.repair.worker import RepairWorker
+from ckptd.worker_process import set_by_signals, worker_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +61,8 @@ def main(argv: Sequence[str]) -> int:
 
 def run_repair(config: RepairConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
-    stopped = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    name = f"repair {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
+    stopped = set_by_signals()
+    name = worker_name("repair")
     rpc = RpcClient(config.coordinator, Caller(secret, Role.DRAIN, name))
     ready = {"ready": "repair", "pid": os.getpid()}
     os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")

@@ -49,6 +49,7 @@ from ckpt.protocol.events import Buffer, Session
 
 RepairRequest = LeaseRepair | RenewRepair | EndRepair
 LEASE_US: Final = 10 * US_PER_S
+"""A worker that is silent for so long has what it has in hand no more."""
 LOOK_US: Final = 5 * US_PER_S
 LOOK_AGAIN_US: Final = US_PER_S
 """With 100,000 columns that lack it takes a second to look."""
@@ -59,7 +60,7 @@ NO_ROOM_REST_US: Final = 60 * US_PER_S
 NO_ROOM: Final = "no target that its domains allow has room for it"
 TRIES_MAX: Final = 32
 """Payloads for which places are looked for at one question."""
-NOTHING: Final = RepairLeased(lease_us=LEASE_US)
+NOTHING: Final = RepairLeased()
 
 
 def nobody(_counted: int) -> None:
@@ -118,8 +119,9 @@ class Repairs:
         self._checkpoints = checkpoints
         self._adopter = adopter
         self._reserver = reserver
-        self.lacking = lacking
+        self._lacking = lacking
         self.documents = documents
+        """Copies of indexes and commit records, which need no worker."""
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
         self.counts = RepairCounts()
@@ -188,7 +190,7 @@ class Repairs:
             payload = self._queue.pop().payload
             checkpoint = self._checkpoints.get(payload.checkpoint)
             if checkpoint is not None and not self._is_in_hand(payload):
-                columns = self.lacking.due(checkpoint, payload.rank, self._desk.now_us)
+                columns = self._lacking.due(checkpoint, payload.rank, self._desk.now_us)
                 tries -= 1
                 if columns:
                     now = self._desk.now_us
@@ -211,7 +213,7 @@ class Repairs:
         age_us = now - seen[0]
         if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
             self._looked = now, self._members.version
-            self._queue = self.lacking.all(now)[::-1]
+            self._queue = self._lacking.all(now)[::-1]
             due = {one.payload for one in self._queue}
             problems = self.counts.problems
             self.counts.problems = {id: why for id, why in problems.items() if id in due}
@@ -276,7 +278,7 @@ class Repairs:
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns
         lost = tuple(LostColumn(column, places[column]) for column in task.lost)
-        self._desk.send(task.session, request, RepairLeased(task.payload, lost, LEASE_US))
+        self._desk.send(task.session, request, RepairLeased(task.payload, lost))
 
     # ----------------------------------------------------------------------- ending
 
