@@ -307,6 +307,17 @@ def test_a_place_that_is_named_for_another_column_is_not_taken_where_it_failed()
     assert opened == [w.OpenStream(second.number, second.stream, again)]
 
 
+def test_a_place_goes_to_the_column_that_asked_before_one_that_was_given_up() -> None:
+    writer = streaming("2+2", spares=0)
+    first, second = writer.columns[:2]
+    writer.handle(w.StreamLost(1, first.stream, "reset"))
+    writer.handle(w.SparesGiven(2, first.number, ()))
+    writer.handle(w.StreamLost(3, second.stream, "reset"))
+    opened = writer.handle(w.SparesGiven(4, second.number, (place(20),)))
+    assert opened == [w.OpenStream(second.number, second.stream, place(20))]
+    assert first.state is ColumnState.FAILED
+
+
 def test_a_target_that_came_back_with_a_new_boot_may_take_its_column_again() -> None:
     writer = streaming(spares=0)
     column = writer.columns[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
 from ckpt.format.messages.targets import ListColumns, ReleaseReservation
@@ -147,3 +149,41 @@ def test_it_goes_nowhere_where_another_column_of_the_payload_is() -> None:
     rank.bench.tell(rank.session, question)
     (named,) = rank.bench.sent(SparesNamed, mark)
     assert named.spares == ()
+
+
+def test_where_a_column_was_that_found_nowhere_to_go_another_may_go() -> None:
+    bench = Bench(4, "2+2")
+    bench.tick(10)
+    rank = full(bench)
+    assert len(ask(rank, 0)) == 1
+    assert ask(rank, 0) == []
+    assert meet(rank, 1, failed=(0, 1), held={2: 2, 3: 3}) == [target_of(rank, 0)]
+
+
+def test_a_column_goes_back_to_where_it_moved_though_another_was_there_before() -> None:
+    bench = Bench(4, "2+2")
+    bench.tick(10)
+    rank = full(bench)
+    assert meet(rank, 2, failed=(2,), held={0: 1, 3: 3}) == [target_of(rank, 2)]
+    assert meet(rank, 0, failed=(1,), held={2: 2, 3: 3}) == [target_of(rank, 1)]
+
+
+def target_of(rank: RankFake, column: int) -> TargetId:
+    """Where the plan put it."""
+    assert rank.plan is not None
+    return rank.plan.places[column].target
+
+
+def meet(
+    rank: RankFake, column: int, failed: tuple[int, ...], held: Mapping[int, int]
+) -> list[TargetId]:
+    """The places that are named for it; `failed` and `held` say targets by the column that the
+    plan put there.
+    """
+    question = RequestSpares(
+        rank.payload, ColumnNumber(column), tuple(target_of(rank, each) for each in failed),
+        tuple((ColumnNumber(j), target_of(rank, each)) for j, each in held.items()), stays=False,
+    )  # fmt: skip
+    mark = rank.bench.mark()
+    rank.bench.tell(rank.session, question)
+    return [place.target for each in rank.bench.sent(SparesNamed, mark) for place in each.spares]

@@ -240,7 +240,8 @@ class PayloadWriter:
         if event.column is not None:
             self.columns[event.column].asked = False
         homeless = (ColumnState.WAITING, ColumnState.FAILED)
-        for column in self.columns:
+        # First the column that asked: the others were given up without this place, or wait for one.
+        for column in sorted(self.columns, key=lambda each: each.number != event.column):
             if column.state in homeless and not column.asked:
                 spare = self._take_spare(column)
                 if spare is None and column.number == event.column:

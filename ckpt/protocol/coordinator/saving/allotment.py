@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Unavailable
@@ -53,6 +54,13 @@ class Allotment:
         """It was not asked yet, or was silent when it was."""
         refusal = self.refused.get(target)
         return refusal is None or refusal.code == Unavailable.code
+
+    def note_held(self, held: Iterable[tuple[ColumnNumber, TargetId]]) -> None:
+        """Their stager has put these columns there: no other is meant to go there any more."""
+        now = dict(held)
+        taken = set(now.values())
+        left = {column: id for column, id in self.intended.items() if id not in taken}
+        self.intended = left | now
 
     def forgive_silence(self) -> None:
         """Targets without a place here that were silent may be asked again."""

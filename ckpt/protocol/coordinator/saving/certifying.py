@@ -58,7 +58,7 @@ class Certifying:
             payload.allotment = self._reservations.empty_allotment(payload.layout)
         for target in message.failed:
             payload.allotment.refused.setdefault(target, Failed("unavailable", "failed its stager"))
-        payload.allotment.intended.update(message.held)
+        payload.allotment.note_held(message.held)
         self._reservations.more_spares(
             payload.allotment,
             message.column,

@@ -92,7 +92,13 @@ class SpareSearch:
         elif self._may_wait():
             self._shelf.wait(self)
         else:
-            self._done(())
+            self._end_nowhere()
+
+    def _end_nowhere(self) -> None:
+        """Where it was meant to be, another column may go."""
+        if self._homeless is not None:
+            self._allotment.intended.pop(self._column, None)
+        self._done(())
 
     def _way_back(self) -> TargetId | None:
         """A target where it failed, and where it may go now."""
