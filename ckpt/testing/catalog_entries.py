@@ -41,6 +41,7 @@ from ckpt.protocol.coordinator.catalog import (
     RowForgotten,
     StepForgotten,
     TargetSeen,
+    TargetStanding,
 )
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
@@ -75,6 +76,9 @@ def every_entry() -> list[CatalogEntry]:
         TargetSeen(TargetId("t0"), "p/r/h/d", "/data/t0", b"i" * 16, "machine/fs/7"),
         TargetSeen(TargetId("t1"), "p/r/h/d", "/data/t1"),
         TargetSeen(TargetId("t1"), "p/r/h/d", "/data/other", b"j" * 16, "machine/fs/8"),
+        TargetSeen(TargetId("t2"), "p/r/h/d", "/data/t2", standing=TargetStanding.DRAINING),
+        TargetSeen(TargetId("t3"), "p/r/h/d", "/data/t3", standing=TargetStanding.REMOVED),
+        TargetSeen(TargetId("t2"), "p/r/h/d", "/data/t2", standing=TargetStanding.OUT),
         attempt(1),
         attempt(2),
         attempt(3),

@@ -117,7 +117,12 @@ def severities(document: dict[str, Any]) -> set[str]:
 
 
 @contextmanager
-def made(directory: Path, options: str = "targets=4&code=2+1") -> Iterator[Case]:
+def made(
+    directory: Path, options: str = "targets=4&code=2+1", *, repairs: bool = True
+) -> Iterator[Case]:
+    if not repairs:
+        (directory / "burst").mkdir()
+        (directory / "burst" / "coordinator.toml").write_text("repair = false\n")
     case = Case(directory / "burst", options)
     try:
         yield case

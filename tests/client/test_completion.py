@@ -37,7 +37,7 @@ def test_bash_offers_commands_options_and_values(script: str) -> None:
     assert offered(script, "ckpt", "doctor", "--state-bytes", "80G", "--ran") == [
         "--ranks", "--ranks-here",
     ]  # fmt: skip
-    assert offered(script, "ckpt", "target", "re") == ["release", "replace"]
+    assert offered(script, "ckpt", "target", "re") == ["remove", "replace", "release"]
     assert offered(script, "ckpt", "export", "--format", "s") == ["safetensors"]
     assert offered(script, "ckpt", "export", "--format", "=", "n") == ["npz"]
     assert offered(script, "ckpt", "completion", "")[:3] == ["bash", "zsh", "fish"]

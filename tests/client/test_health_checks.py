@@ -163,7 +163,7 @@ def columns_that_are_gone(folder: Path) -> None:
 
 
 def copies_of_index_and_record_that_are_gone(folder: Path) -> None:
-    with made(folder) as case:
+    with made(folder, repairs=False) as case:
         shown = run("show", f"{RUN_NAME}@1", "--json", environ=case.environ).document()
         index, record = shown["documents"]
         assert (index["kind"], index["live"], index["copies"]) == ("index", [True, True], 2)
@@ -288,9 +288,7 @@ def a_target_without_descriptors(_folder: Path) -> None:
 
 
 def a_last_header_that_rots(folder: Path) -> None:
-    (folder / "burst").mkdir()
-    (folder / "burst" / "coordinator.toml").write_text("repair = false\n")
-    with made(folder) as case:
+    with made(folder, repairs=False) as case:
         path = case.columns(1)[0]
         flip(path, -1)
         holder = path.parents[1].name

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.base.ids import RunName, Step
+from ckpt.base.ids import RunName, Step, TargetId
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import DeleteStep, LabelStep, ReplaceTarget, RollBack
+from ckpt.format.messages.asking import ChangeTarget, DeleteStep, LabelStep, ReplaceTarget, RollBack
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.keeping import KeepSteps, Retention
 from ckpt.format.messages.launches import LaunchJoined
@@ -205,6 +205,7 @@ def test_a_launch_that_cannot_settle_what_it_loads_hears_so_in_its_own_time() ->
         LabelStep(RUN, Step(1), add=("best",)),
         RollBack(RUN, Step(1)),
         KeepSteps(RUN, Retention(last=1)),
+        ChangeTarget(TargetId("t0"), "draining"),
         ReplaceTarget(next(iter(Bench(1, "1+0", targets_live=False).targets))),
     ],
     ids=lambda message: type(message).__name__,

@@ -49,6 +49,7 @@ def test_a_healthy_cluster_says_so() -> None:
         "columns": 2, "boot": f"{1:016x}", "counters": {},
         "device_failing": False, "device_error": "", "device_errors": {}, "wire": "",
         "scrub": None,
+        "standing": "in",
     }  # fmt: skip
 
 

@@ -45,6 +45,8 @@ ADDED_SINCE: Final = {
     130: "RepairNoted",
     136: "AskScrub",
     137: "ScrubState",
+    138: "ChangeTarget",
+    139: "TargetChanged",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -64,6 +64,7 @@ from typing import Final
 from ckpt.format.messages.asking import (
     Answer,
     Ask,
+    ChangeTarget,
     DeleteStep,
     LabelStep,
     ReplaceTarget,
@@ -73,6 +74,7 @@ from ckpt.format.messages.asking import (
     StepDown,
     StepLabeled,
     SteppedDown,
+    TargetChanged,
     TargetReplaced,
 )
 from ckpt.format.messages.drains import (
@@ -203,7 +205,7 @@ Message = (
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
-    | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
+    | ChangeTarget | TargetChanged | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
@@ -231,6 +233,6 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
     120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown, 124: AskMoves, 125: MovesFound,
     126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
-    136: AskScrub, 137: ScrubState,
+    136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -110,6 +110,34 @@ class ReplaceTarget(Struct, frozen=True, gc=False):
     """Of the directory, when several ask; empty for the only one."""
 
 
+class ChangeTarget(Struct, frozen=True, gc=False):
+    """How a target stands from now on. Refused where saves or what is kept would suffer by it."""
+
+    target: TargetId
+    standing: str
+    """`in`, `draining`, `out` or `removed`."""
+    force: bool = False
+    """Whatever speaks against it, but for a process of it that runs."""
+    dry_run: bool = False
+    """Nothing is changed."""
+
+
+class TargetChanged(Struct, frozen=True, gc=False):
+    """Durable, unless nothing was to be changed."""
+
+    target: TargetId
+    standing: str
+    was: str
+    columns: int
+    """So many of what is kept are named there."""
+    bytes: int
+    """Of their files."""
+    documents: int = 0
+    """Copies of indexes and records there that are to be on other targets, and are not yet."""
+    doubts: tuple[str, ...] = ()
+    """What speaks against it."""
+
+
 class TargetReplaced(Struct, frozen=True, gc=False):
     """Durable: what the old directory holds counts no more, should it come back."""
 

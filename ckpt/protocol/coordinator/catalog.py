@@ -201,6 +201,19 @@ class LaunchForgotten:
     launch: LaunchNumber
 
 
+class TargetStanding(Enum):
+    """What people have said of a target; the names are stored."""
+
+    IN = "in"
+    """It takes its share of what is saved."""
+    DRAINING = "draining"
+    """It takes nothing new. What it holds counts, and moves to others."""
+    OUT = "out"
+    """The same, and what is missing on it while it is away is made again at once."""
+    REMOVED = "removed"
+    """It is no target any more, and never again."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetSeen:
     """A target belongs to the cluster: it is named in reports also while it is down."""
@@ -212,6 +225,7 @@ class TargetSeen:
     """Of its directory, 16 random bytes; empty until a process has presented one."""
     place: str = ""
     """Where that lies, says its process: the same only for the same file on the same machine."""
+    standing: TargetStanding = TargetStanding.IN
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep, RollBack
+from ckpt.format.messages.asking import Ask, ChangeTarget, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.targets import Attest, Attested
@@ -46,7 +46,7 @@ from ckpt.protocol.coordinator.facts import (
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
-CONFIRMED = (Resolve, DeleteStep, LabelStep, RollBack, KeepSteps, Ask)
+CONFIRMED = (Resolve, DeleteStep, LabelStep, RollBack, KeepSteps, ChangeTarget, Ask)
 """What only a coordinator in force may answer: each says what is the newest, or changes it."""
 IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""
@@ -116,7 +116,7 @@ class Confirming:
         """What the answer allows to lose is counted from here on (P1)."""
         info = fact.info
         live = {target.id for target in self._members.live()}
-        absent = frozenset(self._members.targets.keys() - live)
+        absent = frozenset({target.id for target in self._members.all()} - live)
         self._allow(
             *self._allowed, Allowance(absent, info.targets_survivable, info.domains_survivable)
         )
@@ -250,7 +250,7 @@ class Confirming:
             self._desk.fail(event.session, event.request, error)
 
     def _problem(self) -> CkptError:
-        targets = self._members.targets.values()
+        targets = self._members.all()
         if self._confirmed:
             return Unavailable(
                 "a save that the coordinator before has decided waits for its targets",

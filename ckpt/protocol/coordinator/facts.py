@@ -33,6 +33,13 @@ class TargetVouched:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetRemoved:
+    """Somebody has said that it is no target any more, and it never comes back."""
+
+    target: TargetId
+
+
+@dataclass(frozen=True, slots=True)
 class TargetLeft:
     """A target is down, and its reservations died with it."""
 
@@ -145,6 +152,7 @@ Fact = (
     TargetListed
     | TargetVouched
     | TargetLeft
+    | TargetRemoved
     | CatalogVouched
     | RequestConfirmed
     | LoadUnconfirmed

@@ -17,6 +17,7 @@
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
     Retaining       what stays of a run, and why                  (retaining.py)
+    Standings       how targets stand: in, draining, out, removed (standings.py)
     PlacementReader where the columns of recovered ones are        (placing.py)
     Deleter, Judge  tombstones; proved damage                     (deletion.py, judging.py,
                     index_inquiry.py)
@@ -41,14 +42,7 @@ from functools import partial
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import (
-    Answer,
-    Ask,
-    DeleteStep,
-    LabelStep,
-    ReplaceTarget,
-    RollBack,
-)
+from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, TrainerLeft
@@ -91,6 +85,7 @@ from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.coordinator.keeping.placing import PlacementReader
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
+from ckpt.protocol.coordinator.keeping.standings import StandingRequest, Standings
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.health import Health
 from ckpt.protocol.coordinator.reading.joining import Joining
@@ -197,6 +192,7 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
         self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
+        self.standings = Standings(desk, self.members, self.checkpoints, policy.code, policy.spread)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(
@@ -224,6 +220,7 @@ class CoordinatorMachine:
             self.confirming.target_vouched,
         )
         hear(facts.TargetLeft, self.reservations.target_left)
+        hear(facts.TargetRemoved, self.adopter.target_removed, self.deleter.target_removed)
         hear(facts.CatalogVouched, self._begin_service)
         hear(facts.RequestConfirmed, self._confirmed)
         hear(facts.LoadUnconfirmed, self.resolver.resolve_unconfirmed)
@@ -351,8 +348,6 @@ class CoordinatorMachine:
                 self.resolver.release(session, message.pin)
             case ReportDamage():
                 self._report_damage(session, request, message)
-            case ReplaceTarget():
-                self.members.replace(session, request, message)
             case LabelStep():
                 self.labeling.label_step(session, request, message)
             case RollBack():
@@ -364,6 +359,8 @@ class CoordinatorMachine:
                 self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
                 self._answer(session, request, message)
+            case _ if isinstance(message, StandingRequest):
+                self.standings.handle(session, request, message)
             case _ if isinstance(message, RepairRequest):
                 self.repairs.handle(session, request, message)
             case _ if isinstance(message, DrainRequest):
@@ -412,7 +409,7 @@ class CoordinatorMachine:
 
     def _register(self, session: Session, request: int, message: RegisterTarget) -> None:
         # A copy under another name repeats what the original was sent: that proves nothing.
-        renamed = self.members.is_renamed(message)
+        renamed = self.members.seats.is_renamed(message)
         if not renamed and self.vouching.refuses(session, request, message):
             return
         target = self.members.register(session, request, message)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import NoSpace
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import DeleteStep, LabelStep, ReplaceTarget, RollBack
+from ckpt.format.messages.asking import ChangeTarget, DeleteStep, LabelStep, ReplaceTarget, RollBack
 from ckpt.format.messages.keeping import KeepSteps
 
 
@@ -36,7 +36,7 @@ def no_room(cluster: str, seen: RoomSeen) -> NoSpace | None:
 def changes_catalog(message: Message) -> bool:
     """Whether somebody asks for a change that is to be durable ahead of its answer."""
     match message:
-        case RollBack() | KeepSteps():
+        case RollBack() | KeepSteps() | ChangeTarget():
             return not message.dry_run
         case _:
             return isinstance(message, DeleteStep | LabelStep | ReplaceTarget)

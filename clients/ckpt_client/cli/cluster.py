@@ -24,11 +24,13 @@ from ckpt.format.documents.labels import check_name
 from ckpt.format.messages.asking import (
     Answer,
     Ask,
+    ChangeTarget,
     DeleteStep,
     ReplaceTarget,
     StepDeleted,
     StepDown,
     SteppedDown,
+    TargetChanged,
     TargetReplaced,
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
@@ -184,6 +186,16 @@ class Conversation:
         """
         message = ReplaceTarget(id, incarnation)
         answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
+        return answer
+
+    def change_target(
+        self, id: TargetId, standing: str, *, force: bool, dry_run: bool
+    ) -> TargetChanged:
+        """How it stands from now on. Raises NotFound, Refused with what speaks against it, Busy
+        for one that serves and is to be removed.
+        """
+        message = ChangeTarget(id, standing, force=force, dry_run=dry_run)
+        answer, _ = self.control.call(message, TargetChanged, timeout_s=self.timeout_s)
         return answer
 
     def repair(self) -> RepairView:

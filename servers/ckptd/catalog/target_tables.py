@@ -1,7 +1,7 @@
 """Targets in the catalog: which there are, and which directory each of them is.
 
-The directories have a table of their own, made when it is missing: catalogs of schema 1 may lack
-it, and a version that does not know it leaves it be.
+Directories, and what people have said of targets, have tables of their own, made when they are
+missing: catalogs of schema 1 may lack them, and a version that does not know them leaves them be.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import sqlite3
 from typing import Final
 
 from ckpt.base.ids import TargetId
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen
+from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
 
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS target_directory (
-    id TEXT PRIMARY KEY, incarnation BLOB NOT NULL, place TEXT NOT NULL);
-"""
-#: Finds the table; a copy that an earlier version made, which is only read, has none.
-_IS_THERE: Final = "SELECT 1 FROM sqlite_master WHERE name = 'target_directory'"
+_TABLES: Final = {
+    "target_directory": "id TEXT PRIMARY KEY, incarnation BLOB NOT NULL, place TEXT NOT NULL",
+    "target_standing": "id TEXT PRIMARY KEY, standing TEXT NOT NULL",
+}
+SCHEMA: Final = "".join(
+    f"CREATE TABLE IF NOT EXISTS {name} ({columns});\n" for name, columns in _TABLES.items()
+)
+#: Finds a table; a copy that an earlier version made, which is only read, has none.
+_IS_THERE: Final = "SELECT 1 FROM sqlite_master WHERE name = ?"
 
 
 def store(connection: sqlite3.Connection, seen: TargetSeen) -> None:
@@ -29,15 +32,21 @@ def store(connection: sqlite3.Connection, seen: TargetSeen) -> None:
         "INSERT OR REPLACE INTO target_directory VALUES (?, ?, ?)",
         (seen.target, seen.incarnation, seen.place),
     )
+    connection.execute(
+        "INSERT OR REPLACE INTO target_standing VALUES (?, ?)", (seen.target, seen.standing.value)
+    )
 
 
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     """Into the image, by id."""
-    if not connection.execute(_IS_THERE).fetchone():
-        connection.execute(SCHEMA.replace("TABLE", "TEMP TABLE"))
-    for name, domain, directory, incarnation, place in connection.execute(
-        "SELECT id, domain, directory, incarnation, place"
-        " FROM target LEFT JOIN target_directory USING (id) ORDER BY id"
+    for name, columns in _TABLES.items():
+        if not connection.execute(_IS_THERE, (name,)).fetchone():
+            connection.execute(f"CREATE TEMP TABLE {name} ({columns})")
+    for name, domain, directory, incarnation, place, standing in connection.execute(
+        "SELECT id, domain, directory, incarnation, place, standing FROM target"
+        " LEFT JOIN target_directory USING (id) LEFT JOIN target_standing USING (id) ORDER BY id"
     ):
-        id = TargetId(name)
-        image.targets[id] = TargetSeen(id, domain, directory, incarnation or b"", place or "")
+        id, stands = TargetId(name), TargetStanding(standing or TargetStanding.IN.value)
+        image.targets[id] = TargetSeen(
+            id, domain, directory, incarnation or b"", place or "", stands
+        )

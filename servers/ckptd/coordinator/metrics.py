@@ -199,7 +199,7 @@ def _targets(members: Membership) -> Iterator[Family]:
     devices = device_families()
     counters: dict[str, Family] = {}
     used = free = 0
-    for target in members.targets.values():
+    for target in members.all():
         live = target.state is TargetState.LIVE
         up.add(int(live), target=target.id)
         columns.add(len(target.proved), target=target.id)

@@ -10,6 +10,7 @@ one place.
     the incarnation known for this name         taken in; while another has the seat, refused
     another incarnation of this name            refused, until somebody says that it is the target
     an incarnation known by another name        refused: a directory is one target
+    the name or incarnation of a removed one    refused, for good
     none, as older daemons do                   taken in; while another has the seat, refused
 
 A place keeps its seat for a lease after its session ended, and after the coordinator began, so that
@@ -20,7 +21,7 @@ the seat at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
@@ -28,7 +29,7 @@ from ckpt.base.ids import TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.targets import RegisterTarget
-from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
 
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again within a second; one that does not has gone."""
@@ -94,7 +95,10 @@ class Claims:
         """What is to be known of a process that is taken in."""
         known = self._known.get(message.target)
         kept = message.incarnation or (known.incarnation if known is not None else b"")
-        return TargetSeen(message.target, message.domain, message.directory, kept, message.place)
+        standing = TargetStanding.IN if known is None else known.standing
+        return TargetSeen(
+            message.target, message.domain, message.directory, kept, message.place, standing
+        )
 
     # ----------------------------------------------------------------------- events
 
@@ -108,6 +112,8 @@ class Claims:
         if len(message.incarnation) not in (0, INCARNATION_BYTES):
             return Refused(f"an incarnation has {INCARNATION_BYTES} bytes")
         known = self._known.get(message.target)
+        if known is not None and known.standing is TargetStanding.REMOVED:
+            return removed(message.target)
         unknown = _of_another_directory(known, message) if known is not None else None
         error = self._of_another_name(message) or unknown
         if error is None and known is not None:
@@ -123,6 +129,15 @@ class Claims:
         self._left_us.pop(seen.target, None)
         was, self._known[seen.target] = self._known.get(seen.target), seen
         return was != seen
+
+    def standing_of(self, target: TargetId) -> TargetStanding:
+        """As people said last, durable or about to be."""
+        return self._known[target].standing
+
+    def stand(self, target: TargetId, standing: TargetStanding) -> TargetSeen:
+        """People have said so. Returns what is known of it now."""
+        self._known[target] = seen = replace(self._known[target], standing=standing)
+        return seen
 
     def left(self, target: TargetId, now_us: int) -> None:
         """The session of its seat ended."""
@@ -163,7 +178,10 @@ class Claims:
                 hint="end all but one, or name one with --incarnation",
             )
         claim = asking[0]
-        seen = TargetSeen(target, claim.domain, claim.directory, claim.incarnation, claim.place)
+        standing = self._known[target].standing
+        seen = TargetSeen(
+            target, claim.domain, claim.directory, claim.incarnation, claim.place, standing
+        )
         self._known[target], self._replaced_us[target] = seen, now_us
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
@@ -216,6 +234,14 @@ class Claims:
 
 def _key(message: RegisterTarget) -> tuple[TargetId, bytes, str]:
     return message.target, message.incarnation, message.place
+
+
+def removed(target: TargetId) -> CkptError:
+    """It is no target any more."""
+    return Refused(
+        f"target {target} was removed from this cluster, for good",
+        hint="start a target of another name, in an empty directory",
+    )
 
 
 def _of_another_directory(known: TargetSeen, message: RegisterTarget) -> CkptError | None:

@@ -3,6 +3,7 @@
     UNKNOWN --register--> RECONCILING --listing complete--> LIVE --session lost, lease over--> DOWN
                  ^                                                                              |
                  +------------------------------- register (new boot id) -----------------------+
+                                                                               --> REMOVED, for good
 
 A target whose session ended is dead. One whose lease ran out was silent on a session that stood:
 for one lease more it is *late*, since on a host that is out of breath it comes back.
@@ -22,12 +23,11 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from ckpt.base.errors import Busy, CkptError
+from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
@@ -67,7 +67,6 @@ RESERVE_GOOD_US = 250_000
 RESERVE_FACTOR = 8
 """nor one that takes less than so many times what the others take."""
 
-
 WELL = DeviceReport({}, 0)
 """Of a target that has reported no failure."""
 DEVICE_TEXT_MAX = 200
@@ -80,6 +79,7 @@ class TargetState(Enum):
     RECONCILING = "reconciling"
     LIVE = "live"
     DOWN = "down"
+    REMOVED = "removed"
 
 
 @dataclass(slots=True)
@@ -90,6 +90,8 @@ class Target:
     domain: Domain
     directory: str
     state: TargetState = TargetState.DOWN
+    standing: catalog.TargetStanding = catalog.TargetStanding.IN
+    """What people have said of it, durable. Membership alone changes it."""
     session: Session | None = None
     boot: BootId = BootId(0)
     address: str = ""
@@ -135,6 +137,11 @@ class Target:
         return self.device.failures >= DEVICE_FAILURES_MAX
 
     @property
+    def stays(self) -> bool:
+        """It takes new columns, and keeps those that it has."""
+        return self.standing is catalog.TargetStanding.IN
+
+    @property
     def where(self) -> TargetAddress:
         return TargetAddress(self.id, self.boot, self.address, self.unix)
 
@@ -154,11 +161,12 @@ class Membership:
         """This one among all that began from a copy of the same catalog."""
         self.version = 0
         self.targets: dict[TargetId, Target] = {
-            id: Target(id, Domain.parse(seen.domain), seen.directory)
-            for id, seen in sorted(known.items())
+            id: _known_target(seen) for id, seen in sorted(known.items())
         }
+        """All that there ever were, also those that were removed; see `all`."""
         self._by_session: dict[Session, TargetId] = {}
-        self._claims = Claims(known)
+        self.seats = Claims(known)
+        """Which directory is which target."""
         #: When the first tick came; None before. Targets have GATHERING_US from here to come.
         self._born_us: int | None = None
         #: When what is known of the targets' service times last faded.
@@ -175,7 +183,7 @@ class Membership:
         """Whether more targets are about to count: this coordinator is new, and its catalog may
         not know them all, or one is being listed.
         """
-        coming = any(t.state is TargetState.RECONCILING for t in self.targets.values())
+        coming = any(t.state is TargetState.RECONCILING for t in self.all())
         return coming or self._is_young
 
     @property
@@ -204,7 +212,7 @@ class Membership:
 
     def is_coming(self, target: Target) -> bool:
         """It does not count now, and likely will soon."""
-        return (
+        return target.state is not TargetState.REMOVED and (
             target.state is TargetState.RECONCILING
             or self.is_late(target)
             or self.is_powering_up(target)
@@ -218,14 +226,18 @@ class Membership:
         return self._desk.now_us if self._born_us is None else self._born_us
 
     def coming(self) -> list[Target]:
-        return [target for target in self.targets.values() if self.is_coming(target)]
+        return [target for target in self.all() if self.is_coming(target)]
 
     def silence(self) -> str:
         """Who is away without a word, and for how long; empty when nobody is."""
         now = self._desk.now_us
-        away = [t for t in self.targets.values() if t.silent_since_us is not None]
+        away = [t for t in self.all() if t.silent_since_us is not None]
         texts = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
         return f"; silent: {', '.join(texts)}" if texts else ""
+
+    def all(self) -> list[Target]:
+        """Targets that belong to the cluster, here or away, by id."""
+        return [t for t in self.targets.values() if t.state is not TargetState.REMOVED]
 
     def live(self) -> list[Target]:
         """Targets that count now, by id."""
@@ -240,13 +252,13 @@ class Membership:
 
     def index_holders(self, id: CheckpointId, size: int, first: Iterable[TargetId]) -> list[Target]:
         """Live targets that have an index of this length of it: of the first ones, and where one
-        of these has none, of all others too.
+        of these has none, or is to be emptied, of all others too.
         """
         index = DocumentSummary(DocumentKind.INDEX, id, size)
         named = [self.targets.get(each) for each in first]
         here = [one for one in named if one is not None and one.state is TargetState.LIVE]
         having = [one for one in here if index in one.documents]
-        if len(having) == len(named):
+        if len(having) == len(named) and all(one.stays for one in having):
             return having
         others = [one for one in self.live() if one not in named and index in one.documents]
         return having + others
@@ -261,8 +273,9 @@ class Membership:
         return f"; the device fails of {', '.join(texts)}" if texts else ""
 
     def candidates(self, *, last_resort: bool = False) -> list[Candidate]:
-        """All targets as placement sees them; those that do not count keep their seat but take
-        nothing. Those whose device fails take something as a last resort only, after all others.
+        """All targets as placement sees them; those that do not count, or are to be emptied, keep
+        their seat but take nothing. Those whose device fails take something as a last resort only,
+        after all others.
         """
         return [
             Candidate(
@@ -273,10 +286,10 @@ class Membership:
                 bytes_free=t.device_bytes_free,
                 own_bytes_free=t.bytes_free,
                 load_bytes=t.load_bytes + LAST_LOAD_BYTES * t.is_failing,
-                live=t.state is TargetState.LIVE and (last_resort or not t.is_failing),
+                live=t.state is TargetState.LIVE and t.stays and (last_resort or not t.is_failing),
                 slow=self._desk.now_us < t.slow_until_us,
             )
-            for t in self.targets.values()
+            for t in self.all()
         ]
 
     def note_slow(self, id: TargetId) -> None:
@@ -305,15 +318,11 @@ class Membership:
 
     def claims(self) -> list[Claim]:
         """Processes that ask for a target's seat and were refused it, by target."""
-        return self._claims.standing(self._desk.now_us)
+        return self.seats.standing(self._desk.now_us)
 
     def replacing(self, id: TargetId) -> list[Claim]:
         """Those of them that would be this target as soon as somebody says so."""
-        return self._claims.replacements(id, self._desk.now_us)
-
-    def is_renamed(self, message: RegisterTarget) -> bool:
-        """Whether its directory is known as another target."""
-        return self._claims.is_renamed(message)
+        return self.seats.replacements(id, self._desk.now_us)
 
     # ----------------------------------------------------------------------- events
 
@@ -329,7 +338,7 @@ class Membership:
         except CkptError as error:
             self._desk.fail(session, request, error)
             return None
-        refusal = self._claims.judge(message, seated=seated, now_us=self._desk.now_us)
+        refusal = self.seats.judge(message, seated=seated, now_us=self._desk.now_us)
         if refusal is not None:
             self._desk.fail(session, request, refusal)
             return None
@@ -337,7 +346,7 @@ class Membership:
             assert target.session is not None
             self._desk.close(target.session, f"target {target.id} registered again")
             self._take_down(target)
-        self._note_seen(self._claims.seen(message))
+        self._note_seen(self.seats.seen(message))
         if target is None:
             target = self.targets[message.target] = Target(
                 message.target, domain, message.directory
@@ -349,30 +358,14 @@ class Membership:
         self._list(target, message.boot, "")
         return target
 
-    def replace(self, session: Session, request: int, message: ReplaceTarget) -> None:
-        """Somebody says that another directory is this target; asked again, the same is answered.
-        Raises NotFound, Refused, Busy.
-        """
-        now, target = self._desk.now_us, self.targets.get(message.target)
-        seen = self._claims.answered(message.target, message.incarnation, now)
-        if seen is not None:
-            self._tell_replaced(session, request, seen)
-            return
-        if target is not None and target.session is not None:
-            raise Busy(
-                f"target {target.id} is live, from {target.directory} on {target.domain.host}",
-                hint=f"end it first, for good: kill {target.pid}",
-            )
-        seen = self._claims.replaced(message.target, message.incarnation, now)
-        self._desk.report(
-            "warning", "target is replaced", target=seen.target, directory=seen.directory
-        )
-        self._tell_replaced(session, request, seen)
-
-    def _tell_replaced(self, session: Session, request: int, seen: catalog.TargetSeen) -> None:
-        """When it is durable."""
-        done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
-        self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
+    def stand(self, id: TargetId, standing: catalog.TargetStanding) -> None:
+        """It stands so from now on; that is durable."""
+        target = self.targets[id]
+        target.standing = standing
+        if standing is catalog.TargetStanding.REMOVED:
+            assert target.session is None
+            target.state, target.silent_since_us = TargetState.REMOVED, None
+        self.version += 1
 
     def renew(self, session: Session, request: int, message: RenewLease) -> None:
         """The lease starts again now, by the coordinator's clock alone (P12)."""
@@ -400,7 +393,7 @@ class Membership:
         """
         for target in self.targets.values():
             target.lease_ends_us += gap_us
-        self._claims.excuse(gap_us)
+        self.seats.excuse(gap_us)
 
     def tick(self) -> None:
         """Leases end."""
@@ -440,7 +433,7 @@ class Membership:
 
     def _note_seen(self, seen: catalog.TargetSeen) -> None:
         """Before anything is decided that names this target: entries are stored in their order."""
-        if self._claims.took(seen):
+        if self.seats.took(seen):
             self._desk.persist((seen,), lambda: None)
 
     def _note_device(self, target: Target, told: DeviceReport | UnsetType) -> None:
@@ -489,11 +482,18 @@ class Membership:
         target.session, target.state = None, TargetState.DOWN
         target.left_us = self._desk.now_us
         self._by_session.pop(session, None)
-        self._claims.left(target.id, self._desk.now_us)
+        self.seats.left(target.id, self._desk.now_us)
         self.version += 1
         self._desk.report("warning", "target is down", target=target.id)
         self._desk.lost(session)
         self._desk.tell(TargetLeft(target.id))
+
+
+def _known_target(seen: catalog.TargetSeen) -> Target:
+    removed = seen.standing is catalog.TargetStanding.REMOVED
+    state = TargetState.REMOVED if removed else TargetState.DOWN
+    domain = Domain.parse(seen.domain)
+    return Target(seen.target, domain, seen.directory, state, seen.standing)
 
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:

@@ -186,7 +186,7 @@ class Vouching:
                 text = f"the catalog is older than its targets: {self.reason}"
                 return Corrupt(text, hint=f"run: {self.remedy()}")
         here, needed = len(self._vouching()), self._needed(patient=True)
-        away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
+        away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
         text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
         named = f"; away: {', '.join(away)}" if away else ""
         return Unavailable(
@@ -207,9 +207,14 @@ class Vouching:
         return [target.id for target in self._members.live() if target.id in self._obey]
 
     def _needed(self, *, patient: bool) -> int:
-        count = max(len(self._members.targets), self._target_count_min)
+        count = max(len(self._members.all()), self._least())
         most = count - self._parity
         return max(1, min(most, count // 2 + 1) if patient and self._has_served else most)
+
+    def _least(self) -> int:
+        """So many targets there are at least, known or not."""
+        removed = len(self._members.targets) - len(self._members.all())
+        return max(1, self._target_count_min - removed)
 
     def is_majority(self, ids: set[TargetId], allowed: Allowance) -> bool:
         """Whether so many would vouch for a catalog, with patience; or all but those that the last
@@ -217,7 +222,7 @@ class Vouching:
         """
         if self._is_enough(ids, patient=True) or self._are_domains(ids, NOBODY, self._parity):
             return True
-        left = self._members.targets.keys() - allowed.absent - ids
+        left = {target.id for target in self._members.all()} - allowed.absent - ids
         return bool(ids) and (
             len(left) <= allowed.targets or self._are_domains(ids, allowed.absent, allowed.domains)
         )
@@ -231,11 +236,11 @@ class Vouching:
         """Whether these are all targets of all domains but so many; of targets that are not known
         yet nobody can say where they stand.
         """
-        if not ids or len(self._members.targets) < self._target_count_min:
+        if not ids or len(self._members.all()) < self._least():
             return False
         domains = {
             target.id: domain_key(target.id, target.domain, self._level)
-            for target in self._members.targets.values()
+            for target in self._members.all()
             if target.id not in absent
         }
         away = {domain for id, domain in domains.items() if id not in ids}

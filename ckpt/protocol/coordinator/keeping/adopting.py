@@ -5,8 +5,8 @@
                           v                  all n columns count, nobody reads
                        surplus  ------------------------------------------------> dropped
                           |
-                          | the named one is damaged, or does not count and is not about to
-                          v
+                          | the named one is damaged, or its target is to be emptied, or it does not
+                          v count and is not about to
                      ColumnsMoved durable --> named from here on
 
 A column that was replaced, was late, or was moved while its target was away leaves such copies. A
@@ -35,6 +35,7 @@ from ckpt.protocol.coordinator.facts import (
     CheckpointCommitted,
     CheckpointPlaced,
     CheckpointReleased,
+    TargetRemoved,
     TargetVouched,
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -81,6 +82,13 @@ class Adopter:
     def target_vouched(self, fact: TargetVouched) -> None:
         """It came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
+
+    def target_removed(self, fact: TargetRemoved) -> None:
+        """What it may have does not matter any more."""
+        for checkpoint in self._with_surplus():
+            for holders in checkpoint.surplus.values():
+                holders.discard(fact.target)
+        self._settle_all()
 
     def committed(self, fact: CheckpointCommitted) -> None:
         """Who has copies that its index does not name is known now."""
@@ -154,7 +162,7 @@ class Adopter:
             rank = column.payload.rank
             if self._is_well(checkpoint, column) or self._is_coming(checkpoint, column):
                 continue
-            here = sorted(id for id in holders if self._is_sound(checkpoint, column, id))
+            here = sorted(id for id in holders if self._may_take(checkpoint, column, id))
             taken = {number: id for (of, number), id in moves.items() if of == rank}
             fits = [id for id in here if self._fits(checkpoint, column, id, taken)]
             if fits:
@@ -238,9 +246,17 @@ class Adopter:
         return self._holds(checkpoint, column, target) and column not in rotten
 
     def _is_well(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
-        """The named copy counts, and nobody has found damage in it."""
+        """The named copy counts and stays where it is, and nobody has found damage in it."""
         named = self._holders_now(checkpoint, column.payload.rank).get(column.column)
-        return named is not None and self._is_sound(checkpoint, column, named)
+        if named is None or not self._members.targets[named].stays:
+            return False
+        return self._is_sound(checkpoint, column, named)
+
+    def _may_take(self, checkpoint: KeptCheckpoint, column: ColumnId, target: TargetId) -> bool:
+        """It has a sound copy; where it is to be emptied itself, that is better than none."""
+        named = self._holders_now(checkpoint, column.payload.rank).get(column.column)
+        sound = self._is_sound(checkpoint, column, target)
+        return sound and (self._members.targets[target].stays or named is None)
 
     def _is_coming(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
         """Who is named does not count now, and likely will soon."""

@@ -263,16 +263,21 @@ class Checkpoints:
             )
         ]
 
-    def rotten_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
-        """Those of them that their targets have found damaged."""
+    def outgoing_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
+        """Those of them that are to be made again elsewhere: their targets have found them damaged,
+        or are to be emptied.
+        """
         assert checkpoint.placement is not None
         payload, columns = PayloadId(checkpoint.id, rank), checkpoint.placement[rank].columns
         return [
             j
             for j in self.columns_now(checkpoint, rank)
-            if (id := columns[j]) is not None
-            and ColumnId(payload, j) in rotten_columns(self._members.targets[id])
+            if (id := columns[j]) is not None and self._goes(ColumnId(payload, j), id)
         ]
+
+    def _goes(self, column: ColumnId, holder: TargetId) -> bool:
+        target = self._members.targets[holder]
+        return not target.stays or column in rotten_columns(target)
 
     def homes_of(self, checkpoint: KeptCheckpoint) -> list[KeptCheckpoint]:
         """Its homes that are here, deleted ones too, which stay for it."""
@@ -377,11 +382,14 @@ class Checkpoints:
             lacking.append(checkpoint.document_copies - copies)
         return sum(max(0, count) for count in lacking)
 
-    def document_counts(self) -> DocumentCounts:
-        """How many live targets have each commit record, and each generation's labels."""
+    def document_counts(self, *, staying: bool = False) -> DocumentCounts:
+        """How many live targets have each commit record, and each generation's labels; with
+        `staying` of those that are not to be emptied.
+        """
         return Counter(
             (document.kind, document.checkpoint)
             for target in self._members.live()
+            if target.stays or not staying
             for document in target.documents
             if document.kind in (DocumentKind.RECORD, DocumentKind.LABELS)
         )

@@ -49,6 +49,7 @@ from ckpt.protocol.coordinator.facts import (
     ReferencesDropped,
     RetentionDue,
     RunDrained,
+    TargetRemoved,
     TargetVouched,
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -289,6 +290,8 @@ class Deleter:
         unknown = checkpoint.placement is None
         for named in self._members.targets if unknown else checkpoint.targets:
             target = self._members.targets.get(named)
+            if target is not None and target.state is TargetState.REMOVED:
+                continue
             if target is None or target.state is not TargetState.LIVE:
                 return
             if id in _held_by(target):
@@ -312,7 +315,7 @@ class Deleter:
 
     def _bury(self, id: CheckpointId) -> None:
         """Nobody can hold anything of it any more: its tombstones go as well."""
-        targets = self._members.targets.values()
+        targets = self._members.all()
         waits = id in self._closing or id in self._dropping
         if waits or self.gone.get(id) is not RowState.DELETED:
             return
@@ -385,6 +388,14 @@ class Deleter:
     def target_vouched(self, fact: TargetVouched) -> None:
         """It came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
+
+    def target_removed(self, fact: TargetRemoved) -> None:
+        """What waited for it waits no more."""
+        for id in list(self._dropping):
+            self._confirmed(fact.target, id)
+        for id in list(self.gone):
+            self._forget_when_dropped(id)
+            self._bury(id)
 
     def file_dropped(self, fact: FileDropped) -> None:
         """What is known of its columns goes now; a late one is a stray of the commit."""

@@ -155,6 +155,9 @@ class IndexInquiry:
     ) -> None:  # fmt: skip
         """For at most PART_BYTES from `start`; `unproved` when nobody can say what is there."""
         target = self._members.targets.get(id)
+        if target is not None and target.state is TargetState.REMOVED:
+            then(_Unreadable(f"target {id} was removed", gone=True))
+            return
         if target is None or target.session is None:
             self._unproved.append(f"target {id} does not answer")
             unproved()
@@ -185,9 +188,7 @@ class IndexInquiry:
 
     def _tell_lost(self) -> None:
         """A copy may have been made since on any target: nobody may be away."""
-        away = sorted(
-            one.id for one in self._members.targets.values() if one.state is not TargetState.LIVE
-        )
+        away = sorted(one.id for one in self._members.all() if one.state is not TargetState.LIVE)
         if away:
             self._unproved.append(f"{', '.join(away)}, which may have a copy, are away")
             self._tell_unproved()

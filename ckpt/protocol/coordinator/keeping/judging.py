@@ -181,7 +181,8 @@ class Judge:
 
     def _boots(self, columns: Iterable[TargetId | None]) -> tuple[BootId, ...] | None:
         """None while a holder is not here, or has not listed what it holds."""
-        named = [self._members.targets.get(id) for id in columns if id is not None]
+        known = [self._members.targets.get(id) for id in columns if id is not None]
+        named = [t for t in known if t is None or t.state is not TargetState.REMOVED]
         here = [t.boot for t in named if t is not None and t.state is TargetState.LIVE]
         return tuple(here) if len(here) == len(named) else None
 
@@ -195,7 +196,7 @@ class Judge:
         for j, id in enumerate(checkpoint.placement[inquiry.payload.rank].columns):
             column = ColumnId(inquiry.payload, ColumnNumber(j))
             target = self._members.targets.get(id) if id is not None else None
-            if id is None:
+            if id is None or (target is not None and target.state is TargetState.REMOVED):
                 inquiry.bad[column.column] = WHOLE
             elif target is None or target.session is None:
                 inquiry.unproved.append(f"target {id} does not answer")

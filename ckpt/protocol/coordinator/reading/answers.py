@@ -77,6 +77,8 @@ class TargetView(Struct, frozen=True):
     Empty: it is of an earlier version, and has none."""
     scrub: ScrubView | None = None
     """None: it is of an earlier version, or was not here yet."""
+    standing: str = "in"
+    """What people have said of it: in, draining, out."""
 
 
 class Check(Struct, frozen=True):

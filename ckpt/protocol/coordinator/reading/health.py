@@ -14,7 +14,7 @@ from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import US_PER_S, format_age, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
-from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
 from ckpt.protocol.coordinator.cluster.claims import Claim
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
@@ -63,8 +63,8 @@ class Health:
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
         """All that stand now. `address`: of this coordinator, for commands."""
         yield from self._catalog(address)
-        targets = self._members.targets
-        down = [t for t in targets.values() if t.state is TargetState.DOWN]
+        away = [t for t in self._members.all() if t.state is TargetState.DOWN]
+        down = [target for target in away if target.standing is not TargetStanding.OUT]
         gone = [target for target in down if not self._members.replacing(target.id)]
         if gone:
             text = f"down: {', '.join(_away(target, now_us) for target in gone)}"
@@ -98,7 +98,7 @@ class Health:
             remedy = "make it again from what the targets hold"
             yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
             return
-        away = [t.id for t in self._members.targets.values() if t.state is not TargetState.LIVE]
+        away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
         yield check("CATALOG_UNPROVED", problem.message, *self._bring_back(away, address))
 
     def _start(self, ids: Sequence[TargetId], address: str) -> str:
@@ -123,7 +123,7 @@ class Health:
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
         failing = self._members.failing()
-        well = len(self._members.live()) - len(failing)
+        well = sum(t.stays and not t.is_failing for t in self._members.live())
         if well >= self._code.floor:
             return
         resort = f"; {', '.join(t.id for t in failing)} only as a last resort" if failing else ""
@@ -231,8 +231,8 @@ class Health:
         """The advice is to start what is down; where all are up, `remedy` and `command`."""
         away = {id for each in harmed for id in self._checkpoints.unreachable(each)}
         if not away and any(self._lacks_records(each) for each in harmed):
-            away = {t.id for t in self._members.targets.values() if t.state is TargetState.DOWN}
-        known = sorted(id for id in away if id in self._members.targets)
+            away = {t.id for t in self._members.all() if t.state is TargetState.DOWN}
+        known = sorted(away & {target.id for target in self._members.all()})
         if known:
             verb = "is" if len(known) == 1 else "are"
             text = f"{text}; on {', '.join(known)}, which {verb} down"

@@ -150,7 +150,7 @@ class Views:
             code=str(self._code),
             term=self._members.term,
             epoch=self._members.epoch,
-            targets=tuple(_target_view(t) for t in self._members.targets.values()),
+            targets=tuple(map(_target_view, self._members.all())),
             runs=self.runs(),
             attempts=tuple(_attempt_view(attempt) for attempt in self._book.open()),
             stores=stores,
@@ -339,6 +339,7 @@ def _target_view(target: Target) -> TargetView:
         device_errors=target.device.errors,
         wire=target.wire,
         scrub=None if target.scrub is None else _scrub_view(target.scrub),
+        standing=target.standing.value,
     )
 
 

@@ -3,9 +3,9 @@
 It follows from the placements, what targets have listed, and who is here: there is nothing to lose
 at a restart. A column is due
 
-    at once       when its holder is here without it, is unknown, or it was missing at the commit,
-                  and when its payload can lose no more; and when its target has found it damaged,
-                  which counts until another copy is there
+    at once       when its holder is here without it, is out or was removed, or it was missing at
+                  the commit, and when its payload can lose no more; and when its target has found
+                  it damaged, or is to be emptied: it counts until another copy is there
     after a while when its holder is away: one that comes back has its columns still
 
 and never while its holder is about to come. What can lose least comes first, then what no object
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
-from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -67,15 +67,17 @@ class Lacking:
         return sorted(self._found(now_us), key=lambda one: one.order)
 
     def _found(self, now_us: int) -> Iterator[LackingPayload]:
-        rotten = {
+        outgoing = {
             column.payload.checkpoint
             for target in self._members.live()
             for column in rotten_columns(target)
         }
+        leaving = (target for target in self._members.live() if not target.stays)
+        outgoing.update(*(target.proved.checkpoints() for target in leaving))
         for checkpoint in self._checkpoints.all():
             if checkpoint.state is not RowState.COMMITTED or checkpoint.placement is None:
                 continue
-            if self._checkpoints.columns_missing(checkpoint) or checkpoint.id in rotten:
+            if self._checkpoints.columns_missing(checkpoint) or checkpoint.id in outgoing:
                 stored = bool(self._holding(checkpoint.id))
                 for rank in checkpoint.placement:
                     found = self._of_payload(checkpoint, rank, stored, now_us)
@@ -88,11 +90,11 @@ class Lacking:
             return []
         now = self._checkpoints.columns_now(checkpoint, rank)
         left = len(now) - checkpoint.code.k
-        rotten = self._checkpoints.rotten_now(checkpoint, rank)
+        outgoing = self._checkpoints.outgoing_now(checkpoint, rank)
         return [
             ColumnNumber(j)
             for j, holder in enumerate(checkpoint.placement[rank].columns)
-            if j in rotten or (j not in now and left >= 0 and self._is_due(holder, left, now_us))
+            if j in outgoing or (j not in now and left >= 0 and self._is_due(holder, left, now_us))
         ]
 
     def _of_payload(
@@ -107,9 +109,11 @@ class Lacking:
 
     def _is_due(self, holder: TargetId | None, left: int, now_us: int) -> bool:
         target = self._members.targets.get(holder) if holder is not None else None
-        if target is None or target.state is TargetState.LIVE:
+        if target is None or target.state in (TargetState.LIVE, TargetState.REMOVED):
             return True
         if self._members.is_coming(target):
             return False
+        if target.standing is TargetStanding.OUT:
+            return True
         assert self._after_us is not None
         return left == 0 or now_us - self._members.away_since_us(target) >= self._after_us

@@ -1,6 +1,6 @@
 """Copies of index and commit record that are gone are made again, on other targets.
 
-    too few are live, and nobody who has one is about to come
+    too few are live on targets that stay, and nobody who has one is about to come
         index: read whole from a holder, its digest compared    record: the catalog has it
                                     v
                  stored beside the copies that are left, m + 1 in all
@@ -12,7 +12,7 @@ check all that they read, hear who has it now. One document is on its way at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, TargetId
@@ -60,20 +60,26 @@ class Respreader:
         """Copies that were made again since this coordinator began."""
 
     def tick(self) -> None:
-        if self._after_us is None or self._is_busy or self._members.gathering:
+        if self._after_us is None or self._is_busy or self._is_early:
             return
         if not self._left and self._desk.now_us >= self._look_us:
             self._look_us = self._desk.now_us + LOOK_US
-            counts = self._checkpoints.document_counts()
+            counts = self._checkpoints.document_counts(staying=True)
             kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
             self._left = [one.id for one in kept if self._lacks(one, counts)]
         self._next()
 
+    @property
+    def _is_early(self) -> bool:
+        """Targets that are known are about to come."""
+        return self._members.gathering and len(self._members.live()) < len(self._members.all())
+
     def _lacks(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> bool:
         if checkpoint.state is not RowState.COMMITTED:
             return False
-        wanted = min(checkpoint.document_copies, len(self._members.live()))
-        indexes = len(self._checkpoints.index_copies(checkpoint))
+        staying = sum(target.stays for target in self._members.live())
+        wanted = min(checkpoint.document_copies, staying)
+        indexes = len(_staying(self._checkpoints.index_copies(checkpoint)))
         records = counts[DocumentKind.RECORD, checkpoint.id]
         if min(indexes, records) >= wanted:
             return False
@@ -102,7 +108,7 @@ class Respreader:
                 return
 
     def _spread_record(self, checkpoint: KeptCheckpoint) -> None:
-        holders = [target.id for target in self._checkpoints.record_copies(checkpoint)]
+        holders = _staying(self._checkpoints.record_copies(checkpoint))
 
         def then() -> None:
             record = decode_record(checkpoint.record_bytes)
@@ -121,7 +127,7 @@ class Respreader:
             if xxh3_128(document) != record.index_digest:
                 self._read_index(record, holders[1:])
                 return
-            having = [target.id for target in self._checkpoints.index_copies(checkpoint)]
+            having = _staying(self._checkpoints.index_copies(checkpoint))
             self._store(checkpoint, DocumentKind.INDEX, document, having, self._ended)
 
         self._read(holders[0], record, bytearray(), read)
@@ -179,3 +185,8 @@ class Respreader:
     def _ended(self) -> None:
         self._is_busy = False
         self._next()
+
+
+def _staying(copies: Iterable[Target]) -> list[TargetId]:
+    """Those that are not to be emptied."""
+    return [target.id for target in copies if target.stays]

@@ -262,11 +262,11 @@ class Repairs:
         assert checkpoint.placement is not None
         placed = checkpoint.placement[payload.rank]
         allotment = self._reserver.empty_allotment(placed.layout)
-        rotten = self._checkpoints.rotten_now(checkpoint, payload.rank)
+        outgoing = self._checkpoints.outgoing_now(checkpoint, payload.rank)
         for j in self._checkpoints.columns_now(checkpoint, payload.rank):
             target = placed.columns[j]
             assert target is not None
-            if j in rotten:
+            if j in outgoing:
                 allotment.asked_spares.add(target)
             else:
                 allotment.intended[j] = target
@@ -347,5 +347,5 @@ class Repairs:
         if checkpoint is None or checkpoint.state is not RowState.COMMITTED:
             return False
         now = self._checkpoints.columns_now(checkpoint, task.payload.rank)
-        rotten = self._checkpoints.rotten_now(checkpoint, task.payload.rank)
-        return any(column not in now or column in rotten for column in task.columns)
+        outgoing = self._checkpoints.outgoing_now(checkpoint, task.payload.rank)
+        return any(column not in now or column in outgoing for column in task.columns)

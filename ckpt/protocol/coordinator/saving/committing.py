@@ -220,7 +220,7 @@ class Committer:
         if self._confirmation.is_in_force():
             return True
         live = self._members.live()
-        away = [t.id for t in self._members.targets.values() if t not in live]
+        away = [t.id for t in self._members.all() if t not in live]
         self._wait(
             attempt,
             f"{attempt.checkpoint}: {', '.join(away)} are away, and may obey another coordinator",

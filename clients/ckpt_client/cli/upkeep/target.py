@@ -1,23 +1,42 @@
-"""Keep a target of a local cluster from being started again; say which directory a target is.
+"""Show the targets; empty one, take it out for good, or say which directory it is.
 
-hold, release   of a local cluster: a held target that runs goes on until it exits; end it by its
-                process id, which `ckpt status` shows.
+ls              each target, how it stands, and what it has.
+drain, undrain  it takes nothing new, and what it has moves to other targets, made again by `ckptd
+                repair`; it counts until it is there. undrain takes that back.
+out, in         the same for a target that may not come back: what it held is made again at once,
+                without waiting for it. in takes that back.
+remove          it is no target any more, for good: end its process first. Deletions that waited for
+                it end; its name and its directory are refused from then on.
 replace         a directory that was emptied, or another one, asks for the place of target ID
                 (DIRECTORY_UNKNOWN in `ckpt status`): from now on it is the target. What the old
                 directory holds counts no more, also when it comes back.
+hold, release   of a local cluster: a held target that runs goes on until it exits, and is not
+                started again; end it by its process id, which `ckpt status` shows.
+
+What speaks against drain, out and remove is said, and nothing is changed: columns of a save that
+would find no place, bytes without room, checkpoints that could be read no more. --dry-run says it
+beforehand, --force does it all the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
+from typing import Final
+
+from msgspec.structs import asdict, replace
 
 from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import CkptError, NotFound, Refused
 from ckpt.base.ids import TargetId
+from ckpt.base.units import format_bytes
+from ckpt.format.messages.asking import TargetChanged
+from ckpt.protocol.coordinator.reading.answers import TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     TARGETS_FOLDER,
+    Conversation,
     conversation,
     is_running,
     named_local,
@@ -25,28 +44,73 @@ from ckpt_client.cli.cluster import (
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output
+from ckpt_client.cli.output import Output, counted
+from ckpt_client.url import LocalUrl
 
 EXAMPLE = (
-    "ckpt target hold t3 --store ckpt+local:///scratch/burst\n"
-    "ckpt target release t3 --store ckpt+local:///scratch/burst\n"
-    "ckpt target replace node7-nvme0 --store ckpt://10.0.0.1:7070"
+    "ckpt target ls\n"
+    "ckpt target drain node7-nvme0 --dry-run\n"
+    "ckpt target drain node7-nvme0 --wait\n"
+    "ckpt target remove node7-nvme0\n"
+    "ckpt target replace node8-nvme1 --store ckpt://10.0.0.1:7070\n"
+    "ckpt target hold t3 --store ckpt+local:///scratch/burst"
 )
+STANDINGS: Final = {
+    "drain": "draining",
+    "undrain": "in",
+    "out": "out",
+    "in": "in",
+    "remove": "removed",
+}
+ACTIONS: Final = ("ls", *STANDINGS, "replace", "hold", "release")
+LOOK_S: Final = 1.0
+RECORD_S: Final = 5.0
+"""Between two lines of progress in JSON."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("hold", "release", "replace"), help="what to do")
-    parser.add_argument("id", metavar="ID", help="of the target, as `ckpt status` names it")
+    parser.add_argument("action", choices=ACTIONS, help="what to do")
+    parser.add_argument("id", metavar="ID", nargs="?", help="of the target; ls shows all")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of drain, out, in, remove: only say what follows"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="of the same: whatever speaks against it"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="of drain, out: until all that it has is elsewhere"
+    )
     parser.add_argument(
         "--incarnation", metavar="HEX", help="of replace: which directory, when several ask"
     )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    if arguments.action == "replace":
+    action = arguments.action
+    if (action == "ls") is (arguments.id is not None):
+        raise Refused("ls takes no ID" if arguments.id else f"{action} of which target?")
+    _check_flags(arguments)
+    if action == "ls":
+        return _list(arguments, output)
+    if action == "replace":
         return _replace(arguments, output)
-    if arguments.incarnation:
+    if action in STANDINGS:
+        return _change(arguments, output)
+    return _hold(arguments, output)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """A word that would do nothing is a mistake."""
+    action = arguments.action
+    if arguments.incarnation and action != "replace":
         raise Refused("only replace takes --incarnation")
+    if (arguments.dry_run or arguments.force) and action not in STANDINGS:
+        raise Refused(f"{action} takes neither --dry-run nor --force")
+    if arguments.wait and (action not in ("drain", "out") or arguments.dry_run):
+        raise Refused("only drain and out take --wait, without --dry-run")
+
+
+def _hold(arguments: argparse.Namespace, output: Output) -> int:
     directory = named_local(arguments, f"target {arguments.action}")
     ids = read_made(directory).target_ids
     if arguments.id not in ids:
@@ -54,16 +118,99 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"the cluster in {directory} has no target {arguments.id!r}",
             hint=f"it has {', '.join(ids)}",
         )
-    marker = directory / TARGETS_FOLDER / arguments.id / HOLD_NAME
     is_held = arguments.action == "hold"
-    was_held = marker.exists()
-    _mark(marker, is_held)
+    was_held = _mark(directory, arguments.id, is_held)
     pid = _pid(directory, arguments.id)
     output.document(
         {"id": arguments.id, "held": is_held, "changed": was_held != is_held, "pid": pid}
     )
     output.line(_told(arguments.id, pid, is_held=is_held, was_held=was_held))
     return ExitCode.OK
+
+
+# --------------------------------------------------------------------------- how they stand
+
+
+def _list(arguments: argparse.Namespace, output: Output) -> int:
+    with conversation(arguments, output) as talk:
+        targets = talk.status().targets
+    output.document({"targets": targets})
+    head = ("target", "stands", "state", ">columns", ">used", ">free", "domain", "directory")
+    output.table(head, [_row(target) for target in targets])
+    return ExitCode.OK
+
+
+def _row(target: TargetView) -> tuple[str, ...]:
+    used, free = format_bytes(target.bytes_used), format_bytes(target.bytes_free)
+    columns = str(target.columns)
+    where = target.domain, target.directory
+    return target.id, target.standing, target.state, columns, used, free, *where
+
+
+def _change(arguments: argparse.Namespace, output: Output) -> int:
+    standing = STANDINGS[arguments.action]
+    with conversation(arguments, output) as talk:
+        if arguments.action == "undrain":
+            _check_draining(talk, arguments.id)
+        changed = talk.change_target(
+            TargetId(arguments.id), standing, force=arguments.force, dry_run=arguments.dry_run
+        )
+        if standing == "removed" and not arguments.dry_run and isinstance(talk.url, LocalUrl):
+            # Its supervisor would start it, and it would be refused, for ever.
+            _mark(Path(talk.url.directory), arguments.id, is_held=True)
+        if arguments.wait:
+            _wait(talk, changed, output)
+    output.document({**asdict(changed), "dry_run": arguments.dry_run})
+    _tell_change(changed, arguments, output)
+    return ExitCode.OK
+
+
+def _check_draining(talk: Conversation, id: str) -> None:
+    standing = {target.id: target.standing for target in talk.status().targets}.get(id)
+    if standing not in (None, "draining"):
+        raise Refused(f"target {id} is not draining, it is {standing}", hint="ckpt target in ID")
+
+
+def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
+    """Until nothing is there any more. Ctrl-C ends the waiting alone."""
+    left, said_s = changed, 0.0
+    with output.waiting(f"emptying {changed.target}", lambda: _what(left)):
+        while (left := _left(talk, changed)).columns or left.documents:
+            if time.monotonic() - said_s >= RECORD_S:
+                said_s = time.monotonic()
+                output.record("progress", asdict(left))
+            time.sleep(LOOK_S)
+
+
+def _left(talk: Conversation, changed: TargetChanged) -> TargetChanged:
+    """What is named there; then the columns that it has still, if it is here."""
+    id, standing = changed.target, changed.standing
+    left = talk.change_target(id, standing, force=False, dry_run=True)
+    has = (target.columns for target in talk.status().targets if target.id == id)
+    return left if left.columns else replace(left, columns=next(has, 0))
+
+
+def _what(changed: TargetChanged) -> str:
+    texts = [f"{counted(changed.columns, 'column')} ({format_bytes(changed.bytes)})"]
+    texts += [counted(changed.documents, "document")] if changed.documents else []
+    return ", ".join(texts)
+
+
+def _tell_change(changed: TargetChanged, arguments: argparse.Namespace, output: Output) -> None:
+    id, what = changed.target, _what(changed)
+    if arguments.dry_run:
+        output.line(f"{id} would be {changed.standing}; it was {changed.was}; {what} are there")
+        for doubt in changed.doubts:
+            output.line(f"against it: {doubt}")
+        return
+    output.line(f"{id} is {changed.standing}; it was {changed.was}")
+    if arguments.wait:
+        output.line(f"all that it had is elsewhere; end its process, then: ckpt target remove {id}")
+    elif changed.columns and changed.standing not in ("in", "removed"):
+        output.line(f"{what} are made again on other targets; ckpt repair shows how far that is")
+
+
+# --------------------------------------------------------------------------- which directory
 
 
 def _replace(arguments: argparse.Namespace, output: Output) -> int:
@@ -85,7 +232,10 @@ def _replace(arguments: argparse.Namespace, output: Output) -> int:
     return ExitCode.OK
 
 
-def _mark(marker: Path, is_held: bool) -> None:
+def _mark(directory: Path, id: str, is_held: bool) -> bool:
+    """Whether it was held before."""
+    marker = directory / TARGETS_FOLDER / id / HOLD_NAME
+    was_held = marker.exists()
     try:
         if is_held:
             make_private_directory(marker.parent)
@@ -94,6 +244,7 @@ def _mark(marker: Path, is_held: bool) -> None:
             marker.unlink(missing_ok=True)
     except OSError as error:
         raise CkptError(f"cannot change {marker}: {error.strerror}") from None
+    return was_held
 
 
 def _pid(directory: Path, id: str) -> int | None:

@@ -95,6 +95,8 @@ class TargetStatus:
     where it is not known, or of an earlier version, which has none."""
     scrub: ScrubView | None = None
     """What it knows of the bytes that it keeps; None where that is not known."""
+    standing: str = "in"
+    """What people have said of it: in, draining, out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:
         device_errors=view.device_errors,
         wire=view.wire,
         scrub=view.scrub,
+        standing=view.standing,
     )
 
 
@@ -388,7 +391,8 @@ def _print_targets(status: Status, output: Output) -> None:
 
 
 def _state_text(target: TargetStatus) -> str:
-    remarks = ["held"] if target.held else []
+    remarks = [target.standing] if target.standing != "in" else []
+    remarks += ["held"] if target.held else []
     remarks += ["device fails"] if target.device_failing else []
     refused = sum(count for kind, count in target.device_errors.items() if kind != "space")
     remarks += [counted(refused, "device error")] if refused and not target.device_failing else []

@@ -27,7 +27,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     launch/RUN/NUMBER/step/S  STEP#GEN: what the step's number was settled to
     store/URL                 JSON: every, keep, runs; gone, all below it is gone
     store/URL/RUN             STEP#GEN of all that it holds of a run, by spaces
-    target/ID                 JSON: domain, directory, incarnation, place
+    target/ID                 JSON: domain, directory, incarnation, place, standing
     retention/RUN             JSON: the rules
 
 Each value is whole: putting it twice is putting it once.

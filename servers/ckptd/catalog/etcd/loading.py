@@ -71,7 +71,7 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
         case ["target", target]:
             id_of, seen = TargetId(unquote(target)), _json(value, TargetValue)
             image.targets[id_of] = TargetSeen(
-                id_of, seen.domain, seen.directory, seen.incarnation, seen.place
+                id_of, seen.domain, seen.directory, seen.incarnation, seen.place, seen.standing
             )
         case ["retention", run]:
             image.retentions[RunName(unquote(run))] = _rules(value)

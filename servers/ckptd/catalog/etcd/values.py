@@ -35,6 +35,7 @@ from ckpt.protocol.coordinator.catalog import (
     RowState,
     StepForgotten,
     TargetSeen,
+    TargetStanding,
 )
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
@@ -81,6 +82,7 @@ class TargetValue(Struct, frozen=True):
     incarnation: bytes
     """Base64 in the JSON."""
     place: str
+    standing: TargetStanding = TargetStanding.IN
 
 
 class RebuiltValue(Struct, frozen=True):
@@ -339,7 +341,7 @@ def _target(id: TargetId) -> KeyedValue:
         if seen is None:
             return None
         return msgspec.json.encode(
-            TargetValue(seen.domain, seen.directory, seen.incarnation, seen.place)
+            TargetValue(seen.domain, seen.directory, seen.incarnation, seen.place, seen.standing)
         )
 
     return KeyedValue(keys.of_target(id), value)

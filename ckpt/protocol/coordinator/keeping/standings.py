@@ -1,0 +1,244 @@
+"""How targets stand, and which directory each is: what people say of them, once it may be done.
+
+    in --drain--> draining --> (holds nothing more) --end its process, remove--> removed, for good
+     ^--undrain------+            out: the same for one that may not come back
+
+What speaks against it is said before anything changes: columns of a save that would find no place,
+bytes that would find no room, checkpoints that could be read no more. `force` overrules that; one
+whose process runs is removed by nobody.
+
+Invariant: nobody acts on a standing that is not durable, but that no process of a removed target is
+taken in any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from ckpt.base.errors import Busy, NotFound, Refused
+from ckpt.base.ids import Rank
+from ckpt.base.units import format_bytes
+from ckpt.erasure.code import Code
+from ckpt.format.column import file_bytes, manifest_bytes_bound
+from ckpt.format.messages.asking import (
+    ChangeTarget,
+    ReplaceTarget,
+    TargetChanged,
+    TargetReplaced,
+)
+from ckpt.plan.placement import place
+from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
+from ckpt.protocol.coordinator.cluster.claims import removed
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.facts import TargetRemoved
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.events import Session
+
+StandingRequest = ReplaceTarget | ChangeTarget
+NAMED_MAX: Final = 3
+"""So many checkpoints are named in one doubt."""
+
+
+class Standings:
+    """I change them, and answer who asked."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        members: Membership,
+        checkpoints: Checkpoints,
+        code: Code,
+        rule: SpreadRule,
+    ) -> None:
+        """`code`: of the saves that come."""
+        self._desk = desk
+        self._members = members
+        self._checkpoints = checkpoints
+        self._code = code
+        self._rule = rule
+
+    def handle(self, session: Session, request: int, message: StandingRequest) -> None:
+        """Raises NotFound, Refused, Busy."""
+        match message:
+            case ReplaceTarget():
+                self._replace(session, request, message)
+            case ChangeTarget():
+                self._change(session, request, message)
+
+    # ----------------------------------------------------------------------- which directory
+
+    def _replace(self, session: Session, request: int, message: ReplaceTarget) -> None:
+        """Another directory is this target; asked again, the same is answered."""
+        seats, now = self._members.seats, self._desk.now_us
+        seen = seats.answered(message.target, message.incarnation, now)
+        if seen is None:
+            target = self._members.targets.get(message.target)
+            if target is not None:
+                _check_ended(target)
+            seen = seats.replaced(message.target, message.incarnation, now)
+            self._desk.report(
+                "warning", "target is replaced", target=seen.target, directory=seen.directory
+            )
+        done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
+        self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
+
+    # ----------------------------------------------------------------------- how it stands
+
+    def _change(self, session: Session, request: int, message: ChangeTarget) -> None:
+        target, standing = self._checked(message)
+        columns, size = self._named_on(target)
+        documents = sum(self._documents_on(target))
+        doubts = tuple(self._doubts(target, standing, size))
+        was = target.standing
+        answer = TargetChanged(
+            target.id, standing.value, was.value, columns, size, documents, doubts
+        )
+        if message.dry_run or standing is was:
+            self._desk.send(session, request, answer)
+            return
+        if doubts and not message.force:
+            raise Refused("; ".join(doubts), hint="mend that first; --force does it all the same")
+        if standing is TargetStanding.REMOVED:
+            _check_ended(target)
+
+        def durable() -> None:
+            self._stand(target, standing)
+            self._desk.send(session, request, answer)
+
+        # From here on no process of a removed one is taken in.
+        seen = self._members.seats.stand(target.id, standing)
+        self._desk.persist((seen,), durable)
+
+    def _checked(self, message: ChangeTarget) -> tuple[Target, TargetStanding]:
+        target = self._members.targets.get(message.target)
+        if target is None:
+            known = ", ".join(target.id for target in self._members.all()) or "none"
+            raise NotFound(f"there is no target {message.target}", hint=f"there are {known}")
+        try:
+            standing = TargetStanding(message.standing)
+        except ValueError:
+            raise Refused(f"a target cannot be {message.standing!r}") from None
+        known_as = self._members.seats.standing_of(target.id)
+        if known_as is TargetStanding.REMOVED and standing is not TargetStanding.REMOVED:
+            raise removed(target.id)
+        return target, standing
+
+    def _stand(self, target: Target, standing: TargetStanding) -> None:
+        self._members.stand(target.id, standing)
+        self._desk.report(
+            "warning", "target stands otherwise", target=target.id, standing=standing.value
+        )
+        if standing is TargetStanding.REMOVED:
+            self._desk.tell(TargetRemoved(target.id))
+
+    # ----------------------------------------------------------------------- what follows from it
+
+    def _named_on(self, target: Target) -> tuple[int, int]:
+        """Columns of what is kept that are named there, and the bytes of their files."""
+        count = size = 0
+        for checkpoint in self._kept():
+            assert checkpoint.placement is not None
+            for placed in checkpoint.placement.values():
+                if target.id in placed.columns:
+                    layout = placed.layout
+                    count += 1
+                    size += file_bytes(layout, manifest_bytes_bound(layout))
+        return count, size
+
+    def _documents_on(self, target: Target) -> Iterator[int]:
+        """How many copies of each kept checkpoint would be missing without it."""
+        others = sum(one.stays and one is not target for one in self._members.live())
+        for checkpoint in self._kept():
+            wanted = min(checkpoint.document_copies, others)
+            for copies in (
+                self._checkpoints.index_copies(checkpoint),
+                self._checkpoints.record_copies(checkpoint),
+            ):
+                if target in copies:
+                    staying = sum(one.stays and one is not target for one in copies)
+                    yield min(1, max(0, wanted - staying))
+
+    def _kept(self) -> Iterator[KeptCheckpoint]:
+        """What is read, or referred to by what is; where it lies is known."""
+        for checkpoint in self._checkpoints.all():
+            held = checkpoint.state is RowState.TOMBSTONED and checkpoint.users
+            if checkpoint.placement is not None and (
+                checkpoint.state is RowState.COMMITTED or held
+            ):
+                yield checkpoint
+
+    def _doubts(self, target: Target, standing: TargetStanding, size: int) -> Iterator[str]:
+        """Why that should not be done."""
+        if target.stays and standing is not TargetStanding.IN:
+            yield from self._doubts_of_saves(target)
+        if target.stays and standing in (TargetStanding.DRAINING, TargetStanding.OUT):
+            yield from self._doubts_of_room(target, size)
+        if standing is TargetStanding.REMOVED and target.state is not TargetState.REMOVED:
+            yield from self._losses(target)
+
+    def _doubts_of_saves(self, target: Target) -> Iterator[str]:
+        """Columns of a save that would have no place any more, were all here that stay."""
+        staying = {one.id for one in self._members.all() if one.stays}
+        seats = self._members.candidates()
+        with_it, without = (
+            place(
+                self._code, 0, [replace(c, live=c.target in ids, bytes_free=0) for c in seats],
+                self._rule.level, self._rule.max_per_domain, 0, 0,
+            ).columns
+            for ids in (staying, staying - {target.id})
+        )  # fmt: skip
+        placed = len(without) - without.count(None)
+        if without.count(None) > with_it.count(None):
+            yield (
+                f"without {target.id} {len(staying) - 1} targets are left in, on which"
+                f" {placed} of the {self._code.n} columns of a save find a place"
+            )
+
+    def _doubts_of_room(self, target: Target, size: int) -> Iterator[str]:
+        others = [one for one in self._members.live() if one.stays and one is not target]
+        devices = {str(one.domain): one.device_bytes_free for one in others}
+        room = sum(devices.values())
+        if size > room:
+            yield (
+                f"{format_bytes(size)} of kept columns are to leave {target.id},"
+                f" and the others have room for {format_bytes(room)}"
+            )
+
+    def _losses(self, target: Target) -> Iterator[str]:
+        """What could be read no more without it, here or away."""
+        unknown = [one for one in self._checkpoints.all() if one.placement is None]
+        if unknown:
+            yield f"where {unknown[0].id} lies is not known: its index was not read yet"
+        lost = [one for one in self._kept() if self._needs(one, target)]
+        if lost:
+            named = ", ".join(str(one.id) for one in lost[:NAMED_MAX])
+            more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
+            yield f"without {target.id} too little is left of {named}{more}"
+
+    def _needs(self, checkpoint: KeptCheckpoint, target: Target) -> bool:
+        """Fewer columns of a payload than k are elsewhere, or no index."""
+        assert checkpoint.placement is not None
+        indexes = [one for one in self._checkpoints.index_copies(checkpoint) if one is not target]
+        return not indexes or any(
+            target.id in placed.columns and self._left(checkpoint, rank, target) < checkpoint.code.k
+            for rank, placed in checkpoint.placement.items()
+        )
+
+    def _left(self, checkpoint: KeptCheckpoint, rank: Rank, target: Target) -> int:
+        assert checkpoint.placement is not None
+        columns = checkpoint.placement[rank].columns
+        now = self._checkpoints.columns_now(checkpoint, rank)
+        return sum(columns[j] != target.id for j in now)
+
+
+def _check_ended(target: Target) -> None:
+    if target.session is not None:
+        raise Busy(
+            f"target {target.id} is live, from {target.directory} on {target.domain.host}",
+            hint=f"end it first, for good: kill {target.pid}",
+        )

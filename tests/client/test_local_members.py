@@ -1,0 +1,100 @@
+"""Targets of a cluster are emptied and taken out for good, as an operator does it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt
+from tests.client.bits import bits_of
+from tests.client.clikit import run
+from tests.waiting import ASKED_S, wait_until
+
+WAIT_S = 60.0
+LEAVING = "t1"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    made = f"ckpt+local://{tmp_path}/burst?targets=6&code=2+1"
+    ckpt.open(made).close()
+    yield made
+    assert run("local", "stop", f"{tmp_path}/burst").code == 0
+
+
+def target(url: str, id: str) -> dict[str, object]:
+    listed = run("target", "ls", "--json", "--store", url).document()["targets"]
+    return next((each for each in listed if each["id"] == id), {})
+
+
+def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
+    url: str, tmp_path: Path
+) -> None:
+    states = {step: {"a": np.arange(step * 100_000)} for step in range(1, 5)}
+    with ckpt.open(url) as store:
+        for step, state in states.items():
+            store.save("r", step, state).wait(WAIT_S)
+        columns = target(url, LEAVING)["columns"]
+        assert columns
+
+        planned = run("target", "drain", LEAVING, "--dry-run", "--json", "--store", url).document()
+        assert (planned["columns"], planned["was"], planned["doubts"]) == (columns, "in", [])
+        assert target(url, LEAVING)["standing"] == "in"
+
+        ended = run("target", "drain", LEAVING, "--wait", "--store", url)
+        assert (ended.code, f"{LEAVING} is draining" in ended.out) == (0, True)
+        assert target(url, LEAVING)["columns"] == 0
+        assert "draining" in run("status", "--store", url).out
+
+        busy = run("target", "remove", LEAVING, "--store", url)
+        assert (busy.code, "end it first" in busy.err) == (11, True)
+        assert run("target", "hold", LEAVING, "--store", url).code == 0
+        pid = target(url, LEAVING)["pid"]
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(
+            lambda: run("target", "remove", LEAVING, "--store", url).code == 0,
+            "it has ended", WAIT_S, ASKED_S,
+        )  # fmt: skip
+        assert target(url, LEAVING) == {}
+        health = run("status", "--json", "--store", url).document()["health"]
+        assert health == "HEALTH_OK"
+        for step, state in states.items():
+            found = store.load("r", step)
+            assert isinstance(found, dict)
+            assert bits_of(found["a"]) == bits_of(state["a"])
+    assert "removed" in run("target", "in", LEAVING, "--store", url).err
+
+
+def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
+    for id in ("t0", "t1", "t2"):
+        assert run("target", "out", id, "--store", url).code == 0
+    against = run("target", "out", "t3", "--store", url)
+    assert against.code == 2
+    assert "2 of the 3 columns of a save find a place" in against.err
+    assert "against it: " in run("target", "out", "t3", "--dry-run", "--store", url).out
+    assert run("target", "undrain", "t0", "--store", url).code == 2
+    for id in ("t0", "t1", "t2"):
+        assert run("target", "in", id, "--store", url).code == 0
+    assert {target(url, id)["standing"] for id in ("t0", "t1", "t2")} == {"in"}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("ls", "t0"), "ls takes no ID"),
+        (("drain",), "drain of which target?"),
+        (("replace", "t0", "--force"), "neither --dry-run nor --force"),
+        (("in", "t0", "--wait"), "only drain and out take --wait"),
+        (("drain", "t0", "--wait", "--dry-run"), "without --dry-run"),
+        (("drain", "t0", "--incarnation", "00"), "only replace takes --incarnation"),
+    ],
+)
+def test_a_word_that_would_do_nothing_is_refused(words: tuple[str, ...], named: str) -> None:
+    ended = run("target", *words, "--store", "ckpt://127.0.0.1:9")
+    assert (ended.code, named in ended.err) == (2, True)
