@@ -408,3 +408,21 @@ def test_it_goes_on_after_a_start_of_the_coordinator() -> None:
     bench.tick(LOOK_S)
     worker = Worker(bench)
     assert [one.column for one in worker.lease().lost] == [ColumnNumber(1)]
+
+
+def test_what_found_no_place_is_tried_soon_when_the_map_has_changed() -> None:
+    bench = Bench(4)
+    id = bench.save(1)
+    lost = holders(bench, id)[1]
+    others = [target for target in bench.targets.values() if target not in holders(bench, id)]
+    bench.stop(*(target.id for target in others))
+    lost.capacity_bytes = 0
+    wipe(bench, lost)
+    worker = Worker(bench)
+    assert worker.lease() == NOTHING
+    assert "has room for it" in next(iter(bench.machine.repairs.counts.problems.values()))
+    for target in others:
+        bench.start(target)
+    bench.tick(REST_US / SECOND_US + LOOK_S)
+    assert worker.lease() != NOTHING
+    assert worker.places == [others[0].id]

@@ -29,6 +29,8 @@ from ckpt.format.messages.asking import (
     TargetChanged,
     TargetReplaced,
 )
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import place
 from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
 from ckpt.protocol.coordinator.cluster.claims import removed
@@ -218,13 +220,22 @@ class Standings:
         if lost:
             named = ", ".join(str(one.id) for one in lost[:NAMED_MAX])
             more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
-            yield f"without {target.id} too little is left of {named}{more}"
+            away = [one.id for one in self._members.all() if one.state is not TargetState.LIVE]
+            others = ", ".join(id for id in away if id != target.id)
+            meanwhile = f" while {others} are away" if others else ""
+            yield f"without {target.id} too little is left of {named}{more}{meanwhile}"
 
     def _needs(self, checkpoint: KeptCheckpoint, target: Target) -> bool:
-        """Fewer columns of a payload than k are elsewhere, or no index."""
+        """It may have some of it, and fewer columns of a payload than k are elsewhere, or no index.
+        What it had when it was here last is what it may have.
+        """
         assert checkpoint.placement is not None
-        indexes = [one for one in self._checkpoints.index_copies(checkpoint) if one is not target]
-        return not indexes or any(
+        copies = self._checkpoints.index_copies(checkpoint)
+        index = DocumentSummary(DocumentKind.INDEX, checkpoint.id, checkpoint.index_bytes)
+        alone = all(one is target for one in copies)
+        if alone and (target.id in checkpoint.index_targets or index in target.documents):
+            return True
+        return any(
             target.id in placed.columns and self._left(checkpoint, rank, target) < checkpoint.code.k
             for rank, placed in checkpoint.placement.items()
         )

@@ -133,6 +133,8 @@ class Repairs:
         self._looked = (-LOOK_US, -1)
         #: When what could not be done is tried again.
         self._rests: dict[PayloadId, int] = {}
+        #: The version of the map when rests were looked at last.
+        self._rested = -1
 
     # ----------------------------------------------------------------------- what workers say
 
@@ -160,12 +162,19 @@ class Repairs:
         """Who is silent, and what nobody needs any more; copies of documents."""
         self.documents.tick()
         now = self._desk.now_us
-        self._rests = {id: due_us for id, due_us in self._rests.items() if due_us > now}
+        self._cut_rests()
         for task in [task for task in self.tasks.values() if not task.ending]:
             if now - task.heard_us >= LEASE_US:
                 self._end(task, f"worker {task.worker} is silent", nobody)
             elif not self._still_lacks(task):
                 self._end(task, "", nobody)
+
+    def _cut_rests(self) -> None:
+        """Where the map is another one, there may be a place now."""
+        now, seen, self._rested = self._desk.now_us, self._rested, self._members.version
+        last_us = now + REST_US if self._rested != seen else now + NO_ROOM_REST_US
+        rests = {id: min(due_us, last_us) for id, due_us in self._rests.items()}
+        self._rests = {id: due_us for id, due_us in rests.items() if due_us > now}
 
     def _noted(self, session: Session, request: int, counted: int) -> None:
         self._desk.send(session, request, RepairNoted(counted))
