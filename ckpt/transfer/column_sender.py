@@ -58,7 +58,7 @@ class ColumnSender:
         self._accepted = False
         self._begin = BeginColumn(
             column, launch, place.reservation, str(layout.code), layout.payload_bytes,
-            layout.cell_bytes,
+            layout.cell_bytes, again=True,
         )  # fmt: skip
         try:
             self._link = self._links.obtain(place)

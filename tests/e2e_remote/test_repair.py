@@ -145,6 +145,32 @@ def columns_of(cluster: RemoteCluster) -> dict[str, bytes]:
     }
 
 
+def test_what_a_deleted_step_holds_for_a_later_one_is_made_again(mending: RemoteCluster) -> None:
+    frozen = np.random.default_rng(7).integers(0, 255, WINDOW_BYTES, np.uint8)
+    with ckpt.open(mending.url) as store:
+        for step in (1, 2):
+            store.save(RUN, step, {"frozen": frozen, "step": np.arange(step)}).wait(AGAIN_S)
+        (generation,) = shown(mending, 2).generations
+        assert generation.homes == (1,)
+        store.delete(RUN, 1)
+        worker = repair_worker(mending)
+        try:
+            for id in sorted(mending.targets)[:4]:
+                lose(mending, id)
+                mending.wait_live()
+                replace_target(mending, id)
+                wait_until(
+                    lambda: shown(mending, 2).generations[0].columns_missing == 0,
+                    f"nothing lacks after {id}", timeout_s=AGAIN_S, poll_s=ASKED_S,
+                )  # fmt: skip
+        finally:
+            worker.end(signal.SIGTERM)
+        found = store.load(RUN, 2)
+        assert isinstance(found, dict)
+        assert bits_of(found["frozen"]) == bits_of(frozen)
+    assert "Traceback" not in (mending.directory / "repair.log").read_text()
+
+
 def test_a_column_that_has_rotted_is_made_again_elsewhere(mending: RemoteCluster) -> None:
     """A scrub finds it, before any reader does."""
     with ckpt.open(mending.url) as store:

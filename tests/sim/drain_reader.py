@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
 from ckpt.format.documents.record import CommitRecord
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
-from ckpt.format.messages.loading import Resolve, TargetAddress
+from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.reader import events as re
@@ -64,13 +66,16 @@ class TierReader(ReaderNode):
     def __init__(
         self, clock: Clockwork, network: Network, oracles: Oracles, coordinator: Node,
         target_of: Callable[[TargetId], Node], owner: Owner, id: CheckpointId, tally: Tally,
+        *, for_repair: bool = False,
     ) -> None:  # fmt: skip
+        """`for_repair`: also when it is deleted and others refer to it."""
         super().__init__(clock, network, oracles, coordinator, target_of, id.run, 0)
         self.name = f"{owner.name} reader"
         self.id = id
         self.payloads: dict[int, bytes] = {}
         """Read and verified, by rank."""
         self._owner, self._tally = owner, tally
+        self._for_repair = for_repair
         self._entries: dict[int, IndexPayload] | None = None
         #: Rank -> who wants its payload.
         self._waiting: dict[int, list[Callable[[], None]]] = {}
@@ -115,6 +120,8 @@ class TierReader(ReaderNode):
     def _ask_coordinator(self, session: Session) -> None:
         self._coordinator_session = session
         resolve = Resolve(self.id.run, self.id.step)
+        if self._for_repair:
+            resolve = replace(resolve, only=self.id.generation, for_repair=True)
         self._network.send(Send(session, next(self._requests), resolve))
 
     def _dial_coordinator(self) -> None:
@@ -129,13 +136,11 @@ class TierReader(ReaderNode):
             return
         super().session_closed(session)
 
-    def _resolved(
-        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
-    ) -> None:
+    def _resolved(self, info: CommitInfo, record: bytes) -> None:
         if info.checkpoint != self.id:
             self._end("unavailable")
             return
-        super()._resolved(info, targets, record)
+        super()._resolved(info, record)
 
     def _next_index_copy(self) -> None:
         if self._entries is None:

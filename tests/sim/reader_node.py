@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpt.base.errors import Corrupt
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, RunName, Step, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, Generation, PayloadId, RunName, Step, TargetId
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.documents.moves import Moves, decode_moves
 from ckpt.format.documents.record import CommitRecord, decode_record
@@ -25,7 +25,6 @@ from ckpt.format.messages.loading import (
     MovesFound,
     Resolve,
     Resolved,
-    TargetAddress,
     Whereabouts,
 )
 from ckpt.format.messages.reading import (
@@ -136,8 +135,10 @@ class ReaderNode:
         self._requests = itertools.count(1)
         self._coordinator_session: Session | None = None
         self._record: CommitRecord | None = None
-        #: What of it lies elsewhere than its record and its index say.
-        self._whereabouts: Whereabouts | None = None
+        #: What has moved of the generation that is read, and of its homes.
+        self._whereabouts: dict[Generation, Whereabouts] = {}
+        #: Live targets, as the coordinator said.
+        self._live: set[TargetId] = set()
         self._moves: Moves = {}
         self._index_from: list[TargetId] = []
         self._index = bytearray()
@@ -205,9 +206,9 @@ class ReaderNode:
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         match message:
             case Resolved(info, _, targets) if self._record is None:
-                own = (one for one in message.moved if one.generation == info.checkpoint.generation)
-                self._whereabouts = next(own, None)
-                self._resolved(info, targets, bulk)
+                self._whereabouts = {one.generation: one for one in message.moved}
+                self._live = {address.target for address in targets}
+                self._resolved(info, bulk)
             case MovesFound():
                 self._moves = decode_moves(0, bulk)
                 self._next_index_copy()
@@ -222,21 +223,24 @@ class ReaderNode:
 
     # ----------------------------------------------------------------------- index
 
-    def _resolved(
-        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
-    ) -> None:
+    def _resolved(self, info: CommitInfo, record: bytes) -> None:
         self.checkpoint = info
         self._record, self._clock.changed = decode_record(record), True
         if self._record.info.checkpoint != info.checkpoint:
             raise Violation(f"P2: {info.checkpoint} is resolved with another's record")
-        live = {address.target for address in targets}
-        moved = self._whereabouts
+        self._find_index()
+
+    def _find_index(self) -> None:
+        """Of the generation whose record is read now; what has moved of it is asked for first."""
+        assert self._record is not None
+        id = self._record.info.checkpoint
+        moved, self._moves = self._whereabouts.get(id.generation), {}
         named = moved.indexes if moved is not None else self._record.index_targets
-        self._index_from = [t for t in named if t in live]
+        self._index_from = [t for t in named if t in self._live]
         if moved is None or not moved.pages:
             self._next_index_copy()
         elif self._coordinator_session is not None:
-            ask = AskMoves(info.checkpoint, 0)
+            ask = AskMoves(id, 0)
             self._network.send(Send(self._coordinator_session, next(self._requests), ask))
 
     def _next_index_copy(self) -> None:

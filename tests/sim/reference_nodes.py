@@ -26,7 +26,7 @@ from ckpt.format.documents.record import decode_record
 from ckpt.format.index import decode_index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages import Message
-from ckpt.format.messages.loading import Resolved, TargetAddress
+from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.events import Session
@@ -167,7 +167,6 @@ class FollowingReader(ReaderNode):
         if isinstance(message, Resolved) and self._record is None:
             self._info = message.info
             self._parts = [_Part(record, set()) for record in message.homes]
-            self._targets = message.targets
         super().received(session, request, message, bulk)
 
     def _wanted(self, payloads: tuple[IndexPayload, ...]) -> tuple[IndexPayload, ...]:
@@ -199,9 +198,7 @@ class FollowingReader(ReaderNode):
 
     def _resolved_home(self, record: bytes) -> None:
         self._record = decode_record(record)
-        live = {address.target for address in self._targets}
-        self._index_from = [t for t in self._record.index_targets if t in live]
-        self._next_index_copy()
+        self._find_index()
 
     def _compare(self) -> None:
         """Every rank's state is what it staged, wherever it lies."""
@@ -222,7 +219,6 @@ class FollowingReader(ReaderNode):
         return found.id(self._info.checkpoint.run)
 
     world: ReferenceWorld
-    _targets: tuple[TargetAddress, ...]
 
 
 @dataclass

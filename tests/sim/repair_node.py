@@ -148,7 +148,7 @@ class RepairNode:
         self._streams = {next(self._requests): _Stream(one) for one in lost}
         self._reader = TierReader(
             self._clock, self._network, self._oracles, self._coordinator, self._target_of, self,
-            payload.checkpoint, Tally(),
+            payload.checkpoint, Tally(), for_repair=True,
         )  # fmt: skip
         self._reader.start()
 
@@ -173,7 +173,7 @@ class RepairNode:
             begin = BeginColumn(
                 ColumnId(payload, stream.lost.column), record.info.launch,
                 stream.lost.place.reservation, str(layout.code), layout.payload_bytes,
-                layout.cell_bytes,
+                layout.cell_bytes, again=True,
             )  # fmt: skip
             self._dial(request, stream, begin)
 

@@ -12,7 +12,6 @@ from ckpt.base.ids import CheckpointId, LaunchNumber, Step, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Role
-from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
@@ -134,14 +133,12 @@ class CarefulReader(ReaderNode):
         self.newest, self.gone = max(kept, default=None), frozenset(self.world.gone)
         super()._ask_coordinator(session)
 
-    def _resolved(
-        self, info: CommitInfo, targets: tuple[TargetAddress, ...], record: bytes
-    ) -> None:
+    def _resolved(self, info: CommitInfo, record: bytes) -> None:
         known = self.world.oracles.decided[info.checkpoint]
         if record != known.record:
             raise Violation(f"P2: {info.checkpoint} is read with another record than was announced")
         self.world.check_answer(self.name, self.newest, self.gone, info.checkpoint)
-        super()._resolved(info, targets, record)
+        super()._resolved(info, record)
 
 
 class CarefulRank(RankNode):

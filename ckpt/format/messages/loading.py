@@ -40,6 +40,9 @@ class Resolve(Struct, frozen=True, gc=False):
     """It asked its targets in vain: a store that has it shall be named now."""
     only: Generation | None = None
     """It goes on reading what it was confirmed: no other will do."""
+    for_repair: bool = False
+    """With `only`, of who makes its columns again: also one that is deleted, and stays for later
+    ones that refer to it, and whatever else of it is lost."""
 
 
 class TargetAddress(Struct, frozen=True, gc=False):

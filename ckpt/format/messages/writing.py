@@ -20,6 +20,9 @@ class BeginColumn(Struct, frozen=True, gc=False):
     code: str
     payload_bytes: int
     cell_bytes: int
+    again: bool = False
+    """It was lost, and is made again: also of a generation that is deleted, while later ones refer
+    to it."""
 
 
 class ColumnAccepted(Struct, frozen=True, gc=False):

@@ -94,7 +94,7 @@ class Columns:
         if (session, request) in self._streams:
             core.out.append(CloseSession(session, "two streams under one request number"))
             return
-        if message.column.payload.checkpoint in core.dropped:
+        if core.is_over(message.column.payload.checkpoint, again=message.again):
             core.fail(session, request, "aborted", "this generation was dropped here")
             return
         try:

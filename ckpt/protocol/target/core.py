@@ -414,6 +414,11 @@ class Core:
         key = (entry.kind, entry.header.checkpoint)
         return self.documents.get(key) is entry and key not in self.replacing
 
+    def is_over(self, checkpoint: CheckpointId, *, again: bool) -> bool:
+        """No column of it may begin: dropped, or deleted and not made again for later ones."""
+        deleted = (DocumentKind.TOMBSTONE, checkpoint) in self.documents
+        return checkpoint in self.dropped or (deleted and not again)
+
     def note_dropped(self, checkpoint: CheckpointId) -> None:
         """Remember, within bounds, that nothing of this generation may begin again."""
         self.dropped[checkpoint] = None

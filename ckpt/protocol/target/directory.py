@@ -85,8 +85,6 @@ def adopt(core: Core, loaded: DirectoryLoaded) -> None:
             case DocumentHeader() as header:
                 kind = DocumentKind(header.kind)
                 core.add_document(StoredDocument(header, kind, name))
-                if kind is DocumentKind.TOMBSTONE:
-                    core.note_dropped(header.checkpoint)
 
 
 def _objection(core: Core, found: FoundFile) -> str:

@@ -235,8 +235,6 @@ class Documents:
         self._space.forget(assembly.file)
         stored = DocumentStored(assembly.kind, header.checkpoint)
         core.send(assembly.session, assembly.request, stored)
-        if assembly.kind is DocumentKind.TOMBSTONE:
-            core.note_dropped(header.checkpoint)
 
     def _refuse(self, assembly: ArrivingDocument, failure: DiskFailed) -> None:
         failed = disk_failure("store the document", failure)

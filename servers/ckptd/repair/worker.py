@@ -104,7 +104,7 @@ class RepairWorker:
     def _rebuild(self, payload: PayloadId, leased: RepairLeased, lease: RepairHeartbeat) -> None:
         id = payload.checkpoint
         question = Resolve(
-            id.run, id.step, timeout_us=int(READ_S * US_PER_S), only=id.generation
+            id.run, id.step, timeout_us=int(READ_S * US_PER_S), only=id.generation, for_repair=True
         )  # fmt: skip
         resolved, bulk = self._rpc.call(question, timeout_s=READ_S + ANSWER_S)
         if not isinstance(resolved, Resolved):

@@ -136,9 +136,13 @@ class Adopter:
     def _with_surplus(self) -> list[KeptCheckpoint]:
         """What is gone or goes as a whole needs nothing."""
         known = [self._checkpoints.get(id) for id in sorted(self._unsettled)]
-        left = [one for one in known if one is not None and one.state is not RowState.TOMBSTONED]
+        left = [one for one in known if one is not None and not self._goes(one)]
         self._unsettled = {one.id for one in left if one.surplus}
         return left
+
+    @staticmethod
+    def _goes(checkpoint: KeptCheckpoint) -> bool:
+        return checkpoint.state is RowState.TOMBSTONED and not checkpoint.is_needed
 
     def _settle_all(self) -> None:
         for checkpoint in self._with_surplus():

@@ -4,9 +4,9 @@
         |                                  |
         +--tombstone durable--> TOMBSTONED-+--no pins, every target dropped--> (forgotten)
 
-Invariants: a TOMBSTONED checkpoint is never resolved, a DAMAGED one only to an object store that
-has it; columns are dropped only when the tombstone is durable, nobody holds a pin and nobody refers
-to them (homes.py).
+Invariants: a TOMBSTONED checkpoint is resolved for repair alone, a DAMAGED one only to an object
+store that has it; columns are dropped only when the tombstone is durable, nobody holds a pin and
+nobody refers to them (homes.py).
 """
 
 from __future__ import annotations
@@ -103,6 +103,14 @@ class KeptCheckpoint:
         it away.
         """
         return self.unsettled or (self.labels is not None and self.labels.keeps)
+
+    @property
+    def is_needed(self) -> bool:
+        """It can be read, or is deleted and later ones refer to it: what is lost of it is made
+        again.
+        """
+        held = self.state is RowState.TOMBSTONED and bool(self.users) and not self.dropping
+        return self.state is RowState.COMMITTED or held
 
     @property
     def document_copies(self) -> int:

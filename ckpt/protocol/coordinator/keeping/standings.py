@@ -32,7 +32,7 @@ from ckpt.format.messages.asking import (
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import place
-from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.claims import removed
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk
@@ -168,10 +168,7 @@ class Standings:
     def _kept(self) -> Iterator[KeptCheckpoint]:
         """What is read, or referred to by what is; where it lies is known."""
         for checkpoint in self._checkpoints.all():
-            held = checkpoint.state is RowState.TOMBSTONED and checkpoint.users
-            if checkpoint.placement is not None and (
-                checkpoint.state is RowState.COMMITTED or held
-            ):
+            if checkpoint.placement is not None and checkpoint.is_needed:
                 yield checkpoint
 
     def _doubts(self, target: Target, standing: TargetStanding, size: int) -> Iterator[str]:

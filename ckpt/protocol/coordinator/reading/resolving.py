@@ -228,7 +228,8 @@ class Resolver:
         both = (RowState.COMMITTED, RowState.DAMAGED)
         if message.step is None:
             return self._checkpoints.of_line(message.run, *both)
-        known = self._checkpoints.of_step(message.run, message.step, *both)
+        states = tuple(RowState) if message.for_repair and message.only else both
+        known = self._checkpoints.of_step(message.run, message.step, *states)
         if message.only is not None:
             return known
         return [one for one in known if not one.is_aside] or known
@@ -237,7 +238,8 @@ class Resolver:
         """From here as far as is known, or from a store that its reader can read."""
         if checkpoint.state is RowState.DAMAGED:
             return message.stored and bool(self._drains.holding(checkpoint.id))
-        return checkpoint.state is RowState.COMMITTED
+        needed = message.for_repair and checkpoint.is_needed
+        return checkpoint.state is RowState.COMMITTED or needed
 
     def _check_reads_stores(self, given: Round, message: Resolve) -> None:
         """Raises Lost for a rank that can read no store, in a launch that loads from one."""
@@ -267,7 +269,7 @@ class Resolver:
     def _reachable(
         self, waiting: _Waiting, good: list[KeptCheckpoint], skipped: tuple[str, ...]
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
-        if good[0].state is RowState.DAMAGED or self._checkpoints.readable(good[0]):
+        if good[0].state is RowState.DAMAGED or self._is_readable(good[0], waiting.message):
             return good[0], skipped
         self._desk.tell(CheckpointDoubted(good[0].id))
         if self._desk.now_us < waiting.deadline_us:
@@ -280,6 +282,12 @@ class Resolver:
                 if self._checkpoints.readable(older):
                     return older, (*skipped, reason)
         raise Unavailable(reason, hint="start them (ckpt status), or load with fallback=True")
+
+    def _is_readable(self, checkpoint: KeptCheckpoint, message: Resolve) -> bool:
+        """A payload is made again though others, or homes of others, are lost."""
+        if message.for_repair:
+            return bool(self._checkpoints.index_copies(checkpoint))
+        return self._checkpoints.readable(checkpoint)
 
     def _should_wait_for_attempts(self, waiting: _Waiting) -> bool:
         """Attempts that every rank has handed over are about to commit: wait, within bounds."""

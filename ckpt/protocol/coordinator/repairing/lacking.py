@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
-from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -75,7 +75,7 @@ class Lacking:
         leaving = (target for target in self._members.live() if not target.stays)
         outgoing.update(*(target.proved.checkpoints() for target in leaving))
         for checkpoint in self._checkpoints.all():
-            if checkpoint.state is not RowState.COMMITTED or checkpoint.placement is None:
+            if not checkpoint.is_needed or checkpoint.placement is None:
                 continue
             if self._checkpoints.columns_missing(checkpoint) or checkpoint.id in outgoing:
                 stored = bool(self._holding(checkpoint.id))
@@ -86,7 +86,7 @@ class Lacking:
 
     def due(self, checkpoint: KeptCheckpoint, rank: Rank, now_us: int) -> list[ColumnNumber]:
         """Columns of one payload, ascending; none of what is not placed, or goes."""
-        if checkpoint.placement is None or checkpoint.state is not RowState.COMMITTED:
+        if checkpoint.placement is None or not checkpoint.is_needed:
             return []
         now = self._checkpoints.columns_now(checkpoint, rank)
         left = len(now) - checkpoint.code.k

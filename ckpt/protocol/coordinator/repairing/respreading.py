@@ -22,7 +22,6 @@ from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index_mending import PART_BYTES
 from ckpt.format.messages import Message
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import (
@@ -75,7 +74,7 @@ class Respreader:
         return self._members.gathering and len(self._members.live()) < len(self._members.all())
 
     def _lacks(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> bool:
-        if checkpoint.state is not RowState.COMMITTED:
+        if not checkpoint.is_needed:
             return False
         staying = sum(target.stays for target in self._members.live())
         wanted = min(checkpoint.document_copies, staying)
@@ -102,7 +101,7 @@ class Respreader:
     def _next(self) -> None:
         while self._left:
             checkpoint = self._checkpoints.get(self._left.pop())
-            if checkpoint is not None and checkpoint.state is RowState.COMMITTED:
+            if checkpoint is not None and checkpoint.is_needed:
                 self._is_busy = True
                 self._spread_record(checkpoint)
                 return

@@ -35,7 +35,6 @@ from ckpt.format.messages.repairs import (
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
@@ -353,7 +352,7 @@ class Repairs:
 
     def _still_lacks(self, task: RepairTask) -> bool:
         checkpoint = self._checkpoints.get(task.payload.checkpoint)
-        if checkpoint is None or checkpoint.state is not RowState.COMMITTED:
+        if checkpoint is None or not checkpoint.is_needed:
             return False
         now = self._checkpoints.columns_now(checkpoint, task.payload.rank)
         outgoing = self._checkpoints.outgoing_now(checkpoint, task.payload.rank)
