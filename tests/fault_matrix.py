@@ -12,9 +12,8 @@ from typing import Final
 
 PHASES: Final[Mapping[str, str]] = {
     "R": "reserve", "S": "stream", "L": "seal", "C": "commit", "A": "at rest", "D": "drain",
-    "E": "evict", "X": "load",
+    "E": "evict", "X": "load", "B": "rebuild", "Z": "scrub",
 }  # fmt: skip
-"""Rebuild and scrub do not exist yet."""
 CAMPAIGN: Final = (
     "tests/sim/test_simulation.py"
     "::test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit"
@@ -30,6 +29,12 @@ BESIDE: Final = (
     "tests/sim/test_drain_beside_bursts.py::test_a_burst_beside_a_drain_is_hardly_slower"
 )
 STARVED: Final = "tests/objects/test_starved_worker.py::test_a_"
+REPAIRS: Final = (
+    "tests/sim/test_repairs.py::test_what_is_lost_is_made_again_and_nothing_is_lost_meanwhile"
+)
+MEMBERS: Final = "tests/sim/test_members.py::test_targets_go_and_nothing_of_what_they_had_is_lost"
+REMADE: Final = "tests/e2e_remote/test_repair.py::test_"
+SCRUBS: Final = "tests/sim/test_scrub.py::test_what_is_found_is_what_was_harmed_in_any_history"
 CATALOGS: Final = (
     "tests/sim/test_catalogs.py"
     "::test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets"
@@ -75,25 +80,30 @@ class Fault:
 
 
 MATRIX: Final[tuple[Fault, ...]] = (
-    Fault("F1 target killed", "RSLCADEX", "RSLCAX", {
+    Fault("F1 target killed", "RSLCADEXBZ", "RSLCAX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "DE": (DRAINS,), "SLC": (KILLS,),
         "S": (BURSTS + "a_target_killed_in_mid_stream_loses_its_column_to_the_spare",),
     }),
-    Fault("F2 target hangs", "RSLCADX", "RSLCAX", {
+    Fault("F2 target hangs", "RSLCADXBZ", "RSLCAX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "D": (DRAINS,), "S": (BURSTS + "a_target_that_hangs_in_mid_burst_does_not_hold_the_commit_up",),
     }),
-    Fault("F3 target slow", "RSLCADX", "RSLCAX", {
+    Fault("F3 target slow", "RSLCADXBZ", "RSLCAX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "S": (
             "tests/e2e_remote/test_slow_target.py"
             "::test_a_target_that_slows_in_mid_stream_loses_its_column_to_the_spare",
         ),
         "D": (MID_DRAIN, BESIDE),
     }),
-    Fault("F4 EIO, short write", "RSLCX", "RSLCX"),
-    Fault("F5 no space", "RSLD", "RSL", {
+    Fault("F4 EIO, short write", "RSLCXBZ", "RSLCX", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F5 no space", "RSLDB", "RSL", {
+        "B": (REPAIRS,),
         "SL": (FULL,), "D": (STARVED + "store_without_room_is_told_and_filled_when_there_is_some",),
     }),
-    Fault("F6 bit flip on the wire", "SLCDX", "SLCX", {
+    Fault("F6 bit flip on the wire", "SLCDXB", "SLCX", {
+        "B": (REPAIRS,),
         "D": (STORE_FAULTS + "bits_that_rot_on_the_way_are_found_before_the_commit",),
         "S": (
             "tests/e2e/test_wrong_machine.py"
@@ -103,33 +113,37 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "X": ("tests/aio/test_wire.py::test_what_was_changed_on_the_way_back_is_never_returned",),
     }),
-    Fault("F7 bit flip at rest", "ADEX", "AX", {
+    Fault("F7 bit flip at rest", "ADEXBZ", "AX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
         "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
         "E": (MID_EVICTION,),
     }),
-    Fault("F8 misplaced valid page", "LCADX", "LCAX", {"D": (MID_DRAIN,)}),
-    Fault("F9 torn write", "SLCA", "SLCA"),
-    Fault("F10 power loss", "RSLCADE", "RSLCA", {
+    Fault("F8 misplaced valid page", "LCADXBZ", "LCAX", {
+        "Z": (SCRUBS,), "D": (MID_DRAIN,)}),
+    Fault("F9 torn write", "SLCABZ", "SLCA", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F10 power loss", "RSLCADEB", "RSLCA", {
+        "B": (REPAIRS,),
         "SLCA": (
             MACHINES + "test_power_loss.py"
             "::test_when_everything_loses_power_all_that_was_acknowledged_is_there",
         ),
         "D": (MID_DRAIN,), "E": (MID_EVICTION,),
     }),
-    Fault("F11 fsync fails once", "LC", "LC"),
-    Fault("F12 coordinator crash", "RSLCADEX", "RSLCAX", {
+    Fault("F11 fsync fails once", "LCB", "LC", {"B": (REPAIRS,)}),
+    Fault("F12 coordinator crash", "RSLCADEXBZ", "RSLCAX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "DE": (DRAINS,), "A": (CATALOGS,), "RSLCAX": (LEADING,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
-    Fault("F13 old coordinator alive", "RSLCADEX", "", {
+    Fault("F13 old coordinator alive", "RSLCADEXB", "", {
         "RSLCADEX": (TWO_COORDINATORS,), "RSLCAX": (LEADING,),
     }),
     Fault("F14 client crash", "RSLCAD", "RSLCA", {
         "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),
     }),
-    Fault("F15 answer lost", "RSLCDEX", "RSLCX", {
+    Fault("F15 answer lost", "RSLCDEXB", "RSLCX", {
         "RSLCX": (
             MACHINES + "test_lost_answers.py"
             "::test_every_answer_is_lost_in_its_turn_and_nothing_else",
@@ -137,48 +151,53 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
         "E": (MID_EVICTION,),
     }),
-    Fault("F16 twice, late, reordered", "RSLCADX", "RSLCAX", {"D": (MID_DRAIN,)}),
-    Fault("F17 asymmetric partition", "RSLCADX", "RSLCAX", {"D": (DRAINS,)}),
-    Fault("F18 half open, no descriptors", "RSDX", "", {
+    Fault("F16 twice, late, reordered", "RSLCADXB", "RSLCAX", {
+        "B": (REPAIRS,), "D": (MID_DRAIN,)}),
+    Fault("F17 asymmetric partition", "RSLCADXB", "RSLCAX", {
+        "B": (REPAIRS,), "D": (DRAINS,)}),
+    Fault("F18 half open, no descriptors", "RSDXB", "", {
         "RSX": (
             "tests/ckptd/test_descriptors.py"
             "::test_a_daemon_full_of_sessions_says_so_to_tools_and_trainers_and_recovers",
         ),
         "D": (MID_DRAIN, STARVED + "worker_without_descriptors_says_so_and_goes_on_when_it_has_some"),
     }),
-    Fault("F19 crowd of ranks", "RSLCD", "", {
+    Fault("F19 crowd of ranks", "RSLCDBZ", "", {
         "RSLC": (CROWDS, "tests/e2e/test_crowds.py"
                  "::test_a_dozen_ranks_on_seven_targets_lack_no_column_and_send_none_twice"),
         "D": (BESIDE,),
     }),
-    Fault("F20 incast on restore", "RX", "", {
+    Fault("F20 incast on restore", "RXB", "", {
         "X": ("tests/sim/test_incast.py"
               "::test_a_crowd_of_readers_is_served_from_bounded_memory",),
         "R": ("tests/sim/test_restore_crowd.py"
               "::test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds",),
     }),
-    Fault("F21 m targets lost, then one more", "RSLCADX", "RSLCAX", {
+    Fault("F21 m targets lost, then one more", "RSLCADXB", "RSLCAX", {
+        "B": (REPAIRS,),
         "AX": (
             LOSSES + "any_two_targets_may_be_lost_after_the_commit",
             LOSSES + "one_loss_too_many_is_unavailable_and_never_an_older_step",
         ),
         "D": ("tests/objects/test_lost_while_draining.py",),
     }),
-    Fault("F22 a failure domain lost", "RSLCADX", "RSLCAX", {
+    Fault("F22 a failure domain lost", "RSLCADXB", "RSLCAX", {
         "AX": (
             "tests/e2e_remote/test_remote_cluster.py"
             "::test_a_lost_host_costs_nothing_but_redundancy",
         ),
         "D": (MID_DRAIN,),
     }),
-    Fault("F24 targets added, removed in a burst", "RSLCADEX", "", {
+    Fault("F23 another loss during a rebuild", "AXB", "", {"AXB": (REPAIRS,)}),
+    Fault("F24 targets added, removed in a burst", "RSLCADEXB", "", {
+        "B": (MEMBERS,),
         "RSLCA": ("tests/sim/test_growing.py"
                   "::test_a_cluster_that_grows_and_shrinks_keeps_its_promises",),
         "D": (MID_DRAIN,), "E": (MID_EVICTION,),
         "X": ("tests/sim/test_growing.py"
               "::test_loads_get_what_was_saved_while_targets_come_and_leave",),
     }),
-    Fault("F25 mixed versions", "RSLCADX", "", {
+    Fault("F25 mixed versions", "RSLCADXBZ", "", {
         "AX": (
             "tests/versions/test_cluster.py"
             "::test_all_that_the_first_version_kept_is_read_bit_by_bit",
@@ -190,7 +209,8 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "D": ("tests/versions/test_drains.py"
               "::test_workers_of_the_first_version_drain_once_and_whole",),
     }),
-    Fault("F26 clock jumps", "RSLCADEX", "RSLCAX", {
+    Fault("F26 clock jumps", "RSLCADEXBZ", "RSLCAX", {
+        "B": (REPAIRS,), "Z": (SCRUBS,),
         "SCAX": (
             MACHINES + "test_clock_jumps.py::test_a_clock_that_jumps_in_mid_save_changes_nothing",
         ),
@@ -211,7 +231,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
     Fault("F29 orphan uploads", "D", "", {
         "D": ("tests/objects/test_leftovers.py::test_it_goes_when_nothing_changed_for_long",),
     }),
-    Fault("F30 memory cap of a process", "RSLCADX", "", {
+    Fault("F30 memory cap of a process", "RSLCADXB", "", {
         "RSLCX": (
             "tests/e2e_remote/test_memory_caps.py"
             "::test_targets_stay_within_their_pools_however_much_is_sent",
@@ -225,7 +245,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
             STARVED + "worker_that_gets_too_little_memory_goes_on_when_it_gets_enough",
         ),
     }),
-    Fault("F31 wrong decode, dirty buffer", "SX", "", {
+    Fault("F31 wrong decode, dirty buffer", "SXBZ", "", {
         "X": (
             "tests/e2e/test_wrong_machine.py"
             "::test_a_reader_whose_erasure_code_is_wrong_refuses_to_decode",
@@ -234,6 +254,9 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/e2e/test_wrong_machine.py"
             "::test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_stored",
         ),
+    }),
+    Fault("F32 scrub beside the rest", "ADEXBZ", "", {
+        "AEZ": (SCRUBS,), "B": (REMADE + "a_column_that_has_rotted_is_made_again_elsewhere",),
     }),
 )  # fmt: skip
 

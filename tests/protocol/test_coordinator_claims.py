@@ -162,6 +162,24 @@ def test_a_replacement_is_told_only_when_it_is_durable(bench: Bench) -> None:
     assert [each.incarnation for each in seen] == [incarnation(9)]
 
 
+def test_one_that_left_after_it_replaced_another_is_replaced_by_none_that_has_not_knocked(
+    bench: Bench,
+) -> None:
+    """Two disks within a minute: who asks too soon must not hear that it is done."""
+    bench.stop("t1")
+    target = bench.targets[T1]
+    target.incarnation = b"n" * 16
+    target.reboot()
+    refused(bench, target)
+    assert isinstance(replace_it(bench), TargetReplaced)
+    bench.start(T1)
+    bench.tick(1)
+    bench.stop("t1")
+    answered = replace_it(bench)
+    assert isinstance(answered, Failed)
+    assert answered.code == "not_found"
+
+
 def test_a_replacement_that_is_asked_again_is_answered_again(bench: Bench) -> None:
     """The first answer may have been lost, and the target may be live by now."""
     bench.stop("t1")

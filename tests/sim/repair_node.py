@@ -65,6 +65,7 @@ class RepairNode:
         self.stopped = False
         self.made = 0
         """Columns that were sealed."""
+        self.on_work: Callable[[], None] | None = None
         self._clock, self._network, self._oracles = clock, network, oracles
         self._coordinator, self._target_of = coordinator, target_of
         self._requests = itertools.count(1)
@@ -75,6 +76,11 @@ class RepairNode:
         self._streams: dict[int, _Stream] = {}
         self._cells: Cells = ()
         self._manifest = b""
+
+    @property
+    def has_work(self) -> bool:
+        """A payload is in hand."""
+        return self._payload is not None
 
     def start(self) -> None:
         self._poll()
@@ -145,6 +151,8 @@ class RepairNode:
 
     def _begin(self, payload: PayloadId, lost: tuple[LostColumn, ...]) -> None:
         self._payload = payload
+        if self.on_work is not None:
+            self.on_work()
         self._streams = {next(self._requests): _Stream(one) for one in lost}
         self._reader = TierReader(
             self._clock, self._network, self._oracles, self._coordinator, self._target_of, self,

@@ -25,9 +25,10 @@ from tests.sim.member_operator import MemberOperator
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
     ROUND_US,
+    Disturbance,
     check_disks,
-    disturb,
     lacks,
+    list_again,
     read_all,
     revive,
     saved,
@@ -46,13 +47,14 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     rng = world.clock.rng
     operator = MemberOperator(world.clock, world.network, world.coordinator)
     workers = [worker(world, number) for number in range(rng.choice([1, 1, 2]))]
+    disturbance = Disturbance(world, workers)
     removed: set[TargetId] = set()
     ends: list[str] = []
     for _ in range(rng.choice([2, 3, 4])):
         id = rng.choice(sorted(world.targets.keys() - removed))
         standing = rng.choice(["draining", "draining", "out"])
         span_us = rng.choice([1_000_000, 5_000_000, 20_000_000])
-        disturb(world, workers, span_us)
+        disturbance.begin(span_us)
         world.clock.after(rng.randint(0, span_us), partial(operator.want, id, standing))
         world.clock.pass_time(span_us + 1)
         _heal(world, removed)
@@ -66,7 +68,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         ends.append(_end(world, operator, id, removed))
     for each in workers:
         each.crash()
-    world.clock.pass_time(8_000_000)
+    list_again(world)
     for id in removed:
         world.targets[id].start()
     world.clock.pass_time(8_000_000)

@@ -19,7 +19,7 @@ from tests.sim.reference_nodes import built
 from tests.sim.repair_world import (
     REBUILD_AFTER_US,
     ROUND_US,
-    disturb,
+    Disturbance,
     empty,
     lacks,
     read_all,
@@ -51,13 +51,14 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for node in nodes:
         node.crash()
     workers = [worker(world, 0)]
+    disturbance = Disturbance(world, workers)
     for _ in range(rng.choice([2, 3])):
         for id in rng.sample(sorted(world.targets), 1):
             world.clock.after(
                 rng.randint(0, 900_000), lambda id=id: empty(world, world.targets[id])
             )
         span_us = rng.choice([1_000_000, 5_000_000])
-        disturb(world, workers, span_us)
+        disturbance.begin(span_us)
         world.clock.pass_time(span_us + 1)
         world.heal()
         revive(world, workers)

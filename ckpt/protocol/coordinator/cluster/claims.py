@@ -152,6 +152,8 @@ class Claims:
         known, done_us = self._known.get(target), self._replaced_us.get(target)
         if known is None or done_us is None or now_us - done_us >= REPEAT_US:
             return None
+        if self._left_us.get(target, 0) > done_us:
+            return None  # It had the seat, and is gone: another one is meant.
         if incarnation not in (b"", known.incarnation) or self.replacements(target, now_us):
             return None
         return known
