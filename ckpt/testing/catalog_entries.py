@@ -16,6 +16,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format.messages.keeping import ALL_STAYS, Best, Better, Retention
+from ckpt.format.messages.repairs import RepairRules
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     TURNS_KEPT,
@@ -35,7 +36,6 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    RetentionSaid,
     RowAborted,
     RowCommitted,
     RowForgotten,
@@ -43,6 +43,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -102,6 +103,8 @@ def every_entry() -> list[CatalogEntry]:
         RetentionSaid(RunName("lost"), ALL_STAYS),
         RetentionSaid(RunName("other"), Retention(last=1)),
         RetentionSaid(RunName("other"), None),
+        RepairSaid(RepairRules(paused_at_s=1700.5)),
+        RepairSaid(RepairRules(floor_bytes=1 << 20, cap_bytes=0)),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),
         attempt(4),
@@ -179,6 +182,7 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
         CheckpointDrained(url, id),
         StoreForgotten(url),
         RetentionSaid(RunName(target), chance.choice([None, Retention(last=1 + number)])),
+        RepairSaid(RepairRules(cap_bytes=chance.choice([None, 7]))),
         CatalogReached(CatalogPosition(2, chance.randrange(99))),
         CatalogOutdated(f"{target} knows better"),
     ]

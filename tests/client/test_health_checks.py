@@ -26,6 +26,7 @@ from ckpt.protocol.coordinator.reading.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
 from tests.client.clikit import fill, flip, run
 from tests.client.remote_daemons import remote
+from tests.client.upkeep_proofs import a_last_header_that_rots, a_repair_that_is_paused
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_draining import WorkerFake
 from tests.waiting import ASKED_S, wait_until
@@ -287,15 +288,6 @@ def a_target_without_descriptors(_folder: Path) -> None:
     assert view["checks"] == []
 
 
-def a_last_header_that_rots(folder: Path) -> None:
-    with made(folder, repairs=False) as case:
-        path = case.columns(1)[0]
-        flip(path, -1)
-        holder = path.parents[1].name
-        assert run("scrub", holder, environ=case.environ).code == 3
-        case.prove("ROT", f"^ckpt rm {RUN_NAME}@1$", f"1 part .*: {holder}: header 2 of column ")
-
-
 def a_scrub_that_is_late(_folder: Path) -> None:
     """As the machine hears it; tests/protocol/test_target_scrub.py has a target that is."""
     bench = Bench(4)
@@ -459,6 +451,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "ROT": [a_last_header_that_rots],
     "SCRUB_LATE": [a_scrub_that_is_late],
     "CONNECTIONS_FULL": [a_target_without_descriptors],
+    "REPAIR_PAUSED": [a_repair_that_is_paused],
     "RETENTION_UNSAID": [a_catalog_that_forgot_what_stays],
     "NOT_RUNNING": [a_cluster_that_rests],
     "COORDINATOR_DOWN": [a_stopped_coordinator],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt_client.cli.exits import ExitCode
 from tests.client.clikit import run
 from tests.waiting import ASKED_S, wait_until
 
@@ -43,6 +44,38 @@ def test_what_an_emptied_directory_held_is_made_again(url: str, tmp_path: Path) 
         found = store.load("r", 1)
         assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
     assert (tmp_path / "burst" / "logs" / "repair.log").exists()
+
+
+def test_people_pause_it_and_set_its_pace_and_a_restart_knows(url: str, tmp_path: Path) -> None:
+    sizes = ("--floor-bytes", "4MiB", "--cap-bytes", "200MB")
+    view = run("repair", "set", *sizes, "--json", "--store", url).document()
+    assert (view["floor_bytes"], view["cap_bytes"]) == (4 << 20, 200_000_000)
+    assert run("repair", "pause", "--json", "--store", url).document()["paused_at_s"] > 0
+    assert run("local", "stop", f"{tmp_path}/burst").code == 0
+    shown = run("repair", "--store", url).out
+    assert "takes   4 MiB/s of each target beside saves and loads, else 191 MiB/s\n" in shown
+    assert "paused  " in shown
+    resumed = run("repair", "resume", "--store", url)
+    assert (resumed.code, "paused" in resumed.out) == (0, False)
+    view = run("repair", "set", "--as-configured", "--json", "--store", url).document()
+    assert (view["floor_bytes"], view["cap_bytes"]) == (8 << 20, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("set",), "set says nothing"),
+        (("pause", "--cap-bytes", "1"), "a limit, and pause"),
+        (("--floor-bytes", "1"), "a limit, and ls"),
+        (("set", "--floor-bytes", "0"), "the floor is at least 1"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(
+    url: str, words: tuple[str, ...], why: str
+) -> None:
+    refused = run("repair", *words, "--store", url)
+    assert refused.code == ExitCode.USAGE
+    assert why in refused.err
 
 
 def empty(directory: Path, pid: int) -> None:

@@ -115,3 +115,46 @@ def test_a_stopped_writer_ends_at_its_next_turn_also_in_a_burst() -> None:
     )
     with pytest.raises(Aborted):
         pace.wait_turn(1)
+
+
+@pytest.mark.parametrize("rate", [None, 1e6])
+def test_who_waits_goes_on_as_soon_as_the_rate_is_higher(rate: float | None) -> None:
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.now_s > 103.0:
+            pace.bytes_per_s = rate
+
+    pace = WritePace(1.0, clock=lambda: clock.now_s, sleep=sleep)
+    pace.wait_turn(1000)
+    pace.wait_turn(1000)
+    assert clock.now_s < 104.0
+
+
+def test_a_rate_that_falls_counts_for_what_went_last() -> None:
+    """Nothing is left over of a time without a rate, and of a higher one a second at the new."""
+    clock = Clock()
+    pace = WritePace(None, clock=lambda: clock.now_s, sleep=clock.sleep)
+    pace.wait_turn(1000)
+    pace.bytes_per_s = 100.0
+    pace.wait_turn(0)
+    assert sum(clock.rests_s) == pytest.approx(10.0)
+    pace.bytes_per_s = 1e6
+    clock.now_s += 3600
+    pace.wait_turn(0)
+    pace.bytes_per_s = 100.0
+    pace.wait_turn(1100)
+    pace.wait_turn(0)
+    assert sum(clock.rests_s) == pytest.approx(20.0)
+
+
+def test_who_waits_for_its_turn_ends_when_all_does() -> None:
+    clock = Clock()
+    pace = WritePace(
+        1.0, is_stopped=lambda: clock.now_s > 101.0, clock=lambda: clock.now_s, sleep=clock.sleep
+    )
+    pace.wait_turn(1000)
+    with pytest.raises(Aborted):
+        pace.wait_turn(1)
+    assert clock.now_s < 102.0

@@ -46,9 +46,11 @@ class Worker:
         self.name = name
         self.session: Session = bench.session(Role.DRAIN)
         self.leased = NOTHING
+        self.read_bytes = 5
+        self.question = LeaseRepair(name)
 
     def lease(self) -> RepairLeased:
-        (answer,) = self.bench.tell(self.session, LeaseRepair(self.name))
+        (answer,) = self.bench.tell(self.session, self.question)
         assert isinstance(answer, RepairLeased)
         self.leased = answer
         return answer
@@ -65,7 +67,8 @@ class Worker:
 
     def renew(self) -> Message:
         assert self.leased.payload is not None
-        (answer,) = self.bench.tell(self.session, RenewRepair(self.name, self.leased.payload, 5))
+        message = RenewRepair(self.name, self.leased.payload, self.read_bytes)
+        (answer,) = self.bench.tell(self.session, message)
         return answer
 
     def end(self, error: str = "") -> Message:

@@ -15,6 +15,7 @@ from ckpt.format.messages.keeping import ALL_STAYS, KeepSteps, Retention, StepsK
 from ckpt.format.messages.loading import ReleasePin
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping import retaining
+from ckpt.protocol.coordinator.said import RetentionSaid
 from ckpt.protocol.events import Send
 from tests.protocol.coordinating import RUN, Bench
 from tests.protocol.test_coordinator_deletion import pin
@@ -57,7 +58,7 @@ def test_rules_are_in_the_catalog_before_the_answer_and_act_at_once_and_at_commi
         bench.save(step)
     mark = bench.mark()
     assert keep(bench, Retention(last=1, every=2)) == StepsKept(RUN, Retention(last=1, every=2))
-    story = bench.story(mark, catalog.RetentionSaid, catalog.CheckpointTombstoned, StepsKept)
+    story = bench.story(mark, RetentionSaid, catalog.CheckpointTombstoned, StepsKept)
     assert [type(told).__name__ for told in story] == [
         "RetentionSaid", "StepsKept", "CheckpointTombstoned", "CheckpointTombstoned",
     ]  # fmt: skip
@@ -140,7 +141,7 @@ def test_what_a_coordinator_owed_that_fell_goes_a_minute_after_the_next_began() 
     bench = Bench()
     for step in (1, 2, 3):
         bench.save(step)
-    bench.durable.append(catalog.RetentionSaid(RUN, Retention(last=1)))
+    bench.durable.append(RetentionSaid(RUN, Retention(last=1)))
     bench.restart("t0", "t1", "t2", "t3")
     bench.tick(retaining.LOOK_US / 1e6 - 5)
     assert steps(bench) == [1, 2, 3], "readers may come back"
@@ -164,7 +165,7 @@ def test_every_step_has_a_reason_and_a_dry_run_changes_nothing() -> None:
         (5, True, "the newest step; the last 2"),
     ]
     assert (found["source"], found["text"]) == ("run", "the last 2")
-    assert bench.story(mark, catalog.RetentionSaid) == []
+    assert bench.story(mark, RetentionSaid) == []
     assert going(view(bench)) == []
     assert steps(bench) == [1, 2, 3, 4, 5]
     keep(bench, Retention(last=2))
@@ -209,7 +210,7 @@ def test_runs_with_rules_of_their_own_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 def test_of_a_run_whose_rules_are_lost_all_stays_until_they_are_said_again() -> None:
     bench = Bench(keep=1)
-    bench.durable.append(catalog.RetentionSaid(RUN, ALL_STAYS))
+    bench.durable.append(RetentionSaid(RUN, ALL_STAYS))
     bench.restart("t0", "t1", "t2", "t3")
     for step in (1, 2, 3):
         bench.save(step)

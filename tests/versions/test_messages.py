@@ -43,6 +43,8 @@ ADDED_SINCE: Final = {
     128: "RenewRepair",
     129: "EndRepair",
     130: "RepairNoted",
+    131: "SetRepair",
+    132: "RepairSet",
     136: "AskScrub",
     137: "ScrubState",
     138: "ChangeTarget",

@@ -53,6 +53,8 @@ the file that defines it.
                    coord.  -> drain    DrainLeased, PartTaken, DrainNoted
     repairs.py     worker  -> coord.   LeaseRepair, RenewRepair, EndRepair
                    coord.  -> worker   RepairLeased, RepairNoted
+                   admin   -> coord.   SetRepair
+                   coord.  -> admin    RepairSet
 
 Any request may be answered by `Failed` instead.
 """
@@ -141,6 +143,8 @@ from ckpt.format.messages.repairs import (
     RenewRepair,
     RepairLeased,
     RepairNoted,
+    RepairSet,
+    SetRepair,
 )
 from ckpt.format.messages.saving import (
     AttemptAborted,
@@ -206,7 +210,7 @@ Message = (
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
     | ChangeTarget | TargetChanged | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
-    | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted
+    | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted | SetRepair | RepairSet
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 )  # fmt: skip
 
@@ -233,6 +237,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     115: GuardStanding, 116: HoldSteps, 117: StopAt, 118: NoCommonStep, 119: GuardsAwaited,
     120: RollBack, 121: RolledBack, 122: StepDown, 123: SteppedDown, 124: AskMoves, 125: MovesFound,
     126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
+    131: SetRepair, 132: RepairSet,
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

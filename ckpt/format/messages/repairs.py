@@ -1,4 +1,4 @@
-"""What workers of `ckptd repair` and the coordinator say to each other.
+"""What workers of `ckptd repair` and the coordinator say to each other; and what people say of it.
 
 A worker names itself in every message. All requests may be repeated. What there is to do is
 ckpt.protocol.coordinator.repairing.
@@ -6,10 +6,78 @@ ckpt.protocol.coordinator.repairing.
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
 from msgspec import Struct
 
+from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnNumber, PayloadId
+from ckpt.base.units import MiB
 from ckpt.format.messages.saving import Place
+
+NO_CAP: Final = 0
+"""As fast as it goes."""
+
+
+class RepairLimits(Struct, frozen=True, gc=False):
+    """What repair may take of each target."""
+
+    floor_bytes: int = 8 * MiB
+    """In a second, while somebody saves or loads; above 0."""
+    cap_bytes: int = NO_CAP
+    """In a second, while nobody does."""
+
+
+def check_limits(limits: RepairLimits) -> None:
+    """Raises Refused."""
+    floor, cap = limits.floor_bytes, limits.cap_bytes
+    if floor < 1 or cap < 0 or NO_CAP < cap < floor:
+        text = f"repair at a floor of {floor} and a cap of {cap} bytes a second"
+        hint = "the floor is at least 1, the cap not below it; a cap of 0 is none"
+        raise Refused(text, hint=hint)
+
+
+class RepairRules(Struct, frozen=True, gc=False):
+    """What people have said; what is None counts as the coordinator's options have it."""
+
+    floor_bytes: int | None = None
+    cap_bytes: int | None = None
+    paused_at_s: float | None = None
+    """Nothing is handed out since then; None: it goes on."""
+
+
+def decode_repair_rules(document: bytes) -> RepairRules:
+    """Of the JSON. What cannot be read, as a later version's, counts as not said."""
+    try:
+        return msgspec.json.decode(document, type=RepairRules)
+    except msgspec.MsgspecError:
+        return RepairRules()
+
+
+class SetRepair(Struct, frozen=True, gc=False):
+    """What is None stays as it is."""
+
+    paused: bool | None = None
+    floor_bytes: int | None = None
+    cap_bytes: int | None = None
+    as_configured: bool = False
+    """First, floor and cap are those of the options again."""
+
+
+class RepairSet(Struct, frozen=True, gc=False):
+    """To SetRepair: all that is said now, durable."""
+
+    rules: RepairRules
+
+
+class RepairPace(Struct, frozen=True, gc=False):
+    """How fast a worker may go with a payload, until it hears again."""
+
+    bytes_per_s: int = NO_CAP
+    """Of the payload, that are read."""
+    renew_us: int = 250_000
+    """The worker renews so often."""
 
 
 class LeaseRepair(Struct, frozen=True, gc=False):
@@ -32,6 +100,7 @@ class RepairLeased(Struct, frozen=True, gc=False):
     payload: PayloadId | None = None
     lost: tuple[LostColumn, ...] = ()
     """Of it, ascending."""
+    pace: RepairPace = RepairPace()
 
 
 class RenewRepair(Struct, frozen=True, gc=False):
@@ -52,7 +121,9 @@ class EndRepair(Struct, frozen=True, gc=False):
 
 
 class RepairNoted(Struct, frozen=True, gc=False):
-    """To EndRepair: the targets have answered."""
+    """To RenewRepair; to EndRepair when the targets have answered."""
 
     counted: int = 0
-    """Columns that are there, and count or are about to."""
+    """At the end: columns that are there, and count or are about to."""
+    pace: RepairPace = RepairPace()
+    """From now on."""

@@ -28,6 +28,8 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format.messages.keeping import Retention
+from ckpt.format.messages.repairs import RepairRules
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -229,14 +231,6 @@ class TargetSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionSaid:
-    """What stays of a run from now on; None: as the cluster keeps."""
-
-    run: RunName
-    retention: Retention | None
-
-
-@dataclass(frozen=True, slots=True)
 class CatalogReached:
     """Everything up to this position is in the catalog, this entry's own ticket included."""
 
@@ -266,6 +260,7 @@ CatalogEntry = (
     | CheckpointLabeled
     | CheckpointDeleted
     | RetentionSaid
+    | RepairSaid
     | RowForgotten
     | LaunchNumbered
     | LaunchEntered
@@ -342,6 +337,8 @@ class CatalogImage:
     """Of these targets may have other labels."""
     retentions: dict[RunName, Retention] = field(default_factory=dict)
     """What people have said stays of a run; without any rule: that is lost."""
+    repair: RepairRules = field(default_factory=RepairRules)
+    """What people have said of repair."""
     position: CatalogPosition = BEGINNING
     """Of the newest entry that was made durable while the targets vouched for the catalog."""
     forgotten: Generation = NO_GENERATION
@@ -416,8 +413,8 @@ class CatalogImage:
                 self._forget_labels(entry.checkpoint)
                 if entry.labels:
                     self.labels[entry.checkpoint] = entry.labels
-            case RetentionSaid():
-                self._retain(entry)
+            case RetentionSaid() | RepairSaid():
+                self._note_said(entry)
             case CheckpointTombstoned():
                 self._forget_labels(entry.checkpoint)
                 self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
@@ -449,8 +446,10 @@ class CatalogImage:
             case _:
                 self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
 
-    def _retain(self, said: RetentionSaid) -> None:
-        if said.retention is None:
+    def _note_said(self, said: RetentionSaid | RepairSaid) -> None:
+        if isinstance(said, RepairSaid):
+            self.repair = said.rules
+        elif said.retention is None:
             self.retentions.pop(said.run, None)
         else:
             self.retentions[said.run] = said.retention

@@ -28,6 +28,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Ask, ChangeTarget, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.loading import Resolve
+from ckpt.format.messages.repairs import SetRepair
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.protocol.coordinator.cluster.membership import (
     GATHERING_US,
@@ -46,7 +47,7 @@ from ckpt.protocol.coordinator.facts import (
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
-CONFIRMED = (Resolve, DeleteStep, LabelStep, RollBack, KeepSteps, ChangeTarget, Ask)
+CONFIRMED = (Resolve, DeleteStep, LabelStep, RollBack, KeepSteps, SetRepair, ChangeTarget, Ask)
 """What only a coordinator in force may answer: each says what is the newest, or changes it."""
 IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""

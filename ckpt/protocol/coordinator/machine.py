@@ -93,9 +93,9 @@ from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
 from ckpt.protocol.coordinator.reading.views import Views
 from ckpt.protocol.coordinator.recovering import recover
-from ckpt.protocol.coordinator.repairing.lacking import Lacking
-from ckpt.protocol.coordinator.repairing.respreading import Respreader
+from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.tasks import RepairRequest, Repairs
+from ckpt.protocol.coordinator.repairing.traffic import Traffic
 from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.certifying import Certifying
@@ -158,17 +158,18 @@ class CoordinatorMachine:
             self.placing,
         )  # fmt: skip
         self._make_saving_parts(context, secret, wall_s)
-        self.repairs = Repairs(
-            desk, self.members, self.checkpoints, self.adopter, self.reservations,
-            Lacking(self.members, self.checkpoints, self.drains.holding, policy.rebuild_after_us),
-            Respreader(desk, self.members, self.checkpoints, policy.rebuild_after_us),
-        )  # fmt: skip
         self.sharing = ReaderGroups(desk)
         self.resolver = Resolver(desk, self.checkpoints, self.launches, self.book, self.drains)
+        traffic = Traffic(self.book, self.resolver.pins, self._roles)
+        self.repairs = Repairs(RepairContext(
+            desk, policy, self.members, self.checkpoints, self.adopter, self.reservations,
+            self.drains, self.retaining, traffic, image.repair, wall_s,
+        ))  # fmt: skip
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
         health = Health(
-            self.members, self.checkpoints, policy, self.vouching, self.evictor, self.retaining
-        )
+            self.members, self.checkpoints, policy, self.vouching, self.evictor, self.retaining,
+            self.repairs,
+        )  # fmt: skip
         self.views = Views(
             context, self.checkpoints, self.files, self.drains, self.retaining, health,
             self.repairs,

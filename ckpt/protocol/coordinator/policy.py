@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
+from ckpt.format.messages.repairs import RepairLimits
 from ckpt.plan.placement import Level
+
+REPAIR_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class SpreadRule:
     spare_count: int = 1
     orphan_grace_us: int = 60_000_000
     """How long streams may still use reservations that an earlier coordinator gave out."""
+    repair_share: float = 0.0
+    """Of each target's space, that saves do not get: what is lost is made again there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class CoordinatorPolicy:
     rebuild_after_us: int | None = 300_000_000
     """The columns of a target that is away for so long are made again elsewhere; None: nothing that
     is lost is."""
+    repair: RepairLimits = field(default_factory=RepairLimits)
     keep: int | None = None
     """How many steps of a run stay; None keeps all."""
     mend: str = "ckpt catalog rebuild DIR"
@@ -67,7 +74,10 @@ class CoordinatorPolicy:
 
     @property
     def spread(self) -> SpreadRule:
-        return SpreadRule(self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us)
+        share = 0.0 if self.rebuild_after_us is None else REPAIR_SHARE
+        return SpreadRule(
+            self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us, share
+        )
 
     @property
     def report_level(self) -> Level:

@@ -13,6 +13,7 @@ from ckpt.base.errors import NoSpace
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, DeleteStep, LabelStep, ReplaceTarget, RollBack
 from ckpt.format.messages.keeping import KeepSteps
+from ckpt.format.messages.repairs import SetRepair
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +40,4 @@ def changes_catalog(message: Message) -> bool:
         case RollBack() | KeepSteps() | ChangeTarget():
             return not message.dry_run
         case _:
-            return isinstance(message, DeleteStep | LabelStep | ReplaceTarget)
+            return isinstance(message, DeleteStep | LabelStep | ReplaceTarget | SetRepair)

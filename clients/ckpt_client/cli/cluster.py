@@ -35,6 +35,7 @@ from ckpt.format.messages.asking import (
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import Role
+from ckpt.format.messages.repairs import RepairSet, SetRepair
 from ckpt.protocol.coordinator.reading.answers import (
     CoordinatorsView,
     RepairView,
@@ -201,6 +202,10 @@ class Conversation:
     def repair(self) -> RepairView:
         """What lacks columns, and what came of it. Refused by a coordinator that makes none."""
         return self._ask(RepairView, "repair")
+
+    def set_repair(self, message: SetRepair) -> None:
+        """It counts, durable, when this returns. Raises Refused for what is no limit."""
+        self.control.call(message, RepairSet, timeout_s=self.timeout_s)
 
     def coordinators(self) -> CoordinatorsView:
         """Who leads, who stands by."""

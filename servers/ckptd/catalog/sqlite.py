@@ -45,11 +45,11 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     LaunchResolved,
     Persist,
-    RetentionSaid,
     RowForgotten,
     StepForgotten,
     TargetSeen,
 )
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -463,7 +463,7 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             label_tables.store(connection, entry)
         case RetentionSaid():
             retention_tables.store(connection, entry)
-        case CatalogReached() | CatalogOutdated():
+        case CatalogReached() | CatalogOutdated() | RepairSaid():
             standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
             launch_tables.store(connection, entry)

@@ -1,5 +1,6 @@
 """How far a catalog has come, and what it has forgotten. Compared with what targets keep, this
-shows an old copy (ckpt/protocol/coordinator/cluster/vouching.py).
+shows an old copy (ckpt/protocol/coordinator/cluster/vouching.py). Beside it what people have said
+of repair, as JSON; what cannot be read of that, as a later version's, counts as not said.
 
 Rows of `meta`, and a table beside those of checkpoints, made when they are missing: catalogs of
 schema 1 may lack them, and a version that does not know them leaves them be.
@@ -10,7 +11,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+import msgspec
+
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, RunName, Step
+from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.protocol.coordinator.catalog import (
     NO_GENERATION,
     CatalogImage,
@@ -18,6 +22,7 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogReached,
     RowForgotten,
 )
+from ckpt.protocol.coordinator.said import RepairSaid
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS passed_over (
@@ -25,8 +30,9 @@ CREATE TABLE IF NOT EXISTS passed_over (
     PRIMARY KEY (run, step, term, counter));
 """
 _FORGOTTEN: Final = "forgotten"
+_REPAIR: Final = "repair"
 
-StandingEntry = CatalogReached | CatalogOutdated | RowForgotten
+StandingEntry = CatalogReached | CatalogOutdated | RowForgotten | RepairSaid
 
 
 def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
@@ -36,6 +42,8 @@ def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
             _set(connection, "position", position)
         case CatalogOutdated(reason):
             _set(connection, "outdated", reason)
+        case RepairSaid(rules):
+            _set(connection, _REPAIR, msgspec.json.encode(rules).decode())
         case RowForgotten(checkpoint):
             known = _generation(connection) or NO_GENERATION
             if checkpoint.generation > known:
@@ -57,6 +65,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     image.rebuilt_term = int(_get(connection, "rebuilt_term") or 0)
     image.rebuilt_from = int(_get(connection, "rebuilt_from") or 0)
     image.outdated = _get(connection, "outdated") or ""
+    image.repair = decode_repair_rules((_get(connection, _REPAIR) or "{}").encode())
     for run, step, term, counter in connection.execute("SELECT * FROM passed_over"):
         id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
         image.passed_over.add(id)
@@ -66,6 +75,7 @@ def note(connection: sqlite3.Connection, image: CatalogImage) -> None:
     """All of it: of a catalog that is made, or that had no note of what it has forgotten."""
     _set(connection, "position", image.position)
     _set(connection, _FORGOTTEN, image.forgotten)
+    store(connection, RepairSaid(image.repair))
     _set(connection, "rebuilt_term", str(image.rebuilt_term))
     _set(connection, "rebuilt_from", str(image.rebuilt_from))
     for id in sorted(image.passed_over):

@@ -11,8 +11,9 @@ from typing import Annotated, Final, cast, get_args
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.base.errors import Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
+from ckpt.format.messages.repairs import RepairLimits, check_limits
 from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckpt.protocol.coordinator.policy import FillMarks, Watermarks
@@ -59,6 +60,10 @@ class CoordinatorConfig:
     """What is lost is made again: copies of documents here, columns by ckptd repair."""
     rebuild_after_s: int = 300
     """Columns of a target that is away for so long are made again elsewhere, by ckptd repair."""
+    repair_floor_bytes: Annotated[int, "BYTES/S"] = 8 * MiB
+    """What repair may take of each target in a second while somebody saves or loads."""
+    repair_cap_bytes: Annotated[int, "BYTES/S"] = 0
+    """And while nobody does; 0 is no cap."""
     keep: Annotated[int, "STEPS"] = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
@@ -100,10 +105,15 @@ class CoordinatorConfig:
         if min(self.spare_count, self.orphan_grace_s, self.keep, self.rebuild_after_s) < 0:
             text = "spare_count, orphan_grace_s, keep and rebuild_after_s are at least 0"
             raise Refused(text)
+        check_limits(self._repair_limits)
         if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
             raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
         if not 0 < self.nearfull_percent <= self.full_percent <= 100:
             raise Refused("0 < nearfull_percent <= full_percent <= 100")
+
+    @property
+    def _repair_limits(self) -> RepairLimits:
+        return RepairLimits(self.repair_floor_bytes, self.repair_cap_bytes)
 
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
@@ -116,6 +126,7 @@ class CoordinatorConfig:
             spare_count=self.spare_count,
             orphan_grace_us=self.orphan_grace_s * US_PER_S,
             rebuild_after_us=self.rebuild_after_s * US_PER_S if self.repair else None,
+            repair=self._repair_limits,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),

@@ -235,6 +235,12 @@ def _repairs(view: RepairView) -> Iterator[Family]:
     yield Family(
         "ckpt_repair_due_columns", Kind.GAUGE, "Lost columns that wait to be made again now."
     ).add(view.columns_due)
+    yield Family(
+        "ckpt_repair_left_bytes", Kind.GAUGE, "Of lost columns, that are not made yet."
+    ).add(view.bytes_left)
+    yield Family(
+        "ckpt_repair_paused", Kind.GAUGE, "1 while somebody has paused it: ckpt repair resume."
+    ).add(int(view.paused_at_s is not None))
     yield Family("ckpt_repair_tasks", Kind.GAUGE, "Payloads that workers have in hand.").add(
         len(view.tasks)
     )

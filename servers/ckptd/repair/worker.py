@@ -29,6 +29,7 @@ from ckpt.format.messages.repairs import (
     RenewRepair,
     RepairLeased,
     RepairNoted,
+    RepairPace,
 )
 from ckpt.objects.pace import WritePace
 from ckpt.plan.reads import PayloadKey
@@ -44,7 +45,7 @@ from ckptd.scarcity import scarcity_is_unavailable
 ANSWER_S: Final = 30.0
 READ_S: Final = 10.0
 """With too few columns in reach: how long to try them again. The coordinator leases it again."""
-RENEW_S: Final = 1.0
+RENEW_US_MIN: Final = 10_000
 REST_S_MAX: Final = 10.0
 """Between two tries to reach a coordinator; each failure is logged."""
 ERROR_CHARS_MAX: Final = 500
@@ -56,11 +57,13 @@ class RepairWorker:
     """I work in the thread that calls `run`."""
 
     def __init__(self, rpc: RpcClient, secret: bytes, name: str, pace: WritePace) -> None:
-        """`rpc` asks the coordinator; `pace` counts bytes that are read."""
+        """`rpc` asks the coordinator; `pace` counts bytes that are read. What it says now is never
+        exceeded, whatever the coordinator says."""
         self._rpc = rpc
         self._secret = secret
         self._name = name
         self._pace = pace
+        self._rate_max = pace.bytes_per_s
         self._report = reporter("ckptd.repair.worker")
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
@@ -82,7 +85,8 @@ class RepairWorker:
         """One payload, to its end. Raises CkptError when that cannot be said."""
         columns = ",".join(str(one.column) for one in leased.lost)
         fields: dict[str, str | int | float] = {"payload": str(payload), "columns": columns}
-        lease = RepairHeartbeat(self._rpc, self._name, payload)
+        self._obey(leased.pace)
+        lease = RepairHeartbeat(self._rpc, self._name, leased, self._obey)
         self._pace.is_stopped = lambda: stopped.is_set() or lease.lost.is_set()
         error = ""
         try:
@@ -132,6 +136,11 @@ class RepairWorker:
         finally:
             self._rpc.tell(ReleasePin(resolved.pin))
 
+    def _obey(self, pace: RepairPace) -> None:
+        """The coordinator's word, from now on; also for what waits for its turn."""
+        rates = [rate for rate in (pace.bytes_per_s, self._rate_max) if rate]
+        self._pace.bytes_per_s = min(rates, default=None)
+
     def _turn(self, lease: RepairHeartbeat, size: int) -> None:
         self._pace.wait_turn(size)
         lease.read_bytes += size
@@ -144,15 +153,22 @@ class RepairWorker:
 
 
 class RepairHeartbeat:
-    """I say from a thread of my own that the worker lives, until I am closed."""
+    """I say from a thread of my own that the worker lives, until I am closed, and hear how fast it
+    may go.
+    """
 
-    def __init__(self, rpc: RpcClient, worker: str, payload: PayloadId) -> None:
+    def __init__(
+        self, rpc: RpcClient, worker: str, leased: RepairLeased, obey: Callable[[RepairPace], None]
+    ) -> None:
         self.read_bytes = 0
         self.lost = threading.Event()
         """It is another worker's, or nobody needs it any more."""
-        self._renew: Callable[[], object] = lambda: rpc.call(
-            RenewRepair(worker, payload, self.read_bytes), timeout_s=ANSWER_S
-        )
+        self._rpc = rpc
+        self._worker = worker
+        self._leased = leased
+        self._obey = obey
+        #: As it was heard last.
+        self._renew_us = max(RENEW_US_MIN, leased.pace.renew_us)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ckpt-repair-lease", daemon=True)
         self._thread.start()
@@ -162,7 +178,7 @@ class RepairHeartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(RENEW_S):
+        while not self._closing.wait(self._renew_us / US_PER_S):
             try:
                 self._renew()
             except Fenced:
@@ -170,3 +186,11 @@ class RepairHeartbeat:
                 return
             except (CkptError, MemoryError):
                 continue  # Away, or starved: the next one may come through.
+
+    def _renew(self) -> None:
+        assert self._leased.payload is not None
+        message = RenewRepair(self._worker, self._leased.payload, self.read_bytes)
+        noted, _ = self._rpc.call(message, timeout_s=ANSWER_S)
+        if isinstance(noted, RepairNoted):
+            self._renew_us = max(RENEW_US_MIN, noted.pace.renew_us)
+            self._obey(noted.pace)

@@ -45,6 +45,10 @@ class DeviceSpace:
         # Targets of a device that is filled fast have said so at different times.
         return max(0.0, 1.0 - (self.free_bytes + self.reserved_bytes) / self.usable_bytes)
 
+    def left_bytes(self, kept_share: float) -> int:
+        """Free, without this share of all."""
+        return self.free_bytes - int(kept_share * self.usable_bytes)
+
     @property
     def is_held_by_others(self) -> bool:
         """Whether files that are not ckpt's hold more of it than ckpt does."""

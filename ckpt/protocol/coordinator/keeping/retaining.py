@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import RunName
+from ckpt.base.ids import CheckpointId, RunName
 from ckpt.format.messages.keeping import (
     ALL_STAYS,
     KeepSteps,
@@ -25,12 +25,14 @@ from ckpt.format.messages.keeping import (
     StepsKept,
     check_retention,
 )
+from ckpt.plan.foresight import foreseen
 from ckpt.plan.retention import Expirable, Verdict, judged
-from ckpt.protocol.coordinator.catalog import RetentionSaid, RowState
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import RetentionDue
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.said import RetentionSaid
 from ckpt.protocol.events import Session
 
 LOOK_US: Final = 60_000_000
@@ -133,8 +135,24 @@ class Retaining:
         """What would become of each generation, ascending; by default under what counts now."""
         rules = self.counting(run) if retention is None else retention
         committed = self._checkpoints.of_run(run, RowState.COMMITTED)
+        newest = {one.id.step: one for one in committed}
+        damaged = self._checkpoints.of_run(run, RowState.DAMAGED)
+        verdicts = [_of_damaged(one, newest.get(one.id.step)) for one in damaged]
+        verdicts += judged(self._expirable(run), rules, self._wall_s())
+        return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
+
+    def leaves_within(self, id: CheckpointId, seconds: float) -> bool:
+        """Whether it will have expired by then, if its run goes on as it did."""
+        rules = self.counting(id.run)
+        if self._coming[id.run] or rules == ALL_STAYS:
+            return False
+        verdicts = foreseen(self._expirable(id.run), rules, self._wall_s(), seconds)
+        mine = (v for v in verdicts if (v.step, v.generation) == (id.step, id.generation))
+        return any(not verdict.stays for verdict in mine)
+
+    def _expirable(self, run: RunName) -> list[Expirable]:
         needed = self._drains.needed(run)
-        expirable = [
+        return [
             Expirable(
                 one.id.step,
                 one.id.generation,
@@ -143,13 +161,8 @@ class Retaining:
                 held=_held_text(one, (one.id.step, one.id.generation) in needed),
                 aside=one.is_aside,
             )
-            for one in committed
+            for one in self._checkpoints.of_run(run, RowState.COMMITTED)
         ]
-        newest = {one.id.step: one for one in committed}
-        damaged = self._checkpoints.of_run(run, RowState.DAMAGED)
-        verdicts = [_of_damaged(one, newest.get(one.id.step)) for one in damaged]
-        verdicts += judged(expirable, rules, self._wall_s())
-        return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
 
 
 def _held_text(one: KeptCheckpoint, is_needed: bool) -> str:

@@ -367,6 +367,8 @@ class RepairTaskView(Struct, frozen=True):
     """Since it was leased."""
     read_bytes: int
     payload_bytes: int
+    bytes_per_s_max: int = 0
+    """Of the payload, that its worker may read now; 0: as fast as it goes."""
 
 
 class RepairView(Struct, frozen=True):
@@ -388,6 +390,20 @@ class RepairView(Struct, frozen=True):
     """Tasks that ended without all of their columns."""
     problems: tuple[tuple[str, str], ...]
     """Payloads that could not be made again when that was last tried, and why."""
+    bytes_left: int = 0
+    """Of columns that are due or in hand, and not made yet."""
+    bytes_per_s: float = 0.0
+    """At which they are made, while anything is in hand; 0: nothing is known."""
+    left_s: float | None = None
+    """Until all is made at that rate; None while nobody can say, or nothing is due."""
+    floor_bytes: int = 0
+    """What repair may take of each target in a second while somebody saves or loads."""
+    cap_bytes: int = 0
+    """And while nobody does; 0: no cap."""
+    paused_at_s: float | None = None
+    """Somebody has paused it then; None: it goes on."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Checkpoints that lack columns and are left alone, and why: they expire too soon."""
 
 
 class StatusView(Struct, frozen=True):

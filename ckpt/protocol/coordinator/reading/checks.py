@@ -199,6 +199,15 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         mend="`ckptd drain --to URL …`; when the store is no more `ckpt drain forget URL`",
         clears="as soon as a worker serves the store, or nothing waits for it any more",
     ),
+    "REPAIR_PAUSED": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="what is lost stays so: fewer losses are survived than the save's answer said, or"
+        " than a scrub has left",
+        cause="somebody has paused repair, and columns are to be made again",
+        mend="`ckpt repair resume`",
+        clears="when it goes on, or nothing is due any more",
+    ),
     "RETENTION_UNSAID": CheckKind(
         WARNING,
         OK_CODE,

@@ -32,6 +32,7 @@ from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 START_THEM = "start them on their hosts"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
@@ -46,7 +47,7 @@ class Health:
 
     def __init__(
         self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
-        vouching: Vouching, evictor: Evictor, retaining: Retaining,
+        vouching: Vouching, evictor: Evictor, retaining: Retaining, repairs: Repairs,
     ) -> None:  # fmt: skip
         self._vouching = vouching
         self._members = members
@@ -55,6 +56,7 @@ class Health:
         self._marks = policy.fill
         self._evictor = evictor
         self._retaining = retaining
+        self._repairs = repairs
 
     def problem(self) -> CkptError | None:
         """Why nobody is served now; None while people are."""
@@ -82,6 +84,7 @@ class Health:
         yield from self._filling(address)
         yield from self._lost(stores)
         yield from self._redundancy(address)
+        yield from self._paused()
         yield from _drain_checks(stores)
         yield from _unsaid_checks(self._retaining.lost())
 
@@ -223,6 +226,15 @@ class Health:
             # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
+
+    def _paused(self) -> Iterator[Check]:
+        due = self._repairs.waiting() if self._repairs.ruling.is_paused else []
+        if due:
+            columns = sum(len(one.columns) for one in due)
+            verb = "column is" if columns == 1 else "columns are"
+            text = f"repair is paused, and {columns} {verb} to be made again"
+            text += f": {', '.join(str(one.payload) for one in due[:NAMED_MAX])}"
+            yield check("REPAIR_PAUSED", text, "let it go on", "ckpt repair resume")
 
     def _with_away(
         self, name: str, text: str, harmed: Sequence[KeptCheckpoint], address: str, remedy: str,

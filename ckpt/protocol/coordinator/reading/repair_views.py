@@ -11,6 +11,8 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
     """All of it, as of now."""
     waiting, counts = repairs.waiting(), repairs.counts
     heard_us = repairs.heard_us
+    rate, left, limits = repairs.rate, repairs.bytes_left(), repairs.ruling.limits
+    is_going = left > 0 and not repairs.ruling.is_paused
     return RepairView(
         payloads_due=len(waiting),
         columns_due=sum(len(one.columns) for one in waiting),
@@ -21,6 +23,13 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         documents_made=repairs.documents.copied,
         failed=counts.failed,
         problems=tuple((str(id), why) for id, why in sorted(counts.problems.items())),
+        bytes_left=round(left),
+        bytes_per_s=rate.bytes_per_s,
+        left_s=rate.left_s(left) if is_going else None,
+        floor_bytes=limits.floor_bytes,
+        cap_bytes=limits.cap_bytes,
+        paused_at_s=repairs.ruling.said.paused_at_s,
+        skipped=tuple((str(id), why) for id, why in sorted(repairs.skipped.items())),
     )
 
 
@@ -34,4 +43,5 @@ def _task(task: RepairTask, now_us: int) -> RepairTaskView:
         seconds=(now_us - task.begun_us) / US_PER_S,
         read_bytes=task.read_bytes,
         payload_bytes=task.allotment.layout.payload_bytes,
+        bytes_per_s_max=task.pace.bytes_per_s,
     )

@@ -35,6 +35,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.pins import Pins
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
@@ -71,10 +72,10 @@ class Resolver:
         self._drains = drains
         #: Questions without an answer yet, oldest first; all are tried again after every change.
         self._waiting: list[_Waiting] = []
-        #: Which session reads what: each pin stays until the reader is done or its session ends.
-        self._pins: dict[int, tuple[Session, KeptCheckpoint]] = {}
-        self._next_pin = 1
-        self.rounds = LaunchRounds(desk, checkpoints, self._new_pin, self._release_if_unpinned)
+        self.pins = Pins()
+        self.rounds = LaunchRounds(
+            desk, checkpoints, self.pins.new_number, self._release_if_unpinned
+        )
 
     def resolve(self, session: Session, request: int, message: Resolve) -> None:
         """A new question; answered now if it can be."""
@@ -113,8 +114,7 @@ class Resolver:
 
     def release(self, session: Session, pin: int) -> None:
         """The reader is done."""
-        held = self._pins.get(pin)
-        if held is not None and held[0] == session:
+        if self.pins.is_of(session, pin):
             self.rounds.released(session)
             self._unpin(pin)
 
@@ -131,7 +131,7 @@ class Resolver:
 
     def session_closed(self, session: Session) -> None:
         self._waiting = [w for w in self._waiting if w.session != session]
-        for pin in [p for p, (owner, _) in self._pins.items() if owner == session]:
+        for pin in self.pins.of_session(session):
             self._unpin(pin)
         self.rounds.session_closed(session)
 
@@ -437,14 +437,8 @@ class Resolver:
         page = moves_of_page(self._checkpoints, message.checkpoint, message.page)
         self._desk.send(session, request, MovesFound(), page)
 
-    def _new_pin(self) -> int:
-        self._next_pin += 1
-        return self._next_pin - 1
-
     def _answer(self, waiting: _Waiting, chosen: KeptCheckpoint, skipped: tuple[str, ...]) -> None:
-        pin = self._new_pin()
-        self._pins[pin] = (waiting.session, chosen)
-        chosen.pins.add(pin)
+        pin = self.pins.hold(waiting.session, chosen, self._desk.now_us)
         info = self._checkpoints.info_now(chosen)
         stored = self._stores_to_read(chosen, waiting.message)
         is_away = stored and chosen.state is not RowState.DAMAGED
@@ -483,9 +477,7 @@ class Resolver:
         return "the reader does not reach its targets"
 
     def _unpin(self, pin: int) -> None:
-        _, checkpoint = self._pins.pop(pin)
-        checkpoint.pins.discard(pin)
-        self._release_if_unpinned(checkpoint)
+        self._release_if_unpinned(self.pins.let_go(pin))
 
     def _release_if_unpinned(self, checkpoint: KeptCheckpoint) -> None:
         if not checkpoint.pins:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from ckpt.base.errors import Fenced
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.repairs import (
@@ -31,22 +31,25 @@ from ckpt.format.messages.repairs import (
     RenewRepair,
     RepairLeased,
     RepairNoted,
+    RepairPace,
+    SetRepair,
 )
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
-from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.keeping.adopting import Adopter
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
+from ckpt.protocol.coordinator.repairing.context import RepairContext
+from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
+from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, paced
+from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
+from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
 from ckpt.protocol.coordinator.saving.allotment import Allotment
-from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import Buffer, Session
 
-RepairRequest = LeaseRepair | RenewRepair | EndRepair
+RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair
 LEASE_US: Final = 10 * US_PER_S
 """A worker that is silent for so long has what it has in hand no more."""
 LOOK_US: Final = 5 * US_PER_S
@@ -79,11 +82,27 @@ class RepairTask:
     """Those that were due."""
     allotment: Allotment
     """Of these; the others' holders stand in `intended` alone."""
+    sources: frozenset[TargetId]
+    """Who holds the others."""
     lost: tuple[ColumnNumber, ...] = ()
     """Those that have a place, once all have been asked."""
     read_bytes: int = 0
+    pace: RepairPace = field(default_factory=RepairPace)
+    """As its worker heard it last."""
     ending: bool = False
     """Its places are asked what there is."""
+
+    @property
+    def bytes_left(self) -> float:
+        """Of its columns."""
+        layout = self.allotment.layout
+        return len(self.lost) * max(0.0, layout.column_bytes - self.read_bytes / layout.code.k)
+
+    @property
+    def load(self) -> TaskLoad:
+        places = self.allotment.columns.values()
+        targets = self.sources | {place.target for place in places}
+        return TaskLoad(targets, self.allotment.layout.code.k)
 
 
 @dataclass(slots=True)
@@ -103,24 +122,24 @@ class RepairCounts:
 class Repairs:
     """I hand out what lacks columns, and count what comes of it."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        members: Membership,
-        checkpoints: Checkpoints,
-        adopter: Adopter,
-        reserver: Reserver,
-        lacking: Lacking,
-        documents: Respreader,
-    ) -> None:
-        self._desk = desk
-        self._members = members
-        self._checkpoints = checkpoints
-        self._adopter = adopter
-        self._reserver = reserver
-        self._lacking = lacking
-        self.documents = documents
+    def __init__(self, context: RepairContext) -> None:
+        self._desk = context.desk
+        self._members = context.members
+        self._checkpoints = context.checkpoints
+        self._adopter = context.adopter
+        self._reserver = context.reserver
+        self._traffic = context.traffic
+        self._retaining = context.retaining
+        after_us = context.policy.rebuild_after_us
+        self._lacking = Lacking(
+            context.members, context.checkpoints, context.drains.holding, after_us
+        )
+        self.documents = Respreader(context.desk, context.members, context.checkpoints, after_us)
         """Copies of indexes and commit records, which need no worker."""
+        self.ruling = RepairRuling(
+            context.desk, context.policy.repair, context.said, context.wall_s
+        )
+        self.rate = RepairRate()
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
         self.counts = RepairCounts()
@@ -130,6 +149,8 @@ class Repairs:
         #: version of the map.
         self._queue: list[LackingPayload] = []
         self._looked = (-LOOK_US, -1)
+        self.skipped: dict[CheckpointId, str] = {}
+        """What was due at the last look and is left alone, and why."""
         #: When what could not be done is tried again.
         self._rests: dict[PayloadId, int] = {}
         #: The version of the map when rests were looked at last.
@@ -138,18 +159,48 @@ class Repairs:
     # ----------------------------------------------------------------------- what workers say
 
     def handle(self, session: Session, request: int, message: RepairRequest) -> None:
-        """Raises Fenced for a lease that is gone."""
+        """Raises Fenced for a lease that is gone, Refused for what is no limit."""
+        if isinstance(message, SetRepair):
+            self.ruling.change(session, request, message, self._end_if_paused)
+            return
         self.heard_us = self._desk.now_us
         match message:
+            case LeaseRepair() if self.ruling.is_paused:
+                self._desk.send(session, request, NOTHING)
             case LeaseRepair():
                 self._lease(session, request, message.worker)
             case RenewRepair():
                 task = self._task_of(message)
-                task.heard_us, task.read_bytes = self._desk.now_us, message.read_bytes
-                self._desk.send(session, request, RepairNoted())
+                self._note_progress(task, message.read_bytes)
+                self._desk.send(session, request, RepairNoted(pace=self._pace(task)))
             case EndRepair():
                 noted = partial(self._noted, session, request)
                 self._end(self._task_of(message), message.error, noted)
+
+    def _note_progress(self, task: RepairTask, read_bytes: int) -> None:
+        task.heard_us = self._desk.now_us
+        read, task.read_bytes = max(0, read_bytes - task.read_bytes), read_bytes
+        self.rate.made(read * len(task.lost) / task.allotment.layout.code.k)
+
+    def _end_if_paused(self) -> None:
+        """What is sealed counts; the rest waits."""
+        for task in self.in_hand() if self.ruling.is_paused else ():
+            self._end(task, "", nobody)
+
+    def bytes_left(self) -> float:
+        """Of columns that are due and not made yet."""
+        waiting = sum(map(self._bytes_of, self.waiting()))
+        return waiting + sum(task.bytes_left for task in self.in_hand())
+
+    def _bytes_of(self, one: LackingPayload) -> int:
+        checkpoint = self._checkpoints.get(one.payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return 0
+        return len(one.columns) * checkpoint.placement[one.payload.rank].layout.column_bytes
+
+    def in_hand(self) -> list[RepairTask]:
+        """What workers make now."""
+        return [task for task in self.tasks.values() if task.lost and not task.ending]
 
     def session_closed(self, session: Session) -> None:
         """Its worker is gone, or comes again and asks again."""
@@ -161,6 +212,7 @@ class Repairs:
         """Who is silent, and what nobody needs any more; copies of documents."""
         self.documents.tick()
         now = self._desk.now_us
+        self.rate.passed(now, is_working=bool(self.in_hand()))
         self._cut_rests()
         for task in [task for task in self.tasks.values() if not task.ending]:
             if now - task.heard_us >= LEASE_US:
@@ -204,7 +256,8 @@ class Repairs:
                     now = self._desk.now_us
                     allotment = self._allotment(checkpoint, payload)
                     task = RepairTask(
-                        payload, worker, session, now, now, tuple(columns), allotment
+                        payload, worker, session, now, now, tuple(columns), allotment,
+                        frozenset(allotment.intended.values()),
                     )  # fmt: skip
                     if self._reserve(task, request, tries):
                         return True
@@ -221,8 +274,12 @@ class Repairs:
         age_us = now - seen[0]
         if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
             self._looked = now, self._members.version
-            self._queue = self._lacking.all(now)[::-1]
-            due = {one.payload for one in self._queue}
+            lacking = self._lacking.all(now)
+            queue, self.skipped = leave_expiring(
+                lacking, self._bytes_of, self.rate.bytes_per_s, self._retaining.leaves_within
+            )
+            self._queue = queue[::-1]
+            due = {one.payload for one in queue}
             problems = self.counts.problems
             self.counts.problems = {id: why for id, why in problems.items() if id in due}
 
@@ -249,6 +306,8 @@ class Repairs:
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
                 self._tell(task, request)
+                # It may have been said meanwhile: the worker hears it when it renews.
+                self._end_if_paused()
             else:
                 del self.tasks[task.payload]
                 self._leave_alone(task.payload, NO_ROOM, NO_ROOM_REST_US)
@@ -270,6 +329,7 @@ class Repairs:
         assert checkpoint.placement is not None
         placed = checkpoint.placement[payload.rank]
         allotment = self._reserver.empty_allotment(placed.layout)
+        allotment.is_admitted = True
         outgoing = self._checkpoints.outgoing_now(checkpoint, payload.rank)
         for j in self._checkpoints.columns_now(checkpoint, payload.rank):
             target = placed.columns[j]
@@ -286,7 +346,24 @@ class Repairs:
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns
         lost = tuple(LostColumn(column, places[column]) for column in task.lost)
-        self._desk.send(task.session, request, RepairLeased(task.payload, lost))
+        leased = RepairLeased(task.payload, lost, self._pace(task))
+        self._desk.send(task.session, request, leased)
+
+    def _pace(self, task: RepairTask) -> RepairPace:
+        """From now on."""
+        task.pace = paced(
+            task.load, [each.load for each in self.in_hand()], self.ruling.limits,
+            is_busy=self._traffic.is_busy(self._desk.now_us), is_urgent=self._is_urgent(task),
+        )  # fmt: skip
+        return task.pace
+
+    def _is_urgent(self, task: RepairTask) -> bool:
+        """Its payload can lose no more."""
+        checkpoint = self._checkpoints.get(task.payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return False
+        now = self._checkpoints.columns_now(checkpoint, task.payload.rank)
+        return len(now) == checkpoint.code.k
 
     # ----------------------------------------------------------------------- ending
 
@@ -338,7 +415,8 @@ class Repairs:
                 self._adopter.found(target, task.payload.checkpoint)
         self.counts.problems.pop(task.payload, None)
         made = {proof.column.column for proof in standing}
-        if made < set(task.columns) and self._still_lacks(task):
+        is_meant = self.ruling.is_paused
+        if made < set(task.columns) and not is_meant and self._still_lacks(task):
             self._leave_alone(task.payload, why or "not all of them were there at the end")
 
     def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:

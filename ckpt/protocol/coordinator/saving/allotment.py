@@ -35,6 +35,8 @@ class Allotment:
         default_factory=lambda: defaultdict(list)
     )
     """When a column went back to a target where it had failed, each time. Kept by SpareSearch."""
+    is_admitted: bool = False
+    """Its save was let in, or it is repair's: it may take what saves that begin do not get."""
     open_questions: int = 0
     patience_us: int = PATIENCE_US
     idle_since_us: int = 0

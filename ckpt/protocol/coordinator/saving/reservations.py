@@ -10,7 +10,7 @@ A committed save's allotment is renewed at once for the next save of the same sh
 then asks nothing. Invariants: a reservation belongs to one allotment or is released; one allotment
 stands for each rank of a run, that of its latest shape, so that a state that grows with every save
 leaves no trail; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
-burst stays balanced.
+burst stays balanced. The last of each target is for what is made again: a plan does without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.plan.placement import Holder, pick_replacement, place
+from ckpt.plan.placement import Candidate, Holder, pick_replacement, place
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
     OWN_HOLD,
@@ -42,6 +42,7 @@ from ckpt.protocol.coordinator.facts import TargetLeft
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
+from ckpt.protocol.coordinator.saving.kept_space import candidates, kept_bytes
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
 from ckpt.protocol.events import Buffer, Session
 
@@ -124,7 +125,9 @@ class Reserver:
         self, allotment: Allotment, column: ColumnNumber, done: Callable[[tuple[Place, ...]], None],
         homeless: Homeless | None = None,
     ) -> None:  # fmt: skip
-        """One more place for a column, outside the domains of the others; or none."""
+        """One more place for a column, outside the domains of the others; or none. No save that was
+        let in fails for what is kept (P6)."""
+        allotment.is_admitted = True
         SpareSearch(self, self._desk, self._members, allotment, column, homeless, done).begin()
 
     def wait(self, search: SpareSearch) -> None:
@@ -248,7 +251,7 @@ class Reserver:
             placement = place(
                 layout.code,
                 size,
-                self._members.candidates(last_resort=last_resort),
+                self._candidates(allotment, last_resort=last_resort),
                 rule.level,
                 rule.max_per_domain,
                 rule.spare_count,
@@ -312,7 +315,7 @@ class Reserver:
         spares = sum(place.target not in allotment.refused for place in allotment.spares)
         chosen = pick_replacement(
             allotment.file_bytes,
-            self._members.candidates(last_resort=left + spares < allotment.layout.code.floor),
+            self._candidates(allotment, last_resort=left + spares < allotment.layout.code.floor),
             others,
             self._rule.level,
             self._rule.max_per_domain,
@@ -323,6 +326,12 @@ class Reserver:
             self.reserve_column(allotment, column, chosen[0], then)
         else:
             then(None)
+
+    def _candidates(self, allotment: Allotment, *, last_resort: bool) -> list[Candidate]:
+        return candidates(self._members, self._kept_share(allotment), last_resort=last_resort)
+
+    def _kept_share(self, allotment: Allotment) -> float:
+        return 0.0 if allotment.is_admitted else self._rule.repair_share
 
     def _reserve(
         self, allotment: Allotment, id: TargetId, then: Callable[[Place | None], None]
@@ -418,12 +427,14 @@ class Reserver:
         """
         live = self._members.live()
         sharing = Counter(target.domain for target in live)
-        wanted = allotment.layout.code.n
+        wanted, size = allotment.layout.code.n, allotment.file_bytes
+        share = self._kept_share(allotment)
         return [
             target.id
             for target in live
-            if target.bytes_free < allotment.file_bytes
-            or target.device_bytes_free < allotment.file_bytes * min(wanted, sharing[target.domain])
+            if target.bytes_free - kept_bytes(target, share) < size
+            or target.device_bytes_free - kept_bytes(target, share)
+            < size * min(wanted, sharing[target.domain])
             or (
                 target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
             )
@@ -434,13 +445,18 @@ class Reserver:
             d for d in device_spaces(self._members.live()) if not set(full).isdisjoint(d.targets)
         ]
         spaces.sort(key=lambda device: device.taken, reverse=True)
-        text = f"no space for columns of {format_bytes(allotment.file_bytes)} on {', '.join(full)}"
+        size = allotment.file_bytes
+        text = f"no space for columns of {format_bytes(size)} on {', '.join(full)}"
         # A device that is filled fast has refused since its targets last said what they have.
-        explained = [d for d in spaces if d.usable_bytes and d.free_bytes < allotment.file_bytes]
+        share = self._kept_share(allotment)
+        explained = [d for d in spaces if d.usable_bytes and d.left_bytes(share) < size]
         if explained:
             text = f"{text}: {devices_text(explained)}"
+        if share and explained:
+            text = f"{text}; the last {share:.0%} of each target are kept for repair"
         on_device = max(Counter(target.domain for target in self._members.live()).values())
-        room = self._evictor.no_room(allotment.file_bytes * min(allotment.layout.code.n, on_device))
+        kept = max(kept_bytes(target, share) for target in self._members.live())
+        room = self._evictor.no_room(kept + size * min(allotment.layout.code.n, on_device))
         return NoSpace(
             f"{text}; {room.reason}" if room.reason else text,
             hint=OTHERS_HOLD if spaces[0].is_held_by_others else OWN_HOLD,

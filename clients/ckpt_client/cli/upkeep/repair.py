@@ -1,64 +1,126 @@
-"""Show what lacks columns, who makes them again, and what came of it.
+"""Show what lacks columns, who makes them again, and what came of it; pause it, or set its pace.
 
 `ckptd repair` does the work, one process or more for a cluster; a local cluster starts it by
 itself. What is on targets that are away is waited for (`rebuild_after_s` of the coordinator),
 unless its payload can lose no more.
+
+`pause` ends what is in hand and hands out nothing more until `resume`. `set` says what repair may
+take of each target in a second: the floor while somebody saves or loads, the cap while nobody does
+(0: no cap); --as-configured takes that back. All of it is durable.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.errors import Refused
+from ckpt.base.units import format_bytes, format_seconds, parse_bytes
+from ckpt.format.messages.repairs import SetRepair
 from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output, age_text, counted
 
-EXAMPLE = "ckpt repair\nckpt repair --json --store ckpt://10.0.0.1:7070"
+EXAMPLE = (
+    "ckpt repair\n"
+    "ckpt repair --json --store ckpt://10.0.0.1:7070\n"
+    "ckpt repair pause\n"
+    "ckpt repair set --floor-bytes 4MiB --cap-bytes 200MB"
+)
+NOTHING_SAID = SetRepair()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=("ls",),
+        choices=("ls", "pause", "resume", "set"),
         nargs="?",
         default="ls",
         help="what to do [ls]",
     )
+    parser.add_argument(
+        "--floor-bytes", metavar="SIZE", type=parse_bytes,
+        help="of each target in a second, while somebody saves or loads",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cap-bytes", metavar="SIZE", type=parse_bytes, help="and while nobody does; 0: no cap"
+    )
+    parser.add_argument(
+        "--as-configured", action="store_true", help="both as the coordinator's options say"
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
+    wanted = _wanted(arguments)
     with conversation(arguments, output) as talk:
+        if wanted != NOTHING_SAID:
+            talk.set_repair(wanted)
         view = talk.repair()
     output.document(view)
     _show(view, output)
     return ExitCode.OK
 
 
+def _wanted(arguments: argparse.Namespace) -> SetRepair:
+    """Raises Refused for what does not belong together."""
+    limits = SetRepair(
+        floor_bytes=arguments.floor_bytes,
+        cap_bytes=arguments.cap_bytes,
+        as_configured=arguments.as_configured,
+    )
+    is_set = arguments.action == "set"
+    if is_set is (limits == NOTHING_SAID):
+        problem = "set says nothing" if is_set else f"a limit, and {arguments.action}"
+        raise Refused(problem, hint="ckpt repair set --floor-bytes SIZE --cap-bytes SIZE")
+    match arguments.action:
+        case "pause":
+            return SetRepair(paused=True)
+        case "resume":
+            return SetRepair(paused=False)
+    return limits
+
+
 def _show(view: RepairView, output: Output) -> None:
     if view.tasks:
         output.table(
-            ("payload", "columns", "to", ">read", ">for"), [_row(task) for task in view.tasks]
+            ("payload", "columns", "to", ">read", ">at most", ">for"),
+            [_row(task) for task in view.tasks],
         )
         output.line()
     due = f"{counted(view.columns_due, 'column')} of {counted(view.payloads_due, 'payload')}"
-    output.line(f"due     {due}")
+    output.line(f"due     {due}{_left_text(view)}")
     output.line(
         f"made    {counted(view.columns_made, 'column')}, {format_bytes(view.bytes_made)}, "
         f"{counted(view.documents_made, 'document')} copied; "
         f"{view.failed} failed"
     )
+    cap = f"{format_bytes(view.cap_bytes)}/s" if view.cap_bytes else "no cap"
+    floor = f"{format_bytes(view.floor_bytes)}/s"
+    output.line(f"takes   {floor} of each target beside saves and loads, else {cap}")
+    if view.paused_at_s is not None:
+        output.line(f"paused  {age_text(view.paused_at_s)}: ckpt repair resume")
     heard = view.worker_heard_s
     output.line(
         "worker  none was heard: run ckptd repair" if heard is None
         else f"worker  heard {format_seconds(heard)} ago"
     )  # fmt: skip
-    for payload, why in view.problems:
-        output.line(f"{payload}: {why}")
+    for name, why in (*view.problems, *view.skipped):
+        output.line(f"{name}: {why}")
+
+
+def _left_text(view: RepairView) -> str:
+    """How much that is, and when it will be done."""
+    if not view.bytes_left:
+        return ""
+    left = f"; {format_bytes(view.bytes_left)} left"
+    if view.left_s is None:
+        return f"{left}, how long is unknown"
+    return f"{left}, about {format_seconds(view.left_s)} at {format_bytes(view.bytes_per_s)}/s"
 
 
 def _row(task: RepairTaskView) -> tuple[str, ...]:
     read = f"{format_bytes(task.read_bytes)} of {format_bytes(task.payload_bytes)}"
     columns = ",".join(map(str, task.columns))
-    return task.payload, columns, ",".join(task.targets), read, format_seconds(task.seconds)
+    most = f"{format_bytes(task.bytes_per_s_max)}/s" if task.bytes_per_s_max else "-"
+    seconds = format_seconds(task.seconds)
+    return task.payload, columns, ",".join(task.targets), read, most, seconds

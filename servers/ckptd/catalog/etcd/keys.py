@@ -29,6 +29,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     store/URL/RUN             STEP#GEN of all that it holds of a run, by spaces
     target/ID                 JSON: domain, directory, incarnation, place, standing
     retention/RUN             JSON: the rules
+    repair                    JSON: what people have said of repair
 
 Each value is whole: putting it twice is putting it once.
 """
@@ -51,6 +52,7 @@ FORGOTTEN: Final = "forgotten"
 OUTDATED: Final = "outdated"
 REBUILT: Final = "rebuilt"
 COPYING: Final = "copying"
+REPAIR: Final = "repair"
 FIRST: Final = ""
 LAST: Final = "\x7f"
 """Names are ASCII without control characters: all are between the two."""

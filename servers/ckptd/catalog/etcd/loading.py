@@ -24,6 +24,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, decode_retention
+from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, LaunchRow, TargetSeen
 from ckpt.protocol.coordinator.stores import StoreRow
@@ -81,6 +82,8 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
             image.forgotten = Generation.parse(value.decode())
         case [keys.OUTDATED]:
             image.outdated = value.decode()
+        case [keys.REPAIR]:
+            image.repair = decode_repair_rules(value)
         case [keys.REBUILT]:
             rebuilt = _json(value, RebuiltValue)
             image.rebuilt_term, image.rebuilt_from = rebuilt.term, rebuilt.targets

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ckpt.base.ids import CheckpointId, Home, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.format.messages.keeping import encode_retention
+from ckpt.format.messages.repairs import RepairRules
 from ckpt.protocol.coordinator.catalog import (
     BEGINNING,
     NO_GENERATION,
@@ -30,13 +31,13 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    RetentionSaid,
     RowForgotten,
     RowState,
     StepForgotten,
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -115,6 +116,7 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
         KeyedValue(keys.FORGOTTEN, _forgotten),
         KeyedValue(keys.OUTDATED, _outdated),
         KeyedValue(keys.REBUILT, _rebuilt),
+        KeyedValue(keys.REPAIR, _repair),
     )
     ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
     for kind in keys.OF_CHECKPOINTS:
@@ -139,6 +141,8 @@ def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
             yield KeyedValue(keys.OUTDATED, _outdated)
         case TargetSeen():
             yield _target(entry.target)
+        case RepairSaid():
+            yield KeyedValue(keys.REPAIR, _repair)
         case RetentionSaid():
             yield _retention(entry.run)
         case LabelsSent() | CheckpointLabeled():
@@ -180,6 +184,10 @@ def _outdated(image: CatalogImage) -> bytes | None:
 def _rebuilt(image: CatalogImage) -> bytes | None:
     value = RebuiltValue(image.rebuilt_term, image.rebuilt_from)
     return msgspec.json.encode(value) if value != RebuiltValue(0, 0) else None
+
+
+def _repair(image: CatalogImage) -> bytes | None:
+    return msgspec.json.encode(image.repair) if image.repair != RepairRules() else None
 
 
 # --------------------------------------------------------------------------- checkpoints

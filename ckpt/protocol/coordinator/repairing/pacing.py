@@ -1,0 +1,62 @@
+"""How fast may a payload be made again, so that saves and loads hardly notice?
+
+    nobody saves or loads   each target gives repair its cap
+    somebody does           its floor; URGENT times that where the payload can lose no more
+
+A target's budget is parted among the tasks that read from it or write to it. A worker reads k
+columns at once and writes lost ones as fast as these come: so a payload goes at k times the least
+share that one of its targets gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.ids import TargetId
+from ckpt.format.messages.repairs import NO_CAP, RepairLimits, RepairPace
+
+URGENT: Final = 4
+"""One more loss is a loss of data: saves bear with more."""
+RENEW_FAST_US: Final = 250_000
+"""Who goes above its floor asks so often: half a second after a save has begun it is there."""
+RENEW_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoad:
+    """What one payload in hand asks of whom."""
+
+    targets: frozenset[TargetId]
+    """All that it may read from, and those that it writes to."""
+    k: int
+
+
+def paced(
+    load: TaskLoad,
+    all_loads: Iterable[TaskLoad],
+    limits: RepairLimits,
+    *,
+    is_busy: bool,
+    is_urgent: bool,
+) -> RepairPace:
+    """What its worker hears. `all_loads`: of all tasks, this one among them."""
+    budget = _budget(limits, is_busy=is_busy, is_urgent=is_urgent)
+    renew_us = RENEW_US if budget == limits.floor_bytes else RENEW_FAST_US
+    if budget == NO_CAP:
+        return RepairPace(NO_CAP, renew_us)
+    tasks = Counter(target for each in all_loads for target in each.targets)
+    most = max((tasks[target] for target in load.targets), default=1)
+    return RepairPace(max(1, load.k * budget // max(1, most)), renew_us)
+
+
+def _budget(limits: RepairLimits, *, is_busy: bool, is_urgent: bool) -> int:
+    """Of one target."""
+    if not is_busy:
+        return limits.cap_bytes
+    if not is_urgent:
+        return limits.floor_bytes
+    more = URGENT * limits.floor_bytes
+    return more if limits.cap_bytes == NO_CAP else min(more, limits.cap_bytes)
