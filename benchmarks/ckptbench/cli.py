@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.base.errors import CkptError
-from ckptbench.commands import agent, compare, gpu, growth, plan, roofline, run
+from ckptbench.commands import agent, compare, gpu, growth, plan, repair, roofline, run
 from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "roofline": roofline.main,
     "growth": growth.main,
     "gpu": gpu.main,
+    "repair": repair.main,
     "compare": compare.main,
     "plan": plan.main,
     "agent": agent.main,

@@ -30,7 +30,7 @@ from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
-from ckpt.protocol.coordinator.reading.answers import StatusView
+from ckpt.protocol.coordinator.reading.answers import RepairView, StatusView
 from ckpt_client.control import Control
 from ckpt_client.local.children import Child, end_children, start_child
 from ckpt_client.local.detach import child_environment
@@ -45,9 +45,11 @@ TARGET: Final = "ckptbench.bench_target"
 END_TIMEOUT_S: Final = 10.0
 DRAIN_FLAGS: Final = ("--poll-s", "0.05", "--no-aside")
 """A drain that is measured alone does not wait between two looks, or for bursts."""
+REPAIR_FLAGS: Final = ("--poll-s", "0.05")
 MEMORY_DIRECTORY: Final = Path("/dev/shm")
 
 _status_decoder = msgspec.json.Decoder(StatusView)
+_repair_decoder = msgspec.json.Decoder(RepairView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ClusterPlan:
     """On the device to measure; None takes the temporary directory."""
     cell_bytes: int = CELL_BYTES_DEFAULT
     keep: int = 2
+    rebuild_after_s: int = 300
+    """Columns of a target that is gone are made again elsewhere after so long."""
 
 
 class BenchCluster:
@@ -163,6 +167,20 @@ class BenchCluster:
         assert self._control is not None
         return _status_decoder.decode(self._control.ask("status"))
 
+    def repair(self) -> RepairView:
+        """As `ckpt repair` sees it."""
+        assert self._control is not None
+        return _repair_decoder.decode(self._control.ask("repair"))
+
+    @property
+    def secret(self) -> bytes:
+        assert self._control is not None
+        return self._control.secret
+
+    def columns_of(self, name: str) -> list[Path]:
+        """Files of one target's columns."""
+        return list((self._data / "targets" / name / "columns").iterdir())
+
     def column_files(self) -> list[Path]:
         return [one for one in self._data.glob("targets/*/columns/*") if one.is_file()]
 
@@ -192,6 +210,13 @@ class BenchCluster:
         name = f"drain-{secrets.token_hex(4)}"
         where = ("--coordinator", self.url.removeprefix("ckpt://"), "--to", to)
         self._spawn(name, ["-m", DAEMON, "drain", *where, *flags], {})
+        return name
+
+    def start_repair(self) -> str:
+        """A `ckptd repair` that asks often; its name, for `pid` and `end`."""
+        name = f"repair-{secrets.token_hex(4)}"
+        where = ("--coordinator", self.url.removeprefix("ckpt://"))
+        self._spawn(name, ["-m", DAEMON, "repair", *where, *REPAIR_FLAGS], {})
         return name
 
     def end(self, name: str) -> None:
@@ -237,6 +262,7 @@ class BenchCluster:
             *("-m", DAEMON, "coordinator", "--directory", str(self._data)),
             *("--listen", "127.0.0.1:0", "--code", str(self.plan.code), "--level", "target"),
             *("--keep", str(self.plan.keep), "--cell-bytes", str(self.plan.cell_bytes)),
+            *("--rebuild-after-s", str(self.plan.rebuild_after_s)),
         ]
         address = self._spawn("coordinator", arguments, {})["address"]
         self.url = f"ckpt://{address}"

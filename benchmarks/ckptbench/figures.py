@@ -6,6 +6,7 @@ stage. "User" bytes are what the trainer handed over; the network and the disks 
 
     G* = cores / (copy + ec + share·fingerprint + 2(n/k)·crc + (n/k)(tx + rx))        a save
     R* = cores / (read + 2·crc + tx + rx + touch + copy)                              a restore
+    B* = cores / (k(read + 2·crc + tx + rx + ec) + 2·crc + tx + rx)          a column made again
 """
 
 from __future__ import annotations
@@ -97,6 +98,15 @@ def restore_bound(costs: Costs, cores: int) -> float:
     """R*: user GB/s of a healthy restore at which all cores are busy."""
     seconds = costs.read + 2 * costs.crc + costs.tx + costs.rx + costs.touch + costs.copy
     return cores / seconds
+
+
+def rebuild_bound(costs: Costs, code: Code, cores: int) -> float:
+    """B*: GB/s of lost columns, one of each payload, at which all cores are busy with what cannot
+    be left out: k columns are read, checked on both sides and sent, parity follows, and the one
+    that was lost is sent and checked on both sides. The windows are warm memory.
+    """
+    moved = 2 * costs.crc + costs.tx + costs.rx
+    return cores / (code.k * (costs.read + moved + costs.ec) + moved)
 
 
 def cpu_eta(bound_gb_per_s: float, cores: int, cpu_s_per_gb: float) -> float:

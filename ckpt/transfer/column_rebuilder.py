@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -75,7 +75,7 @@ def rebuild_columns(
             )
             for number, place in sorted(lost.places.items())
         }
-        windows = held.enter_context(_Windows(lost, reading, turn))
+        windows = held.enter_context(SourceWindows(lost, reading, turn))
         made = _Cells(source.layout, tuple(senders))
         for first, memory in windows:
             manifest = windows.manifest
@@ -91,8 +91,8 @@ def rebuild_columns(
         return tuple(sender.seal(windows.document) for sender in senders.values())
 
 
-class _Windows:
-    """I read ahead by one window, in a thread of my own. A context manager."""
+class SourceWindows:
+    """I read the sources, ahead by one window, in a thread of my own. A context manager."""
 
     def __init__(self, lost: LostColumns, reading: ReceiverOptions, turn: Turn) -> None:
         self._source = source = lost.source
@@ -102,8 +102,12 @@ class _Windows:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-rebuild")
         stripes = max(1, WINDOW_BYTES // source.layout.stripe_bytes)
         self._starts = range(0, source.layout.stripe_count, stripes)
+        size = stripes * source.layout.stripe_bytes
+        #: One window is read into one while the window before it is in the other. Touched once:
+        #: the first touch of a page costs more than what is read into it.
+        self._buffers = [np.empty(size, np.uint8) for _ in self._starts[:2]]
 
-    def __enter__(self) -> _Windows:
+    def __enter__(self) -> SourceWindows:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +126,7 @@ class _Windows:
         return decode_manifest(self.document)
 
     def __iter__(self) -> Iterator[tuple[int, Bytes]]:
-        """First stripe and padded bytes of each window."""
+        """First stripe and padded bytes of each window; they stay until the next is asked for."""
         ahead: Future[Bytes] | None = None
         for number, first in enumerate(self._starts):
             memory = self._read(first) if ahead is None else ahead.result()
@@ -138,15 +142,11 @@ class _Windows:
         padded_end = layout.padded_bytes if is_end else last * layout.stripe_bytes
         end = min(padded_end, layout.payload_bytes)
         self._turn(end - start)
-        memory = np.empty(padded_end - start, np.uint8)
+        memory = self._buffers[first // self._starts.step % 2][: padded_end - start]
         memory[end - start :] = 0
         landings = Landings()
         landings.add_range(start, memory[: end - start])
-        job = ReadJob(
-            self._source.payload, layout, self._source.manifest_digest, self._source.columns,
-            self._source.addresses, landings,
-        )  # fmt: skip
-        self._receiver.read([job])
+        self._receiver.read([replace(self._source, landings=landings)])
         return memory
 
 

@@ -218,8 +218,9 @@ class PayloadReceiver:
             for target in job.columns
         )  # fmt: skip
         wish = ReadWish(
-            job.payload, job.layout, job.landings.ranges(), standings, self._options.limits
-        )
+            job.payload, job.layout, job.landings.ranges(), standings, self._options.limits,
+            spared=job.spared,
+        )  # fmt: skip
         known = self.manifests.get(job.manifest_digest)
         if known is not None:
             assembly.take_manifest(known)

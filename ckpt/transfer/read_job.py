@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpt.base.errors import Lost
-from ckpt.base.ids import PayloadId, TargetId
+from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.layout import Layout
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.protocol.events import Report
@@ -36,6 +36,8 @@ class ReadJob:
     addresses: Mapping[TargetId, TargetAddress]
     """Of live targets; more than are needed may be named."""
     landings: Landings
+    spared: frozenset[ColumnNumber] = frozenset()
+    """Columns that are read only where the others do not suffice."""
 
     def within(self, spans: Iterable[tuple[int, int]]) -> ReadJob:
         """The same, of payload bytes in the spans only."""

@@ -41,6 +41,11 @@ def test_a_restore_carries_only_the_data() -> None:
     assert figures.restore_bound(COSTS, 2) == pytest.approx(2 / 0.54)
 
 
+def test_a_lost_column_costs_k_that_are_read_and_one_that_is_sent() -> None:
+    # 4·(0.03 + 2·0.02 + 0.2 + 0.1 + 0.04) + 2·0.02 + 0.2 + 0.1
+    assert figures.rebuild_bound(COSTS, CODE, 2) == pytest.approx(2 / 1.98)
+
+
 def test_a_rate_is_in_decimal_gigabytes() -> None:
     assert figures.gb_per_s(2_000_000_000, 4.0) == 0.5
     assert figures.gb_per_s(1, 0.0) == 0.0

@@ -118,7 +118,7 @@ class Reading:
     def __init__(
         self, data: Columns, behaviours: list[Behaviour], spans: list[tuple[int, int]],
         *, seed: int = 0, limits: ReadLimits | None = None, checks: Checks | None = None,
-        sociable: float = 0.0,
+        sociable: float = 0.0, spared: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """sociable: how probably a range shares the frame of the one before it."""
         self.data = data
@@ -134,7 +134,7 @@ class Reading:
         self.assembly = Assembly(data.layout, landings, digest, checks)
         wish = ReadWish(
             PAYLOAD, data.layout, landings.ranges(), tuple(b.standing for b in behaviours),
-            limits or ReadLimits(),
+            limits or ReadLimits(), frozenset(spared),
         )  # fmt: skip
         self.reader = PayloadReader(wish, itertools.count(1), 0, self.assembly.is_direct)
         self.heap: list[tuple[int, int, int | None, ReaderEvent]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -429,3 +430,26 @@ def test_what_found_no_place_is_tried_soon_when_the_map_has_changed() -> None:
     bench.tick(REST_US / SECOND_US + LOOK_S)
     assert worker.lease() != NOTHING
     assert worker.places == [others[0].id]
+
+
+def test_ranks_of_one_checkpoint_do_not_wait_until_another_is_named() -> None:
+    bench = Bench(5)
+    id = bench.save(1, world_size=3)
+    checkpoint = bench.machine.checkpoints.get(id)
+    assert checkpoint is not None
+    assert checkpoint.placement is not None
+    named = Counter(t for placed in checkpoint.placement.values() for t in placed.columns if t)
+    ((most, _),) = named.most_common(1)
+    lost = bench.targets[most]
+    having = [rank for rank, placed in checkpoint.placement.items() if most in placed.columns]
+    wipe(bench, lost)
+    worker = Worker(bench)
+    bench.persist_at_once = False
+    made: list[Rank] = []
+    while worker.lease() != NOTHING:
+        assert worker.leased.payload is not None
+        made.append(worker.leased.payload.rank)
+        worker.seal()
+        worker.end()
+    assert sorted(made) == having
+    assert len(having) > 1

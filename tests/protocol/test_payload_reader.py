@@ -48,6 +48,29 @@ def test_a_healthy_read_takes_data_columns_only_and_decodes_nothing() -> None:
     assert found.done_bytes == found.wanted_bytes == WHOLE
 
 
+@pytest.mark.parametrize("spared", [(0,), (1, 3), (4, 5)])
+def test_what_is_spared_is_not_read_while_the_others_suffice(spared: tuple[int, ...]) -> None:
+    reading = read(good(), spared=spared)
+    assert reading.last == ReadCompleted()
+    assert reading.right()
+    assert {ask.column for ask in reading.asked} == set(range(CODE.n)) - set(spared)
+
+
+@pytest.mark.parametrize("kind", ["dead", "silent", "slow", "not_found", "stale"])
+def test_what_is_spared_makes_up_for_what_fails(kind: str) -> None:
+    behaviours = good()
+    behaviours[2] = Behaviour(kind)
+    reading = read(behaviours, spared=(0, 1))
+    assert reading.last == ReadCompleted()
+    assert reading.right()
+
+
+def test_damage_in_what_is_read_is_mended_from_what_is_spared() -> None:
+    behaviours = good()
+    behaviours[2].damaged = behaviours[3].damaged = {3}
+    assert read(behaviours, spared=(0, 1)).right()
+
+
 def test_only_the_wanted_bytes_are_asked_for() -> None:
     reading = read(good(), [(100, 200), (CELL + 50, CELL + 60), (9 * CELL, 9 * CELL + 10)])
     assert reading.right()

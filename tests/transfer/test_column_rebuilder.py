@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,18 @@ def test_what_is_made_again_is_what_was_lost(data: Columns, lost: tuple[int, ...
     with holders(data, faults) as sources, targets(len(lost)) as made:
         turns = rebuilt(data, sources, made, lost)
     assert (sum(turns), len(turns)) == (SIZE, 7), "each byte of the payload is read once"
+
+
+@pytest.mark.parametrize("spared", [0, 5])
+def test_who_is_spared_gives_nothing_while_the_others_suffice(data: Columns, spared: int) -> None:
+    with holders(data, {2: "absent", spared: "greedy"}) as sources, targets(1) as made:
+        source = replace(job(data, sources, Landings()), spared=frozenset({ColumnNumber(spared)}))
+        lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(3)})
+        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        assert sources[spared].asked_bytes == 0
+        assert bytes(made[0].columns[ColumnId(PAYLOAD, ColumnNumber(2))].content) == bytes(
+            data.columns[2]
+        )
 
 
 def test_another_column_that_fails_meanwhile_is_made_up_for(data: Columns) -> None:

@@ -68,6 +68,8 @@ class ReadWish(Struct, frozen=True, gc=False):
     """Of each column: ABSENT when the index names no target, AWAY when its target has no address
     now."""
     limits: ReadLimits = field(default_factory=ReadLimits)
+    spared: frozenset[int] = frozenset()
+    """Columns that are read only where the others do not suffice: their targets gave enough."""
 
 
 # --------------------------------------------------------------------------- events

@@ -59,7 +59,7 @@ from ckpt.protocol.reader.events import (
 )
 from ckpt.protocol.reader.judgement import check_read, lost_place, statistics_of
 from ckpt.protocol.reader.scratch import Scratch
-from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_stripe, wanted_stripes
+from ckpt.protocol.reader.stripes import Stripe, by_stripe, plan_sparing, wanted_stripes
 from ckpt.protocol.runs.run_sets import Owed, RunSet, minus, split, total, union
 
 TICK_GAP_US_MAX = 500_000  # Shells tick every 100 ms; more is our own absence, not the targets'.
@@ -103,7 +103,7 @@ class PayloadReader:
         self._manifest_here, self._manifest_asked = manifest_here, False
         self._scratch = Scratch(wish.limits.scratch_bytes, is_direct)
         self._stuck_since_us: int | None = None  # Stripes, or the manifest, lack columns.
-        self._effort = Effort()
+        self._effort, self._spared = Effort(), wish.spared
         self._rebuilt_bytes = 0
         self.done_bytes = 0  # Wanted bytes that were handed out.
 
@@ -314,7 +314,7 @@ class PayloadReader:
         """Decide again where the stripe's bytes come from, and queue what is not asked yet."""
         usable = [column.usable for column in self.columns]
         load = [column.outstanding_bytes + len(column.queue) for column in self.columns]
-        plan_stripe(stripe, self.wish.layout.code, usable, load)
+        self._spared = plan_sparing(stripe, self.wish.layout.code, usable, self._spared, load)
         if stripe.stuck is not None:
             self._stuck.add(stripe.number)
             return

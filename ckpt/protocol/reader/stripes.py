@@ -153,6 +153,19 @@ def _wanted_parts(layout: Layout, spans: Ranges) -> Iterator[tuple[int, int, Run
             at = behind
 
 
+def plan_sparing(
+    stripe: Stripe, code: Code, usable: Sequence[bool], spared: frozenset[int], load: Sequence[int]
+) -> frozenset[int]:
+    """As `plan_stripe`, without the spared columns while the others can give all; which are spared
+    from now on."""
+    if spared:
+        plan_stripe(stripe, code, [able and j not in spared for j, able in enumerate(usable)], load)
+        if stripe.stuck is None:
+            return spared
+    plan_stripe(stripe, code, usable, load)
+    return frozenset()
+
+
 def plan_stripe(stripe: Stripe, code: Code, usable: Sequence[bool], load: Sequence[int]) -> None:
     """Decide what is needed from which column, again; sets needed, parts, rebuilt, stuck."""
     reach = [

@@ -9,20 +9,18 @@ back, and columns that its targets are asked about.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from ckpt.aio.clock import draw
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Aborted, CkptError, Fenced, PeerError
-from ckpt.base.ids import PayloadId
+from ckpt.base.errors import CkptError, Fenced, PeerError
+from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
-from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
-from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.repairs import (
     EndRepair,
     LeaseRepair,
@@ -32,19 +30,14 @@ from ckpt.format.messages.repairs import (
     RepairPace,
 )
 from ckpt.objects.pace import WritePace
-from ckpt.plan.reads import PayloadKey
-from ckpt.transfer.column_rebuilder import LostColumns, rebuild_columns
-from ckpt.transfer.landings import Landings
-from ckpt.transfer.moves import ask_moves
-from ckpt.transfer.payload_finder import PayloadFinder
-from ckpt.transfer.read_job import ReceiverOptions
+from ckpt.plan.sources import SourceLoads
+from ckpt.transfer.column_rebuilder import rebuild_columns
+from ckpt.transfer.read_job import ReadJob, ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 from ckptd.log import reporter
+from ckptd.repair.lost import ANSWER_S, located
 from ckptd.scarcity import scarcity_is_unavailable
 
-ANSWER_S: Final = 30.0
-READ_S: Final = 10.0
-"""With too few columns in reach: how long to try them again. The coordinator leases it again."""
 RENEW_US_MIN: Final = 10_000
 REST_S_MAX: Final = 10.0
 """Between two tries to reach a coordinator; each failure is logged."""
@@ -64,6 +57,8 @@ class RepairWorker:
         self._name = name
         self._pace = pace
         self._rate_max = pace.bytes_per_s
+        #: What targets gave since there was nothing to do.
+        self._loads = SourceLoads()
         self._report = reporter("ckptd.repair.worker")
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
@@ -73,6 +68,8 @@ class RepairWorker:
             try:
                 leased = self._call(LeaseRepair(self._name), RepairLeased)
                 if leased.payload is None:
+                    # What was read for an earlier loss says nothing of the next one.
+                    self._loads = SourceLoads()
                     stopped.wait(poll_s)
                 else:
                     self._make(leased.payload, leased, stopped)
@@ -91,7 +88,7 @@ class RepairWorker:
         error = ""
         try:
             with scarcity_is_unavailable("more memory or more processes for the repair worker"):
-                self._rebuild(payload, leased, lease)
+                self._rebuild(leased, lease)
         except CkptError as failure:
             error = str(failure)
         finally:
@@ -105,36 +102,22 @@ class RepairWorker:
             else:
                 self._report("info", "made again", {**fields, "counted": noted.counted})
 
-    def _rebuild(self, payload: PayloadId, leased: RepairLeased, lease: RepairHeartbeat) -> None:
-        id = payload.checkpoint
-        question = Resolve(
-            id.run, id.step, timeout_us=int(READ_S * US_PER_S), only=id.generation, for_repair=True
-        )  # fmt: skip
-        resolved, bulk = self._rpc.call(question, timeout_s=READ_S + ANSWER_S)
-        if not isinstance(resolved, Resolved):
-            raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")
-        try:
-            record = decode_record(bulk)
-            if record.info.checkpoint != id:
-                raise Aborted(f"{id} is not there any more")
-            with PayloadFinder(
-                resolved, record, partial(ask_moves, self._rpc),
-                secret=self._secret, name=self._name, timeout_s=READ_S,
-            ) as finder:  # fmt: skip
-                found = finder.find(PayloadKey(None, payload.rank))
-                lost = LostColumns(
-                    finder.job(found, Landings()),
-                    record.info.launch,
-                    {one.column: one.place for one in leased.lost},
-                )
+    def _rebuild(self, leased: RepairLeased, lease: RepairHeartbeat) -> None:
+        with located(self._rpc, self._secret, self._name, leased) as found:
+            lost = found.lost
             rebuild_columns(
-                lost,
-                ReceiverOptions(secret=self._secret, name=self._name, cluster=record.cluster),
-                SenderOptions(self._secret, self._name, record.cluster),
+                replace(lost, source=self._evenly(lost.source, lost.places)),
+                ReceiverOptions(secret=self._secret, name=self._name, cluster=found.cluster),
+                SenderOptions(self._secret, self._name, found.cluster),
                 lambda size: self._turn(lease, size),
             )
-        finally:
-            self._rpc.tell(ReleasePin(resolved.pin))
+
+    def _evenly(self, source: ReadJob, lost: Collection[ColumnNumber]) -> ReadJob:
+        """From those of its targets that gave least to this worker."""
+        here = [id if id in source.addresses else None for id in source.columns]
+        layout = source.layout
+        spared = self._loads.choose(here, lost, layout.code.k, layout.column_bytes)
+        return replace(source, spared=spared)
 
     def _obey(self, pace: RepairPace) -> None:
         """The coordinator's word, from now on; also for what waits for its turn."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Rank, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.moves import encode_moves, page_of
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
@@ -65,8 +65,8 @@ class Adopter:
         self._rule = rule
         #: Which have surplus; none, most of the time.
         self._unsettled: set[CheckpointId] = set()
-        #: Of these a move is on its way to the catalog.
-        self._moving: set[CheckpointId] = set()
+        #: Of these a move is on its way to the catalog, of payloads of these ranks.
+        self._moving: dict[CheckpointId, set[Rank]] = {}
 
     # ----------------------------------------------------------------------- what changes
 
@@ -106,9 +106,14 @@ class Adopter:
         self._sort_out(target, id)
         self._settle_all()
 
-    def is_moving(self, id: CheckpointId) -> bool:
-        """Copies of it are about to be named."""
-        return id in self._moving
+    def is_moving(self, payload: PayloadId) -> bool:
+        """Copies of its columns are about to be named, or wait until others of its checkpoint are."""
+        moving = self._moving.get(payload.checkpoint)
+        checkpoint = self._checkpoints.get(payload.checkpoint)
+        if moving is None or checkpoint is None:
+            return False
+        waits = any(column.payload == payload for column in checkpoint.surplus)
+        return payload.rank in moving or waits
 
     def released(self, fact: CheckpointReleased) -> None:
         """No reader knows its places from an earlier answer."""
@@ -195,7 +200,7 @@ class Adopter:
         """Named when it is durable: of each page that has one, all that has moved. A page is a
         ticket of its own, since a catalog takes no ticket of any size.
         """
-        self._moving.add(checkpoint.id)
+        self._moving[checkpoint.id] = {rank for rank, _ in moves}
         known = checkpoint.moved | moves
         *earlier, last = sorted({page_of(rank) for rank, _ in moves})
 
@@ -205,7 +210,7 @@ class Adopter:
             self._desk.persist((entry,), then)
 
         def durable() -> None:
-            self._moving.discard(checkpoint.id)
+            del self._moving[checkpoint.id]
             self._checkpoints.move(checkpoint, moves)
             self._desk.report(
                 "info", "columns are found again", checkpoint=str(checkpoint.id), columns=len(moves)

@@ -286,7 +286,7 @@ class Repairs:
     def _is_in_hand(self, payload: PayloadId) -> bool:
         """Or was lately, or what was made is about to be named."""
         known = payload in self.tasks or payload in self._rests
-        return known or self._adopter.is_moving(payload.checkpoint)
+        return known or self._adopter.is_moving(payload)
 
     def _reserve(self, task: RepairTask, request: int, tries: int) -> bool:
         """A place for each column; what finds none is left for later. False when it is known at

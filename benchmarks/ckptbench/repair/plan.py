@@ -1,0 +1,136 @@
+"""What `ckptbench repair` is to do, and what it finds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt.base.limits import CELL_BYTES_DEFAULT
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckptbench.figures import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """One run."""
+
+    code: Code = field(default_factory=lambda: Code(4, 2))
+    targets: int = 7
+    """More than the code has columns: a target may stay away."""
+    size: int = 64 * MiB
+    """Of each payload."""
+    payloads: int = 12
+    large: int = 256 * MiB
+    """Of one payload more, whose column is timed alone: several windows."""
+    loops: int = 5
+    sources: int = 200
+    """Small payloads, of which each loses one column: do all targets give the same?"""
+    lost_columns: int = 100_000
+    """For the coordinator to queue."""
+    rebuild_after_s: int = 2
+    cell_bytes: int = CELL_BYTES_DEFAULT
+    directory: Path | None = None
+    """On the device to measure; None takes the temporary directory."""
+    quick: bool = False
+    """Small probes for the roofline: figures are rough."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMade:
+    """One column of the large payload."""
+
+    read_s: float
+    """Its sources, by the same windows."""
+    made_s: float
+    """The same, and the column made, sent and durable."""
+    bytes: int
+    """Of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetMade:
+    """What targets had lost, made again by one worker."""
+
+    seconds: float
+    payloads: int
+    columns: int
+    bytes: int
+    """Of these columns."""
+    needed_bytes: int
+    """k columns of each payload."""
+    read_bytes: int
+    """By the targets from their disks."""
+    written_bytes: int
+    cpu_s: float
+    """Of worker and targets; the coordinator answers this run's own questions as well."""
+    worker_bytes: int
+    """The worker's memory at its peak."""
+    given_bytes: Mapping[str, int]
+    """By each target that has columns of these payloads."""
+
+    @property
+    def unevenness(self) -> float:
+        """The most that one target gave, over the mean."""
+        given = self.given_bytes.values()
+        return max(given) * len(given) / sum(given)
+
+
+@dataclass(frozen=True, slots=True)
+class BurstTimes:
+    """Three saves of one round, from the call to the commit; None: it was over before the save."""
+
+    alone_s: float
+    during_rebuild_s: float | None
+    during_scrub_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A target that stays away."""
+
+    seconds: float
+    """Until nothing lacks."""
+    bytes: int
+    """Of what it held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRound:
+    """One of several that are alike."""
+
+    column: ColumnMade
+    target: TargetMade
+    kill: Kill
+    bursts: BurstTimes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFigures:
+    """What a loss costs the coordinator, by its own machine without network or disk."""
+
+    columns: int
+    queue_s: float
+    """To find all that is due, and put it in its order."""
+    queue_cpu_s: float
+    leased: int
+    """Columns that were handed out, made and named, each beside all others that wait."""
+    lease_cpu_s: float
+    """For these."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFigures:
+    """All of it."""
+
+    rounds: tuple[RepairRound, ...]
+    several: TargetMade | None
+    """m targets at once; None where m is 1."""
+    even: TargetMade
+    """Of the payloads for which sources are compared."""
+    queue: QueueFigures
+    costs: Costs
+    bound_gb_per_s: float
+    """B*."""
+    cores: int
