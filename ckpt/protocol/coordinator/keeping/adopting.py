@@ -107,7 +107,7 @@ class Adopter:
         self._settle_all()
 
     def is_moving(self, payload: PayloadId) -> bool:
-        """Copies of its columns are about to be named, or wait until others of its checkpoint are."""
+        """Copies of its columns are about to be named, or wait until others' are."""
         moving = self._moving.get(payload.checkpoint)
         checkpoint = self._checkpoints.get(payload.checkpoint)
         if moving is None or checkpoint is None:
