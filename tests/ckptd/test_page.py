@@ -58,6 +58,13 @@ def test_checks_come_with_their_command_and_their_colour() -> None:
     assert row == [check[name] for name in ("name", "severity", "message", "remedy", "command")]
 
 
+def test_a_target_that_is_to_be_emptied_is_told_apart() -> None:
+    (target,) = status()["targets"]  # type: ignore[misc]
+    page = render_page(status(targets=[{**target, "standing": "draining"}]), [])
+    head, row = _Tables(page).rows["Targets"]
+    assert dict(zip(head, row, strict=True))["stands"] == "draining"
+
+
 @pytest.mark.parametrize(
     ("free", "tone", "percent"), [(40, "ok", 60), (12, "warning", 88), (2, "error", 98)]
 )
@@ -65,7 +72,7 @@ def test_a_bar_shows_how_full_a_device_is(free: int, tone: str, percent: int) ->
     (target,) = status()["targets"]  # type: ignore[misc]
     page = render_page(status(targets=[{**target, "bytes_free": free * GiB}]), [])
     assert f'<i class={tone} style="width:{percent}%">' in page
-    assert _Tables(page).rows["Targets"][1][2].strip() == f"{percent}%"
+    assert _Tables(page).rows["Targets"][1][3].strip() == f"{percent}%"
 
 
 def test_runs_have_sizes_and_times_that_people_read() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ckpt.base.ids import CheckpointId, Step, TargetId
@@ -191,7 +193,31 @@ def test_nobody_is_answered_before_it_is_durable() -> None:
     assert bench.machine.members.targets[TargetId("t1")].standing is TargetStanding.DRAINING
 
 
+def test_who_says_the_same_again_is_answered_when_it_is_durable_too() -> None:
+    bench = Bench(4)
+    bench.persist_at_once = False
+    session, mark = bench.session(Role.ADMIN), bench.mark()
+    for standing in ("draining", "draining", "in"):
+        bench.tell(session, ChangeTarget(TargetId("t1"), standing))
+    assert bench.to(session, mark) == []
+    for _ in range(3):
+        bench.sync(1)
+    said = [done(answer) for answer in bench.to(session, mark)]
+    assert [(one.was, one.standing) for one in said] == [
+        ("in", "draining"), ("draining", "draining"), ("draining", "in"),
+    ]  # fmt: skip
+    assert bench.machine.members.targets[TargetId("t1")].standing is TargetStanding.IN
+
+
 # ----------------------------------------------------------------------- what speaks against it
+
+
+def test_where_nothing_is_made_again_nothing_leaves_a_target() -> None:
+    bench = Bench(5)
+    bench.policy = dataclasses.replace(bench.policy, rebuild_after_us=None)
+    bench.restart(*bench.targets)
+    id = bench.save(1)
+    refused(change(bench, holders(bench, id)[0].id, "draining"), "repair = false")
 
 
 @pytest.mark.parametrize("standing", ["draining", "out", "removed"])

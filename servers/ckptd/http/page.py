@@ -134,7 +134,8 @@ _CHECK: Final[Mapping[str, Cell]] = {
     "what to do": _plain("remedy"), "command": _code("command"),
 }  # fmt: skip
 _TARGET: Final[Mapping[str, Cell]] = {
-    "target": _plain("id"), "state": _toned("state"), "device taken": _fill,
+    "target": _plain("id"), "state": _toned("state"), "stands": _plain("standing"),
+    "device taken": _fill,
     "by columns": _bytes("bytes_used"), "free": _bytes("bytes_free"),
     "columns": _number("columns"), "address": _plain("address"), "domain": _plain("domain"),
     "directory": _plain("directory"), "last error of its device": _device,

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from ckpt.base.errors import Busy, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.base.units import format_bytes
-from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.messages.asking import (
     ChangeTarget,
@@ -38,7 +37,7 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, Target, Tar
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetRemoved
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
-from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Session
 
 StandingRequest = ReplaceTarget | ChangeTarget
@@ -54,15 +53,15 @@ class Standings:
         desk: Desk,
         members: Membership,
         checkpoints: Checkpoints,
-        code: Code,
-        rule: SpreadRule,
+        policy: CoordinatorPolicy,
     ) -> None:
-        """`code`: of the saves that come."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
-        self._code = code
-        self._rule = rule
+        #: Of the saves that come.
+        self._code = policy.code
+        self._rule = policy.spread
+        self._repairs = policy.rebuild_after_us is not None
 
     def handle(self, session: Session, request: int, message: StandingRequest) -> None:
         """Raises NotFound, Refused, Busy."""
@@ -96,11 +95,11 @@ class Standings:
         columns, size = self._named_on(target)
         documents = sum(self._documents_on(target))
         doubts = tuple(self._doubts(target, standing, size))
-        was = target.standing
+        was = self._members.seats.standing_of(target.id)
         answer = TargetChanged(
             target.id, standing.value, was.value, columns, size, documents, doubts
         )
-        if message.dry_run or standing is was:
+        if message.dry_run or standing is was is target.standing:
             self._desk.send(session, request, answer)
             return
         if doubts and not message.force:
@@ -177,6 +176,8 @@ class Standings:
             yield from self._doubts_of_saves(target)
         if target.stays and standing in (TargetStanding.DRAINING, TargetStanding.OUT):
             yield from self._doubts_of_room(target, size)
+            if not self._repairs and size:
+                yield f"nothing is made again here (repair = false): all stays on {target.id}"
         if standing is TargetStanding.REMOVED and target.state is not TargetState.REMOVED:
             yield from self._losses(target)
 
