@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, Generation, PayloadId, Rank, RunName, Step
 from ckpt.format.messages.keeping import KeepSteps, Retention
 from ckpt.format.messages.repairs import RepairLeased
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import LackingPayload
 from ckpt.protocol.coordinator.repairing.tasks import LOOK_US
@@ -44,9 +47,14 @@ def test_each_is_done_after_all_that_is_ahead_of_it() -> None:
 
 
 def test_a_checkpoint_is_done_with_its_last_payload() -> None:
-    queue = [lacking(2, 0), lacking(1, 0), lacking(2, 1)]
-    assert left_alone(queue, 10.0, s2=15.0) == [2]
-    assert left_alone(queue, 10.0, s2=21.0, s1=31.0) == []
+    queue = [lacking(3), lacking(2, 0), lacking(1, 0), lacking(2, 1)]
+    assert left_alone(queue, 10.0, s2=25.0) == [2]
+    assert left_alone(queue, 10.0, s2=31.0, s1=41.0) == []
+
+
+def test_the_first_and_what_can_lose_no_more_are_never_left_alone() -> None:
+    queue = [lacking(3), lacking(2), replace(lacking(1), left=0)]
+    assert left_alone(queue, 10.0, s3=0.0, s2=0.0, s1=0.0) == [2]
 
 
 def test_while_nobody_knows_how_fast_it_goes_nothing_is_left_alone() -> None:
@@ -73,7 +81,7 @@ def slow(bench: Bench, bytes_per_s: float) -> None:
 
 def harmed(*, last: int) -> Bench:
     """All steps lack the column of one target; the run keeps so many, and saves each minute."""
-    bench = Bench(3)
+    bench = Bench(4, "2+2")
     bench.tell(bench.session(), KeepSteps(RUN, Retention(last=last)))
     saved(bench, 1, 2, 3)
     wipe(bench, next(iter(bench.targets.values())))
@@ -131,5 +139,17 @@ def test_of_a_run_that_has_ended_all_is_made_again() -> None:
 def test_no_worker_gets_what_is_left_alone() -> None:
     bench = harmed(last=3)
     slow(bench, column_bytes(bench) / (10 * EVERY_S))
-    assert due(bench) == []
-    assert Worker(bench).lease() == RepairLeased()
+    assert due(bench) == [3], "or nobody would learn that it goes faster now"
+    worker = Worker(bench)
+    worker.lease()
+    worker.seal()
+    worker.end()
+    assert worker.lease() == RepairLeased()
+
+
+def test_what_later_ones_refer_to_is_made_again_though_it_expires() -> None:
+    bench = harmed(last=3)
+    slow(bench, column_bytes(bench) / (0.4 * EVERY_S))
+    oldest = bench.machine.checkpoints.of_run(RunName(RUN), RowState.COMMITTED)[0]
+    bench.machine.homes.hold(CheckpointId(RunName(RUN), Step(3), Generation(1, 3)), [oldest.id])
+    assert due(bench) == [1, 2, 3]

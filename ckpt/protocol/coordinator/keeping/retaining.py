@@ -142,8 +142,12 @@ class Retaining:
         return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
 
     def leaves_within(self, id: CheckpointId, seconds: float) -> bool:
-        """Whether it will have expired by then, if its run goes on as it did."""
-        rules = self.counting(id.run)
+        """Whether it will have expired by then, if its run goes on as it did, and nothing else
+        needs it.
+        """
+        rules, checkpoint = self.counting(id.run), self._checkpoints.get(id)
+        if checkpoint is None or checkpoint.users:
+            return False
         if self._coming[id.run] or rules == ALL_STAYS:
             return False
         verdicts = foreseen(self._expirable(id.run), rules, self._wall_s(), seconds)

@@ -1,7 +1,8 @@
 """What is due and expires sooner than it would be made again is left alone.
 
 Checkpoints are taken in the queue's order: one is done when all that is ahead of it is, and its own
-columns are. While nobody knows how fast that goes nothing is left alone.
+columns are. While nobody knows how fast that goes nothing is left alone; and never the first, or
+nobody would learn that it goes faster now, nor what can lose no more.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def leave_expiring(
     for one in queue:
         id = one.payload.checkpoint
         own[id] = own.get(id, 0) + bytes_of(one)
+    kept = {one.payload.checkpoint for one in queue[:1]}
+    kept.update(one.payload.checkpoint for one in queue if not one.left)
     left: dict[CheckpointId, str] = {}
     ahead = 0
     for id, size in own.items():
         seconds = (ahead + size) / bytes_per_s
-        if leaves(id, seconds):
+        if id not in kept and leaves(id, seconds):
             left[id] = (
                 f"it expires sooner than in {format_seconds(seconds)}, when it would be whole"
             )
