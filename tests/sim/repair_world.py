@@ -180,6 +180,8 @@ def check_disks(world: World) -> None:
         held.update(n for n in names if f"{target.id}/columns/{n}" not in world.rotted)
     for id in world.oracles.kept(RUN):
         for rank, columns in world.oracles.announced[id].placement.items():
+            if len(set(columns)) < len(columns):
+                raise Violation(f"P13: two columns of rank {rank} of {id} are on one target")
             for number, target_id in enumerate(columns):
                 name = column_name(ColumnId(PayloadId(id, rank), ColumnNumber(number)))
                 if target_id is None:

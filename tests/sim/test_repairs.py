@@ -11,13 +11,17 @@ from functools import partial
 
 import pytest
 
-from ckpt.base.ids import ColumnId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.writing import ColumnProof
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.facts import CheckpointPlaced
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
+from ckpt.protocol.coordinator.saving.allotment import Allotment
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
@@ -146,9 +150,57 @@ def whole_while_here(self: Lacking, *_: object) -> bool:
     return False
 
 
+def who_has_what_is_forgotten(
+    self: Repairs, checkpoint: KeptCheckpoint, payload: PayloadId
+) -> Allotment:
+    """A place for a column is looked for as if no target had another one of its payload."""
+    assert checkpoint.placement is not None
+    return self._reserver.empty_allotment(checkpoint.placement[payload.rank].layout)
+
+
+_look = Repairs._look
+
+
+def looked_once(self: Repairs) -> None:
+    """What is lost later is not seen."""
+    if self._looked[0] < 0:
+        _look(self)
+
+
+def records_are_forgotten(self: Respreader, checkpoint: KeptCheckpoint) -> None:
+    """Only indexes are made again."""
+    record = decode_record(checkpoint.record_bytes)
+    self._read_index(record, self._checkpoints.index_copies(checkpoint))
+
+
+_register = Membership._adopt
+
+
+def still_counted(self: Membership, target: Target, *rest: object) -> None:
+    """What a target had before it was emptied counts on."""
+    proved = target.proved
+    _register(self, target, *rest)  # type: ignore[arg-type]
+    target.proved = proved
+
+
+def named_before_it_is_durable(
+    self: Adopter, checkpoint: KeptCheckpoint, moves: dict[tuple[Rank, ColumnNumber], TargetId]
+) -> None:
+    """What is surplus by that is dropped, and a restart knows the old place alone."""
+    self._checkpoints.move(checkpoint, moves)
+    checkpoint.surplus.clear()
+    self.placed(CheckpointPlaced(checkpoint.id))
+    self._drop_surplus(checkpoint)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
+        (Repairs, "_allotment", who_has_what_is_forgotten),
+        (Repairs, "_look", looked_once),
+        (Respreader, "_spread_record", records_are_forgotten),
+        (Membership, "_adopt", still_counted),
+        (Adopter, "_adopt", named_before_it_is_durable),
         (Repairs, "_end", taken_for_done),
         (Adopter, "_drop_surplus", kept_for_ever),
         (Adopter, "_settle", dropped_at_once),
