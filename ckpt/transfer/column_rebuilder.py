@@ -3,6 +3,8 @@
     reader's thread    PayloadReceiver: window w + 1 of the payload, verified, mended from parity
     caller's thread    window w: parity of each stripe, every cell against the manifest, sent
 
+A data column that only goes elsewhere is read alone, with its cells in place of whole stripes.
+
 A window is a few whole stripes, so that memory does not grow with the payload. All lost columns of
 a payload are made in one pass. What is sent was compared with the manifest, whose digest the index
 has; the targets compare it again as they seal. The files are those that were lost, byte by byte.
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +29,12 @@ from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
 from ckpt.base.units import MiB
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
-from ckpt.format.checksum import xxh3_128
+from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.writing import ColumnProof
+from ckpt.format.runs import Offsets
 from ckpt.transfer.column_sender import ColumnSender
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import PayloadReceiver
@@ -55,6 +58,18 @@ class LostColumns:
     launch: LaunchNumber
     places: Mapping[ColumnNumber, Place]
     """Where each lost column goes: space that is reserved there."""
+    moves: ColumnNumber | None = None
+    """The only one, a data column, is whole where it is, and goes elsewhere."""
+
+    @property
+    def read_alone(self) -> ColumnNumber | None:
+        """The one that moves, unless all of it is padding: then nothing would be read, and the
+        manifest lies beside what is.
+        """
+        layout = self.source.layout
+        if self.moves is None or self.moves * layout.cell_bytes_of(0) >= layout.payload_bytes:
+            return None
+        return self.moves
 
 
 def rebuild_columns(
@@ -76,7 +91,10 @@ def rebuild_columns(
             for number, place in sorted(lost.places.items())
         }
         windows = held.enter_context(SourceWindows(lost, reading, turn))
-        made = _Cells(source.layout, tuple(senders))
+        made = (
+            _MadeCells(source.layout, tuple(senders)) if lost.read_alone is None
+            else _MovedCells(source.layout, lost.read_alone)
+        )  # fmt: skip
         for first, memory in windows:
             manifest = windows.manifest
             for stripe, cells in made.of_window(first, memory):
@@ -100,9 +118,11 @@ class SourceWindows:
         self._turn = turn
         self._receiver = PayloadReceiver(reading)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-rebuild")
+        self._alone = lost.read_alone
         stripes = max(1, WINDOW_BYTES // source.layout.stripe_bytes)
         self._starts = range(0, source.layout.stripe_count, stripes)
-        size = stripes * source.layout.stripe_bytes
+        columns = source.layout.code.k if self._alone is None else 1
+        size = stripes * columns * source.layout.cell_bytes
         #: One window is read into one while the window before it is in the other. Touched once:
         #: the first touch of a page costs more than what is read into it.
         self._buffers = [np.empty(size, np.uint8) for _ in self._starts[:2]]
@@ -126,7 +146,9 @@ class SourceWindows:
         return decode_manifest(self.document)
 
     def __iter__(self) -> Iterator[tuple[int, Bytes]]:
-        """First stripe and padded bytes of each window; they stay until the next is asked for."""
+        """First stripe and padded bytes of each window, of one column where it moves; they stay
+        until the next is asked for.
+        """
         ahead: Future[Bytes] | None = None
         for number, first in enumerate(self._starts):
             memory = self._read(first) if ahead is None else ahead.result()
@@ -135,22 +157,72 @@ class SourceWindows:
             yield first, memory
 
     def _read(self, first: int) -> Bytes:
-        layout = self._source.layout
-        last = min(first + self._starts.step, layout.stripe_count)
-        is_end = last == layout.stripe_count
-        start = first * layout.stripe_bytes
-        padded_end = layout.padded_bytes if is_end else last * layout.stripe_bytes
-        end = min(padded_end, layout.payload_bytes)
-        self._turn(end - start)
-        memory = self._buffers[first // self._starts.step % 2][: padded_end - start]
-        memory[end - start :] = 0
+        layout, step = self._source.layout, self._starts.step
+        stripes = range(first, min(first + step, layout.stripe_count))
+        columns = layout.code.k if self._alone is None else 1
+        memory = self._buffers[first // step % 2][: columns * _padded_bytes(layout, stripes)]
+        runs = _runs_of(layout, self._alone, stripes)
+        size = int(runs.lengths.sum())
+        memory[size:] = 0
         landings = Landings()
-        landings.add_range(start, memory[: end - start])
-        self._receiver.read([replace(self._source, landings=landings)])
+        landings.add(memory, *runs)
+        if size:
+            self._turn(size)
+            self._receiver.read([replace(self._source, landings=landings)])
         return memory
 
 
-class _Cells:
+class _Runs(NamedTuple):
+    """Payload bytes, and where they go."""
+
+    starts: Offsets
+    lengths: Offsets
+    destinations: Offsets
+
+
+def _padded_bytes(layout: Layout, stripes: range) -> int:
+    """Of one column in these stripes."""
+    return sum(layout.cell_bytes_of(stripe) for stripe in stripes)
+
+
+def _runs_of(layout: Layout, column: ColumnNumber | None, stripes: range) -> _Runs:
+    """All bytes of these stripes; or those of a data column, its cells one after the other. What is
+    padding has no bytes: it comes last.
+    """
+    if column is None:
+        start = stripes.start * layout.stripe_bytes
+        end = min(stripes.stop * layout.stripe_bytes, layout.payload_bytes)
+        return _Runs(*(np.array([one], np.int64) for one in (start, end - start, 0)))
+    sizes = np.array([layout.cell_bytes_of(stripe) for stripe in stripes], np.int64)
+    starts = np.arange(stripes.start, stripes.stop) * layout.stripe_bytes + column * sizes
+    lengths = np.clip(layout.payload_bytes - starts, 0, sizes)
+    destinations = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    real = lengths > 0
+    return _Runs(starts[real], lengths[real], destinations[real])
+
+
+class _MovedCells:
+    """I have the cells of one column as they were read."""
+
+    def __init__(self, layout: Layout, column: ColumnNumber) -> None:
+        self._layout = layout
+        self._column = column
+
+    def of_window(
+        self, first: int, memory: Bytes
+    ) -> Iterator[tuple[int, dict[ColumnNumber, tuple[memoryview, int]]]]:
+        """As of _MadeCells."""
+        offset = 0
+        for stripe in range(first, self._layout.stripe_count):
+            if offset >= len(memory):
+                return
+            size = self._layout.cell_bytes_of(stripe)
+            cell = memory[offset : offset + size].data
+            yield stripe, {self._column: (cell, crc32(cell))}
+            offset += size
+
+
+class _MadeCells:
     """I make the cells of some columns out of whole stripes of the payload."""
 
     def __init__(self, layout: Layout, wanted: tuple[ColumnNumber, ...]) -> None:

@@ -24,6 +24,7 @@ from tests.protocol.test_coordinator_repairing import (
     Worker,
     holders,
     missing,
+    rot,
 )
 
 GATHERED_S = GATHERING_US / SECOND_US
@@ -110,6 +111,29 @@ def test_what_a_draining_target_has_counts_until_it_is_elsewhere_and_goes_then()
     assert len(bench.asked(leaving.id, DropColumn, mark)) == 1
     assert not leaving.columns
     assert make_again(bench) == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_data_column_is_read_where_it_is_and_parity_is_made_of_the_others(number: int) -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    done(change(bench, holders(bench, id)[number].id, "draining"))
+    bench.tick(LOOK_S)
+    worker = Worker(bench)
+    (one,) = worker.lease().lost
+    assert (one.column, one.alone) == (number, number < bench.policy.code.k)
+
+
+def test_one_in_which_damage_was_found_is_made_of_the_others() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    target = holders(bench, id)[0]
+    rot(target, next(iter(target.columns)))
+    bench.tick(3)
+    done(change(bench, target.id, "draining"))
+    bench.tick(LOOK_S)
+    (one,) = Worker(bench).lease().lost
+    assert (one.column, one.alone) == (0, False)
 
 
 def test_copies_of_documents_leave_it_too() -> None:

@@ -72,6 +72,45 @@ def test_what_is_made_again_is_what_was_lost(data: Columns, lost: tuple[int, ...
     assert (sum(turns), len(turns)) == (SIZE, 7), "each byte of the payload is read once"
 
 
+@pytest.mark.parametrize("column", [0, 2, 3])
+def test_a_data_column_that_moves_is_read_alone(data: Columns, column: int) -> None:
+    number = ColumnNumber(column)
+    with holders(data, {}) as sources, targets(1) as made:
+        turns: list[int] = []
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
+        rebuild_columns(lost, HASTY, SENDING, turns.append)
+        moved = made[0].columns[ColumnId(PAYLOAD, number)]
+        assert bytes(moved.content) == bytes(data.columns[column])
+        assert bytes(moved.manifest) == data.manifest
+        others = [one.asked_bytes for j, one in enumerate(sources) if j != column]
+        assert sources[column].asked_bytes >= sum(turns)
+        assert sum(others) == 0
+    assert CELL * (SIZE // (CELL * CODE.k)) <= sum(turns) <= len(moved.content)
+
+
+@pytest.mark.parametrize(("size", "column"), [(100, 0), (100, 3), (CELL * CODE.k + 1, 2)])
+def test_a_column_that_moves_may_have_padding_alone(size: int, column: int) -> None:
+    data, number = Columns.make(CODE, size, CELL, seed=6), ColumnNumber(column)
+    with holders(data, {}) as sources, targets(1) as made:
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
+        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        moved = made[0].columns[ColumnId(PAYLOAD, number)]
+        assert bytes(moved.content) == bytes(data.columns[column])
+        assert bytes(moved.manifest) == data.manifest
+
+
+def test_one_that_moves_and_cannot_be_read_is_made_of_the_others(data: Columns) -> None:
+    number = ColumnNumber(1)
+    with holders(data, {1: "cut"}) as sources, targets(1) as made:
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
+        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        moved = made[0].columns[ColumnId(PAYLOAD, number)]
+        assert bytes(moved.content) == bytes(data.columns[1])
+
+
 @pytest.mark.parametrize("spared", [0, 5])
 def test_who_is_spared_gives_nothing_while_the_others_suffice(data: Columns, spared: int) -> None:
     with holders(data, {2: "absent", spared: "greedy"}) as sources, targets(1) as made:

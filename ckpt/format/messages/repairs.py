@@ -92,6 +92,8 @@ class LostColumn(Struct, frozen=True, gc=False):
 
     column: ColumnNumber
     place: Place
+    alone: bool = False
+    """It is the only one, a data column, and whole where it is: it is read there."""
 
 
 class RepairLeased(Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Aborted, PeerError
+from ckpt.base.ids import ColumnNumber
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
@@ -59,6 +60,12 @@ def located(
         ) as finder:  # fmt: skip
             source = finder.job(finder.find(PayloadKey(None, payload.rank)), Landings())
         places = {one.column: one.place for one in leased.lost}
-        yield LocatedColumns(LostColumns(source, record.info.launch, places), record.cluster)
+        lost = LostColumns(source, record.info.launch, places, _moves(leased))
+        yield LocatedColumns(lost, record.cluster)
     finally:
         rpc.tell(ReleasePin(resolved.pin))
+
+
+def _moves(leased: RepairLeased) -> ColumnNumber | None:
+    """The only column, where it is read alone."""
+    return next((one.column for one in leased.lost if one.alone), None)

@@ -283,6 +283,20 @@ class Checkpoints:
             if (id := columns[j]) is not None and self._goes(ColumnId(payload, j), id)
         ]
 
+    def moving_now(self, payload: PayloadId) -> set[ColumnNumber]:
+        """Those of the outgoing ones in which nobody has found damage."""
+        checkpoint = self.get(payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return set()
+        columns = checkpoint.placement[payload.rank].columns
+        outgoing = self.outgoing_now(checkpoint, payload.rank)
+        holders = ((j, self._members.targets.get(columns[j] or TargetId(""))) for j in outgoing)
+        return {
+            j
+            for j, holder in holders
+            if holder is not None and ColumnId(payload, j) not in rotten_columns(holder)
+        }
+
     def _goes(self, column: ColumnId, holder: TargetId) -> bool:
         target = self._members.targets[holder]
         return not target.stays or column in rotten_columns(target)

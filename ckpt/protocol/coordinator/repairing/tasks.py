@@ -86,6 +86,8 @@ class RepairTask:
     """Who holds the others."""
     lost: tuple[ColumnNumber, ...] = ()
     """Those that have a place, once all have been asked."""
+    alone: bool = False
+    """Its only column is read where it is: no other is needed."""
     read_bytes: int = 0
     pace: RepairPace = field(default_factory=RepairPace)
     """As its worker heard it last."""
@@ -93,16 +95,21 @@ class RepairTask:
     """Its places are asked what there is."""
 
     @property
+    def reads(self) -> int:
+        """So many columns are read at once."""
+        return 1 if self.alone else self.allotment.layout.code.k
+
+    @property
     def bytes_left(self) -> float:
         """Of its columns."""
-        layout = self.allotment.layout
-        return len(self.lost) * max(0.0, layout.column_bytes - self.read_bytes / layout.code.k)
+        column_bytes = self.allotment.layout.column_bytes
+        return len(self.lost) * max(0.0, column_bytes - self.read_bytes / self.reads)
 
     @property
     def load(self) -> TaskLoad:
         places = self.allotment.columns.values()
         targets = self.sources | {place.target for place in places}
-        return TaskLoad(targets, self.allotment.layout.code.k)
+        return TaskLoad(targets, self.reads)
 
 
 @dataclass(slots=True)
@@ -180,7 +187,7 @@ class Repairs:
     def _note_progress(self, task: RepairTask, read_bytes: int) -> None:
         task.heard_us = self._desk.now_us
         read, task.read_bytes = max(0, read_bytes - task.read_bytes), read_bytes
-        self.rate.made(read * len(task.lost) / task.allotment.layout.code.k)
+        self.rate.made(read * len(task.lost) / task.reads)
 
     def _end_if_paused(self) -> None:
         """What is sealed counts; the rest waits."""
@@ -305,6 +312,7 @@ class Repairs:
                 self._reserver.replace(allotment, column, partial(placed, column))
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
+                task.alone = self._is_read_alone(task)
                 self._tell(task, request)
                 # It may have been said meanwhile: the worker hears it when it renews.
                 self._end_if_paused()
@@ -345,7 +353,7 @@ class Repairs:
 
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns
-        lost = tuple(LostColumn(column, places[column]) for column in task.lost)
+        lost = tuple(LostColumn(column, places[column], task.alone) for column in task.lost)
         leased = RepairLeased(task.payload, lost, self._pace(task))
         self._desk.send(task.session, request, leased)
 
@@ -356,6 +364,12 @@ class Repairs:
             is_busy=self._traffic.is_busy(self._desk.now_us), is_urgent=self._is_urgent(task),
         )  # fmt: skip
         return task.pace
+
+    def _is_read_alone(self, task: RepairTask) -> bool:
+        """A data column whose holder has it, and is to be emptied. Parity is no part of what is
+        read."""
+        (first, *others), k = task.lost, task.allotment.layout.code.k
+        return not others and first < k and first in self._checkpoints.moving_now(task.payload)
 
     def _is_urgent(self, task: RepairTask) -> bool:
         """Its payload can lose no more."""
