@@ -299,6 +299,16 @@ def test_a_removed_target_is_refused_for_good_by_its_name_and_its_directory() ->
     assert done(change(bench, "t4", "removed")).was == "removed"
 
 
+def test_nobody_waits_for_a_removed_target_to_answer() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    gone = holders(bench, id)[1]
+    bench.stop(gone.id)
+    assert bench.machine.checkpoints.unreachable(kept(bench, id)) == [gone.id]
+    done(change(bench, gone.id, "removed"))
+    assert bench.machine.checkpoints.unreachable(kept(bench, id)) == []
+
+
 def test_its_columns_are_made_again_at_once() -> None:
     bench = Bench(5)
     id = bench.save(1)

@@ -466,7 +466,9 @@ class Checkpoints:
 
     def unreachable(self, checkpoint: KeptCheckpoint) -> list[TargetId]:
         """Its targets and its homes' that are not live now, for the error message."""
-        return sorted(t for t in self._all_targets(checkpoint) if not self._is_live(t))
+        removed = self._members.targets.keys() - {target.id for target in self._members.all()}
+        named = self._all_targets(checkpoint) - removed
+        return sorted(id for id in named if not self._is_live(id))
 
     def addresses(self, checkpoint: KeptCheckpoint) -> tuple[TargetAddress, ...]:
         """Where its live targets, and its homes', are read."""
