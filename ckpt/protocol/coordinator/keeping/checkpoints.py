@@ -12,7 +12,7 @@ nobody refers to them (homes.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -275,12 +275,20 @@ class Checkpoints:
         """Those of them that are to be made again elsewhere: their targets have found them damaged,
         or are to be emptied.
         """
+        return self.outgoing_of(checkpoint, rank, self.columns_now(checkpoint, rank))
+
+    def outgoing_of(
+        self, checkpoint: KeptCheckpoint, rank: Rank, now: Iterable[ColumnNumber]
+    ) -> list[ColumnNumber]:
+        """The same of those that are known to count."""
         assert checkpoint.placement is not None
-        payload, columns = PayloadId(checkpoint.id, rank), checkpoint.placement[rank].columns
+        columns, targets = checkpoint.placement[rank].columns, self._members.targets
         return [
             j
-            for j in self.columns_now(checkpoint, rank)
-            if (id := columns[j]) is not None and self._goes(ColumnId(payload, j), id)
+            for j in now
+            if (id := columns[j]) is not None
+            and not _is_plain(targets[id])
+            and self._goes(ColumnId(PayloadId(checkpoint.id, rank), j), id)
         ]
 
     def moving_now(self, payload: PayloadId) -> set[ColumnNumber]:
@@ -482,3 +490,8 @@ class Checkpoints:
 
     def _is_live(self, id: TargetId) -> bool:
         return any(target.id == id for target in self._members.live())
+
+
+def _is_plain(target: Target) -> bool:
+    """All that it has stays there."""
+    return target.stays and (target.scrub is None or not target.scrub.rot)

@@ -14,7 +14,7 @@ store has, then the newest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
@@ -89,8 +89,15 @@ class Lacking:
         if checkpoint.placement is None or not checkpoint.is_needed:
             return []
         now = self._checkpoints.columns_now(checkpoint, rank)
+        return self._due_beside(checkpoint, rank, now, now_us)
+
+    def _due_beside(
+        self, checkpoint: KeptCheckpoint, rank: Rank, now: Sequence[ColumnNumber], now_us: int
+    ) -> list[ColumnNumber]:
+        """`now`: which count."""
+        assert checkpoint.placement is not None
         left = len(now) - checkpoint.code.k
-        outgoing = self._checkpoints.outgoing_now(checkpoint, rank)
+        outgoing = self._checkpoints.outgoing_of(checkpoint, rank, now)
         return [
             ColumnNumber(j)
             for j, holder in enumerate(checkpoint.placement[rank].columns)
@@ -100,10 +107,11 @@ class Lacking:
     def _of_payload(
         self, checkpoint: KeptCheckpoint, rank: Rank, stored: bool, now_us: int
     ) -> LackingPayload | None:
-        columns = tuple(self.due(checkpoint, rank, now_us))
+        now = self._checkpoints.columns_now(checkpoint, rank)
+        columns = tuple(self._due_beside(checkpoint, rank, now, now_us))
         if not columns:
             return None
-        left = len(self._checkpoints.columns_now(checkpoint, rank)) - checkpoint.code.k
+        left = len(now) - checkpoint.code.k
         payload = PayloadId(checkpoint.id, rank)
         return LackingPayload(payload, columns, left, stored, checkpoint.info.committed_at_s)
 
