@@ -8,7 +8,7 @@ import pytest
 
 from ckpt.base.ids import CheckpointId, Step, TargetId
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import ChangeTarget, DeleteStep, TargetChanged
+from ckpt.format.messages.asking import ChangeTarget, DeleteStep, ReplaceTarget, TargetChanged
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DropColumn
@@ -297,6 +297,20 @@ def test_a_removed_target_is_refused_for_good_by_its_name_and_its_directory() ->
         refused(change(bench, "t4", "in"), "removed")
         bench.restart("t0", "t1", "t2", "t3")
     assert done(change(bench, "t4", "removed")).was == "removed"
+
+
+def test_no_directory_that_knocked_takes_the_place_of_a_removed_target() -> None:
+    bench = Bench(5)
+    target = bench.targets["t4"]
+    for incarnation in (b"i" * 16, b"j" * 16):
+        bench.stop("t4")
+        target.incarnation = incarnation
+        target.reboot()
+        bench.start(target)
+    assert bench.machine.members.replacing(target.id)
+    done(change(bench, "t4", "removed"))
+    (answer,) = bench.tell(bench.session(Role.ADMIN), ReplaceTarget(target.id))
+    refused(answer, "removed")
 
 
 def test_nobody_waits_for_a_removed_target_to_answer() -> None:

@@ -2,65 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckpt.base.ids import TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, TargetChanged
-from ckpt.format.messages.hello import Failed, Role
-from ckpt.protocol.events import Send, Session
+from ckpt.format.messages.hello import Failed
+from ckpt.protocol.events import Session
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CoordinatorNode
 from tests.sim.network import Network
+from tests.sim.operator_node import LookingOperator
 
-LOOKS_US = 300_000
 
-
-class MemberOperator:
-    """I never die, and have one wish at a time."""
-
-    name = "member operator"
-    up = True
-    stopped = False
+class MemberOperator(LookingOperator):
+    """I have one wish at a time."""
 
     def __init__(self, clock: Clockwork, network: Network, coordinator: CoordinatorNode) -> None:
-        self._clock, self._network, self._coordinator = clock, network, coordinator
-        self._session: Session | None = None
-        self._request = 0
+        super().__init__("member operator", clock, network, coordinator)
         self._wish: ChangeTarget | None = None
         self.answer: TargetChanged | Failed | None = None
         """To the last wish; None while there is none."""
-        self._look()
 
     def want(self, target: TargetId, standing: str) -> None:
         self._wish, self.answer = ChangeTarget(target, standing), None
 
-    def _look(self) -> None:
-        self._clock.after(LOOKS_US, self._look)
-        if self._wish is None or not self._coordinator.up:
-            return
-        if self._session is None:
-            self._dial()
-        if self._session is not None:
-            self._request += 1
-            self._network.send(Send(self._session, self._request, self._wish))
-
-    def _dial(self) -> None:
-        self._network.dial(
-            self, self._coordinator, Role.ADMIN, Role.COORDINATOR, lambda: None, lambda _: None
-        )
-
-    # ----------------------------------------------------------------------- network
-
-    def session_opened(self, session: Session, role: Role, name: str) -> None:
-        self._session = session
-
-    def session_closed(self, session: Session) -> None:
-        if session == self._session:
-            self._session = None
+    def _wishes(self) -> Iterable[Message]:
+        return () if self._wish is None else (self._wish,)
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
-        """`busy` and `unavailable` are no last words."""
-        final = isinstance(message, Failed) and message.code in ("refused", "not_found")
-        if self._wish is not None and (final or isinstance(message, TargetChanged)):
-            assert isinstance(message, Failed | TargetChanged)
-            if request == self._request:
+        """To the newest question; `busy` and `unavailable` are no last words."""
+        if self._wish is None or request != self._request:
+            return
+        match message:
+            case TargetChanged() | Failed("refused" | "not_found"):
                 self._wish, self.answer = None, message

@@ -46,6 +46,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world = saved(seed)
     rng = world.clock.rng
     operator = MemberOperator(world.clock, world.network, world.coordinator)
+    operator.look()
     workers = [worker(world, number) for number in range(rng.choice([1, 1, 2]))]
     disturbance = Disturbance(world, workers)
     removed: set[TargetId] = set()
@@ -151,7 +152,7 @@ def nobody_leaves(self: Checkpoints, *_: object) -> bool:
     return False
 
 
-def said_before_durable(self: Standings, target: Target, standing: TargetStanding) -> None:
+def nothing_follows(self: Standings, target: Target, standing: TargetStanding) -> None:
     """It never stands otherwise."""
 
 
@@ -164,7 +165,7 @@ def known_by_no_name(self: Claims, target: TargetId, standing: TargetStanding) -
     ("owner", "name", "bug"),
     [
         (Checkpoints, "_goes", nobody_leaves),
-        (Standings, "_stand", said_before_durable),
+        (Standings, "_stand", nothing_follows),
         (Claims, "stand", known_by_no_name),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

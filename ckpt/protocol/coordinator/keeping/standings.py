@@ -80,6 +80,7 @@ class Standings:
         if seen is None:
             target = self._members.targets.get(message.target)
             if target is not None:
+                self._check_member(target)
                 _check_ended(target)
             seen = seats.replaced(message.target, message.incarnation, now)
             self._desk.report(
@@ -124,10 +125,14 @@ class Standings:
             standing = TargetStanding(message.standing)
         except ValueError:
             raise Refused(f"a target cannot be {message.standing!r}") from None
-        known_as = self._members.seats.standing_of(target.id)
-        if known_as is TargetStanding.REMOVED and standing is not TargetStanding.REMOVED:
-            raise removed(target.id)
+        if standing is not TargetStanding.REMOVED:
+            self._check_member(target)
         return target, standing
+
+    def _check_member(self, target: Target) -> None:
+        """It was not removed, and is not about to be."""
+        if self._members.seats.standing_of(target.id) is TargetStanding.REMOVED:
+            raise removed(target.id)
 
     def _stand(self, target: Target, standing: TargetStanding) -> None:
         self._members.stand(target.id, standing)
