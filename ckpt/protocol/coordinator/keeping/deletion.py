@@ -13,7 +13,8 @@ asked to drop when it comes back and lists what should be gone. One that is here
 A tombstone is removed when no target that the cluster has ever seen can hold anything else of its
 generation: each is live, has listed nothing of it or confirmed the drop. Until then a catalog that
 is rebuilt from the targets needs it. Because of a target that never comes back, tombstones stay on
-all others: that costs 16 KiB each, but no deleted checkpoint ever returns.
+all others until it is removed from the cluster: that costs 16 KiB each, but no deleted checkpoint
+ever returns.
 
 Rows of aborted and deleted generations say what a target that comes back may not keep, and tell a
 stager that comes back how its save ended. The newest GONE_ROWS_MAX of them stay, and the newest of
