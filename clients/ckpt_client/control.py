@@ -25,7 +25,7 @@ from ckpt.base.errors import (
 )
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Message
+from ckpt.format.messages import Message, asked_again
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
@@ -128,7 +128,8 @@ class Control:
             # A local supervisor that was started again has another port.
             if self._connection() is rpc:
                 raise
-            answer, answer_bulk = self._connection().call(message, bulk, timeout_s=timeout_s)
+            again = asked_again(message)
+            answer, answer_bulk = self._connection().call(again, bulk, timeout_s=timeout_s)
         if isinstance(answer, AttemptAborted):
             after_us = answer.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S

@@ -13,9 +13,10 @@ import pytest
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import NoSpace, Refused, Unauthorized, Unavailable
-from ckpt.base.ids import BootId
+from ckpt.base.ids import BootId, RunName, Step
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.asking import Answer, Ask, DeleteStep
+from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import ReleasePin
 from ckpt.format.messages.writing import CreditGranted
@@ -105,6 +106,26 @@ def test_a_request_without_an_answer_is_repeated_on_the_next_session() -> None:
         running.handler.answer = answer
         assert bytes(rpc.call(Ask("x"), timeout_s=PATIENCE_S)[1]) == b"second"
         assert [heard.message for heard in running.handler.received_] == [Ask("x"), Ask("x")]
+
+
+def test_what_ends_something_says_that_it_is_asked_again() -> None:
+    """The first question may have ended it already."""
+    deletion, forgetting = DeleteStep(RunName("run"), Step(1)), ForgetStore("s3://b")
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+
+        def answer(heard: Heard) -> None:
+            if len(running.handler.received_) % 2:
+                running.server.close_session(heard.session, "for a test")
+            else:
+                running.server.send(heard.session, heard.request, Answer())
+
+        running.handler.answer = answer
+        for question in (deletion, forgetting):
+            assert rpc.call(question, timeout_s=PATIENCE_S)[0] == Answer()
+        first, second, third, fourth = (heard.message for heard in running.handler.received_)
+    assert (first, third) == (deletion, forgetting)
+    assert second == DeleteStep(RunName("run"), Step(1), repeated=True)
+    assert fourth == ForgetStore("s3://b", repeated=True)
 
 
 def test_a_call_outlives_a_restart_of_the_server() -> None:

@@ -212,6 +212,21 @@ def test_a_deleted_step_is_not_found_nor_listed_and_the_step_before_it_is_the_ne
     assert [view["step"] for view in listed] == [1]
 
 
+def test_a_deletion_whose_answer_was_lost_is_done_when_it_is_asked_again() -> None:
+    """As `ckpt rm` asks the next leader, whose targets had the tombstone before it came."""
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    bench.tell(bench.session(), delete(1))
+    bench.restart(*bench.targets)
+    bench.tick()
+    session = bench.session()
+    assert bench.tell(session, replace(delete(1), repeated=True)) == [StepDeleted(10_000)]
+    (never,) = bench.tell(session, replace(delete(3), repeated=True))
+    assert (type(never), "run@3" in getattr(never, "message", "")) == (Failed, True)
+    assert bench.tell(session, replace(delete(2), repeated=True)) == [StepDeleted(10_000)]
+
+
 def test_a_pin_holds_the_columns_of_a_deleted_step_until_it_is_released() -> None:
     for ending in ("released", "session closed"):
         bench = Bench()

@@ -358,6 +358,11 @@ def test_a_store_that_is_forgotten_holds_nothing_back_and_one_that_is_served_is_
     bench.tick(GRACE_US / SECOND_US)
     assert bench.tell(bench.session(), ForgetStore(URL)) == [DrainNoted(LEASE_US)]
     assert steps(bench) == [2]
+    (unknown,) = bench.tell(bench.session(), ForgetStore(URL))
+    assert isinstance(unknown, Failed)
+    assert unknown.code == "not_found"
+    again = bench.tell(bench.session(), ForgetStore(URL, repeated=True))
+    assert again == [DrainNoted(LEASE_US)], "who lost the answer hears that it is done"
     bench.restart(*bench.targets)
     assert bench.machine.drains.stores == {}
 

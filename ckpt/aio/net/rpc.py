@@ -33,7 +33,7 @@ from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpene
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Message
+from ckpt.format.messages import Message, asked_again
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import SECRET_BYTES_MIN, Caller, Established
@@ -316,7 +316,8 @@ class RpcClient:
             calls = list(self._calls.values())
             self._told.clear()
         for call in calls:
-            call.sent = False
+            if call.sent:
+                call.message, call.sent = asked_again(call.message), False
             if not self._lasting or isinstance(error, Unauthorized | Refused):
                 call.finish(None, _EMPTY, error)
 

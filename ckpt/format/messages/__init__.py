@@ -63,6 +63,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from ckpt.format.messages.asking import (
     Answer,
     Ask,
@@ -241,3 +243,12 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""
+
+
+def asked_again(message: Message) -> Message:
+    """As it is sent once its answer was lost: what ended something may not find it any more."""
+    match message:
+        case DeleteStep() | ForgetStore() | ReplaceTarget():
+            return replace(message, repeated=True)
+        case _:
+            return message

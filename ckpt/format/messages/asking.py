@@ -32,6 +32,8 @@ class DeleteStep(Struct, frozen=True, gc=False):
     """Only this one."""
     nameless: bool = False
     """Only if it has no name."""
+    repeated: bool = False
+    """It was asked before and nobody heard the answer: what is deleted by now, that has done."""
 
 
 class StepDeleted(Struct, frozen=True, gc=False):
@@ -108,6 +110,8 @@ class ReplaceTarget(Struct, frozen=True, gc=False):
     target: TargetId
     incarnation: bytes = b""
     """Of the directory, when several ask; empty for the only one."""
+    repeated: bool = False
+    """It was asked before and nobody heard the answer: who has joined since was meant."""
 
 
 class ChangeTarget(Struct, frozen=True, gc=False):

@@ -130,6 +130,9 @@ class ForgetStore(Struct, frozen=True, gc=False):
     """Nothing is queued for it any more, and what it holds lets nothing be evicted."""
 
     url: str
+    repeated: bool = False
+    """It was asked before and nobody heard the answer: that has forgotten it, if nobody knows it.
+    """
 
 
 class DrainNoted(Struct, frozen=True, gc=False):

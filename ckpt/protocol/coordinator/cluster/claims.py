@@ -34,8 +34,6 @@ from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again within a second; one that does not has gone."""
 CLAIMS_MAX: Final = 64
-REPEAT_US: Final = 60_000_000
-"""Longer than anybody repeats a question whose answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,6 @@ class Claims:
         self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
         #: When the session of each seat ended; no entry while it stands, or before it ever did.
         self._left_us: dict[TargetId, int] = {}
-        #: When somebody said last that a target's directory is another one.
-        self._replaced_us: dict[TargetId, int] = {}
         #: When the first target asked for a seat; None before.
         self._born_us: int | None = None
 
@@ -147,16 +143,19 @@ class Claims:
         """The coordinator stood still for so long, and heard nobody."""
         self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
 
-    def answered(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen | None:
-        """What the same question has done already (its answer may have been lost); else None."""
-        known, done_us = self._known.get(target), self._replaced_us.get(target)
-        if known is None or done_us is None or now_us - done_us >= REPEAT_US:
+    def answered(
+        self, target: TargetId, incarnation: bytes, now_us: int, *, seated: bool
+    ) -> TargetSeen | None:
+        """What a question that is repeated has done already, as far as can be known; else None.
+
+        `seated`: a session of this target stands. Whoever was meant by "the only one" has joined
+        since then, or knocks.
+        """
+        known = self._known.get(target)
+        if known is None or self.replacements(target, now_us):
             return None
-        if self._left_us.get(target, 0) > done_us:
-            return None  # It had the seat, and is gone: another one is meant.
-        if incarnation not in (b"", known.incarnation) or self.replacements(target, now_us):
-            return None
-        return known
+        done = incarnation == known.incarnation if incarnation else seated
+        return known if done else None
 
     def replaced(self, target: TargetId, incarnation: bytes, now_us: int) -> TargetSeen:
         """Somebody says that this directory, or the only one that asks, is the target from now on.
@@ -184,7 +183,7 @@ class Claims:
         seen = TargetSeen(
             target, claim.domain, claim.directory, claim.incarnation, claim.place, standing
         )
-        self._known[target], self._replaced_us[target] = seen, now_us
+        self._known[target] = seen
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
 

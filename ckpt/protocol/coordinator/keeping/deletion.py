@@ -127,8 +127,8 @@ class Deleter:
 
     def delete_step(self, session: Session, request: int, message: DeleteStep) -> None:
         """Every committed or damaged generation of (run, step), or the one that is named.
-        Idempotent while under way. Raises Refused for a pinned one, or, if that is asked,
-        for one with a name.
+        Idempotent while under way, and for who says that this is asked again. Raises Refused for a
+        pinned one, or, if that is asked, for one with a name.
         """
         meant = [
             checkpoint
@@ -138,6 +138,10 @@ class Deleter:
         doomed = [c for c in meant if c.state in (RowState.COMMITTED, RowState.DAMAGED)]
         under_way = [c for c in meant if c.id in self._unspread]
         if not doomed and not under_way:
+            before = self._done_before(message, meant) if message.repeated else None
+            if before is not None:
+                self._desk.send(session, request, before)
+                return
             which = "" if message.generation is None else f"#{message.generation}"
             text = f"{message.run}@{message.step}{which} has no committed checkpoint"
             missing = NotFound(text)
@@ -166,6 +170,22 @@ class Deleter:
             self._unspread[checkpoint.id].append(one_done)
         if doomed:
             self._tombstone(doomed, "deleted on request", one_done)
+
+    def _done_before(
+        self, message: DeleteStep, tombstoned: list[KeptCheckpoint]
+    ) -> StepDeleted | None:
+        """What was answered for the newest generation that is deleted; None without one."""
+        ids = [checkpoint.id for checkpoint in tombstoned]
+        for id, state in self.gone.items():
+            is_meant = (id.run, id.step) == (message.run, message.step)
+            if is_meant and message.generation in (None, id.generation):
+                ids += [id] if state is RowState.DELETED else []
+        if not ids:
+            return None
+        newest = max(ids, key=lambda id: id.generation)
+        info, here = self._checkpoints.info_told(newest), self._checkpoints.get(newest)
+        size = 0 if info is None else info.payload_bytes
+        return StepDeleted(0, size) if here is not None and here.users else StepDeleted(size)
 
     def expire(self, run: RunName) -> None:
         """After a commit, a reader's end, or new rules: what these and newer generations leave

@@ -266,15 +266,15 @@ class DrainQueue:
             self._note(session, request, StoreOpened(policy))
 
     def _forget(self, session: Session, request: int, message: ForgetStore) -> None:
-        if message.url not in self.stores:
+        store = self.stores.get(message.url)
+        if store is None and not message.repeated:
             raise NotFound(
                 f"nothing is drained to {message.url}", hint="ckpt status names the stores"
             )
-        store = self.stores[message.url]
-        if store.workers:
+        if store is not None and store.workers:
             names = ", ".join(sorted(store.workers))
             raise Busy(f"{message.url} is served by {names}", hint="stop them first")
-        del self.stores[message.url]
+        self.stores.pop(message.url, None)
         self._note(session, request, StoreForgotten(message.url))
 
     def _note_unreached(self, session: Session, request: int, message: TellTrouble) -> None:

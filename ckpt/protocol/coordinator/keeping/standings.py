@@ -74,11 +74,14 @@ class Standings:
     # ----------------------------------------------------------------------- which directory
 
     def _replace(self, session: Session, request: int, message: ReplaceTarget) -> None:
-        """Another directory is this target; asked again, the same is answered."""
+        """Another directory is this target; said to be asked again, the same is answered."""
         seats, now = self._members.seats, self._desk.now_us
-        seen = seats.answered(message.target, message.incarnation, now)
+        target = self._members.targets.get(message.target)
+        seen = None
+        if message.repeated:
+            seated = target is not None and target.session is not None
+            seen = seats.answered(message.target, message.incarnation, now, seated=seated)
         if seen is None:
-            target = self._members.targets.get(message.target)
             if target is not None:
                 self._check_member(target)
                 _check_ended(target)
