@@ -9,19 +9,11 @@ are named by their documents as well.
 from __future__ import annotations
 
 import struct
-from functools import partial
 
 from ckpt.base.ids import CatalogPosition
 from ckpt.format.checksum import crc32
 from ckpt.protocol.target.core import Core
-from ckpt.protocol.target.disk_events import (
-    DiskFailed,
-    RemoveFile,
-    RenameFile,
-    SyncDirectory,
-    SyncFile,
-    WriteAt,
-)
+from ckpt.protocol.target.note_file import NoteFile
 from ckpt.protocol.target.space import Reservations
 
 CATALOG_FILE = "catalog"
@@ -50,15 +42,14 @@ class CatalogNote:
 
     def __init__(self, core: Core, reservations: Reservations) -> None:
         self._core = core
-        self._reservations = reservations
-        self._writing = False
+        self._file = NoteFile(core, reservations, CATALOG_FILE, "the catalog's note")
         #: When this process last began to write; None before it did.
         self._written_us: int | None = None
         self.stored: CatalogPosition | None = None
 
     def told(self, position: CatalogPosition | None) -> None:
         """By the coordinator that is obeyed here."""
-        if position is None or self._writing:
+        if position is None or self._file.is_writing:
             return
         stored, now_us = self.stored, self._core.now_us
         if stored is not None and position <= stored:
@@ -68,23 +59,10 @@ class CatalogNote:
             self._write(position)
 
     def _write(self, position: CatalogPosition) -> None:
-        self._writing, self._written_us = True, self._core.now_us
-        aside = self._reservations.new_file("catalog")
+        self._written_us = self._core.now_us
 
-        def written(failure: DiskFailed | None) -> None:
-            self._writing = False
-            if failure is None:
+        def written(is_stored: bool) -> None:
+            if is_stored:
                 self.stored = position
-                return
-            self._core.report("warning", "the catalog's note fails", error=failure.errno_name)
-            self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
 
-        self._core.chain(
-            [
-                partial(WriteAt, file=aside, offset=0, data=encode_note(position)),
-                partial(SyncFile, file=aside),
-                partial(RenameFile, old=aside, new=CATALOG_FILE),
-                partial(SyncDirectory, directory=""),
-            ],
-            written,
-        )
+        self._file.write(encode_note(position), written)

@@ -15,10 +15,7 @@ Remote input never raises. `check()` asserts the parts' invariants after any eve
 
 from __future__ import annotations
 
-from msgspec import UNSET
-
 from ckpt.base.ids import Epoch, TargetId
-from ckpt.base.limits import RENEW_US
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.reading import ReadDocument, ReadManifest, ReadRanges, VerifyColumn
 from ckpt.format.messages.scrubbing import AskScrub
@@ -29,11 +26,8 @@ from ckpt.format.messages.targets import (
     LeaseRenewed,
     ListColumns,
     PutDocument,
-    RegisterTarget,
     ReleaseReservation,
-    RenewLease,
     Reserve,
-    ScrubReport,
     TargetRegistered,
 )
 from ckpt.format.messages.writing import AbandonColumn, AskPace, BeginColumn, Fragment, SealColumn
@@ -68,6 +62,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.documents import Documents
 from ckpt.protocol.target.pieces import TableCache
+from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
 from ckpt.protocol.target.term import remove_steps, term_steps
@@ -109,6 +104,9 @@ class TargetMachine:
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
         self._note = CatalogNote(self._core, self._reservations)
+        self._presenting = Presenting(
+            self._core, self._space, self._reservations, self._note, self._scrub
+        )
 
         self._term = 0  # The highest that is durable here.
         self._term_pending: int | None = None  # A higher one that is being written.
@@ -124,14 +122,7 @@ class TargetMachine:
         #: When the disk last kept the offered term from being durable; None while it does not.
         #: Then no command is obeyed, but the lease is renewed: what lies here is read.
         self._held_out_us: int | None = None
-        self._renewed_us = 0
-        #: The counters that move in a burst, as they were at that renewal and at the last tick.
-        self._told = self._seen = (0, 0, 0)
-        self._told_failing = False  # Whether the present session has heard that the device fails.
-        #: What the present session has heard of the scrub.
-        self._told_scrub: ScrubReport | None = None
         self._refusal = ""  # Why the coordinator refused last: that is reported once.
-        self._still_us = 0  # When nothing had moved since the tick before.
         self._request_count = 0
         self.epoch = Epoch(0)
 
@@ -213,7 +204,7 @@ class TargetMachine:
             case DiskDone() | DiskFailed():
                 core.complete(event)
                 self._documents.retry_drops()
-                if core.device.is_failing is not self._told_failing and self._may_renew:
+                if self._presenting.has_turned and self._may_renew:
                     self._renew()
             case SessionDrained(session=session):
                 self._reads.drained(session)
@@ -338,29 +329,7 @@ class TargetMachine:
             self._core.out.append(CloseSession(self._coordinator, "a newer session replaces it"))
             self._session_closed(self._coordinator)
         self._coordinator, self._registered, self._offered_term = session, False, 0
-        identity, space = self._core.identity, self._space
-        register = RegisterTarget(
-            target=identity.target,
-            boot=identity.boot,
-            address=identity.address,
-            unix=identity.unix,
-            domain=identity.domain,
-            directory=identity.directory,
-            pid=identity.pid,
-            bytes_total=space.bytes_total,
-            bytes_free=max(0, space.available),
-            bytes_used=self._core.bytes_used,
-            term_seen=self._term,
-            reservations=self._reservations.standing,
-            device_bytes_free=max(0, space.device_available),
-            catalog=self._note.stored,
-            incarnation=identity.incarnation,
-            place=identity.place,
-            coordinator=self._process,
-            wire=identity.wire,
-            scrub=self._scrub.report,
-        )
-        self._told_scrub = register.scrub
+        register = self._presenting.registration(self._term, self._process)
         self._core.send(session, self._next_request(), register)
 
     def _register(self, session: Session, message: TargetRegistered) -> None:
@@ -436,9 +405,8 @@ class TargetMachine:
 
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""
-        self._registered, self._told_failing, self._held_out_us = True, False, None
-        self._refusal = ""
-        self._renewed_us = self._core.now_us
+        self._registered, self._held_out_us, self._refusal = True, None, ""
+        self._presenting.taken_in()
         held, self._held = self._held, []
         for each in held:
             self._received(each)
@@ -450,7 +418,7 @@ class TargetMachine:
         if self._core.device.begin_probe(self._core.now_us):
             self._core.probe(self._reservations.new_file("probe"))
         self._try_term_again()
-        if self._may_renew and self._renewal_is_due():
+        if self._may_renew and self._presenting.renewal_is_due():
             self._renew()
 
     @property
@@ -460,36 +428,8 @@ class TargetMachine:
 
     def _renew(self) -> None:
         assert self._coordinator is not None
-        self._renewed_us, self._told = self._core.now_us, self._seen
-        device, scrub = self._core.device, self._scrub.report
-        self._told_failing = device.is_failing
-        self._space.count()
-        renew = RenewLease(
-            target=self._core.identity.target,
-            boot=self._core.identity.boot,
-            bytes_free=max(0, self._space.available),
-            bytes_used=self._core.bytes_used,
-            counters=self.counters,
-            device_bytes_free=max(0, self._space.device_available),
-            device=device.report or UNSET,
-            scrub=UNSET if scrub == self._told_scrub else scrub,
-        )
-        self._told_scrub = scrub
-        self._core.send(self._coordinator, self._next_request(), renew)
-
-    def _renewal_is_due(self) -> bool:
-        """Each second; and what people see of a burst is sent when it begins, each time it has
-        lasted twice as long, and when it ends. That the device fails is sent at once.
-        """
-        now, counters = self._core.now_us, self._core.counters
-        if self._core.device.is_failing is not self._told_failing:
-            return True
-        moved = counters.fragments, counters.bytes_given, counters.columns_verified
-        if moved == self._seen:
-            self._still_us = now
-        self._seen = moved
-        patience_us = RENEW_US if moved == self._told else (now - self._still_us) // 2
-        return now - self._renewed_us >= min(RENEW_US, patience_us)
+        renewal = self._presenting.renewal()
+        self._core.send(self._coordinator, self._next_request(), renewal)
 
     def _next_request(self) -> int:
         self._request_count += 1

@@ -24,9 +24,10 @@ from ckpt.format.messages.scrubbing import ScrubState
 from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
 from ckpt.protocol.target.at_rest.file_check import FileCheck
 from ckpt.protocol.target.at_rest.scrub_note import (
+    SCRUB_FILE,
     ScrubNote,
-    ScrubNotes,
     digest_of,
+    encode_scrub_note,
     pack_readings,
     unpack_readings,
 )
@@ -41,6 +42,7 @@ from ckpt.protocol.target.core import (
     column_name,
 )
 from ckpt.protocol.target.disk_events import PASSING_ERRNOS, DiskFailed, ReadAt, ReleaseBulk
+from ckpt.protocol.target.note_file import NoteFile
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
 
@@ -66,7 +68,7 @@ class Scrub:
     def __init__(self, core: Core, reservations: Reservations, reads: Reads) -> None:
         self._core = core
         self._reads = reads
-        self._notes = ScrubNotes(core, reservations)
+        self._note_file = NoteFile(core, reservations, SCRUB_FILE, "the scrub's note")
         self._times = Timetable(core.limits.scrub_period_us)
         #: What is added to this process's time to have the wall clock's.
         self._epoch_us = 0
@@ -320,12 +322,12 @@ class Scrub:
         now_us = self._core.now_us
         rested = now_us - self._noted_us >= NOTE_US
         # A note that fails would be one more failure of a device that is tried by its probe.
-        if self._notes.is_writing or self._core.device.is_failing:
+        if self._note_file.is_writing or self._core.device.is_failing:
             return
         if not (self._is_urgent or (self._is_changed and rested)):
             return
         self._noted_us, self._is_changed, self._is_urgent = now_us, False, False
-        self._notes.write(self._as_note(), self._written)
+        self._note_file.write(encode_scrub_note(self._as_note()), self._written)
 
     def _written(self, is_durable: bool) -> None:
         """What could not be written is tried again when it has rested."""

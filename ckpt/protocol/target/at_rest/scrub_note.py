@@ -13,8 +13,7 @@ future counts as now, so that a clock that was wrong costs a reading and no more
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -25,16 +24,6 @@ from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
 from ckpt.format.messages.targets import Rot
-from ckpt.protocol.target.core import Core
-from ckpt.protocol.target.disk_events import (
-    DiskFailed,
-    RemoveFile,
-    RenameFile,
-    SyncDirectory,
-    SyncFile,
-    WriteAt,
-)
-from ckpt.protocol.target.space import Reservations
 
 SCRUB_FILE: Final = "scrub"
 NOTE_BYTES_MAX: Final = 64 * MiB
@@ -89,35 +78,3 @@ def unpack_readings(packed: bytes) -> dict[bytes, int]:
     """Digest of a file's name to seconds."""
     whole = len(packed) - len(packed) % _READING.size
     return dict(_READING.iter_unpack(packed[:whole]))
-
-
-class ScrubNotes:
-    """I write notes, one at a time."""
-
-    def __init__(self, core: Core, reservations: Reservations) -> None:
-        self._core = core
-        self._reservations = reservations
-        self.is_writing = False
-
-    def write(self, note: ScrubNote, then: Callable[[bool], None]) -> None:
-        """`then` hears whether it is on stable storage."""
-        assert not self.is_writing
-        self.is_writing = True
-        aside = self._reservations.new_file(SCRUB_FILE)
-
-        def written(failure: DiskFailed | None) -> None:
-            self.is_writing = False
-            if failure is not None:
-                self._core.report("warning", "the scrub's note fails", error=failure.errno_name)
-                self._core.chain([partial(RemoveFile, file=aside)], lambda _: None)
-            then(failure is None)
-
-        self._core.chain(
-            [
-                partial(WriteAt, file=aside, offset=0, data=encode_scrub_note(note)),
-                partial(SyncFile, file=aside),
-                partial(RenameFile, old=aside, new=SCRUB_FILE),
-                partial(SyncDirectory, directory=""),
-            ],
-            written,
-        )
