@@ -28,6 +28,8 @@ class Staged:
         self._follow = follow
         self._queued = threading.Event()
         self._over = threading.Event()
+        #: Threads that wait here, or whose changes come after the copies.
+        self._met: set[int] = set()
         _under_way.add(self)
 
     @property
@@ -37,7 +39,11 @@ class Staged:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until the state may be changed; False when the time is over first."""
-        return self._over.wait(timeout_s)
+        self._met.add(threading.get_ident())
+        try:
+            return self._over.wait(timeout_s)
+        finally:
+            self._met.discard(threading.get_ident())
 
     def follow(self) -> float:
         """From here on the calling thread may change the state. What a device copies is waited for
@@ -45,6 +51,7 @@ class Staged:
         """
         begun_s = time.monotonic()
         if not self._over.is_set():
+            self._met.add(threading.get_ident())
             self._queued.wait()
             follow = self._follow
             if follow is not None:
@@ -54,6 +61,10 @@ class Staged:
         return time.monotonic() - begun_s
 
     # ----------------------------------------------------------------------- for who copies
+
+    def is_met(self, thread: threading.Thread) -> bool:
+        """It waits for this, or was given word that its changes come after the copies."""
+        return thread.ident in self._met
 
     def note_queued(self) -> None:
         """The devices know what to copy, and the host has copied what it copies."""

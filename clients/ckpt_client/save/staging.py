@@ -6,6 +6,7 @@ overlap                          on another thread, all of it: the training goes
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from ckpt.base.errors import Aborted, CkptError
 from ckpt.base.ids import RunName, Step
 from ckpt_client.environment import RankPlace
+from ckpt_client.save.calls import let_return
 from ckpt_client.save.copying import Copier
 from ckpt_client.save.handle import Save
 from ckpt_client.save.overlap import OverlapCopier
@@ -77,10 +79,12 @@ class Staging:
         """`copy` and `hand_over` on the thread of `run`. What refuses it ends the Save."""
         save = self._save()
         save.staged = staged = Staged(copier.follow)
+        caller = threading.current_thread()
 
         def beside() -> None:
             try:
                 self._touch_s = self._copied(copier, staged.note_queued)
+                let_return(caller, lambda: staged.is_met(caller))
                 self._refuse_changed(copier)
             except BaseException as failure:
                 self.failure = failure
