@@ -140,6 +140,8 @@ class ReaderNode:
         #: Live targets, as the coordinator said.
         self._live: set[TargetId] = set()
         self._moves: Moves = {}
+        #: Moves were asked for, and have not come.
+        self._awaits_moves = False
         self._index_from: list[TargetId] = []
         self._index = bytearray()
         self._links: dict[TargetId, Session] = {}
@@ -173,6 +175,18 @@ class ReaderNode:
         if self._record is None:
             resolve = Resolve(self._run, self.step, timeout_us=4_000_000)
             self._network.send(Send(session, next(self._requests), resolve))
+        elif self._awaits_moves:
+            self._ask_moves()
+
+    def _ask_moves(self) -> None:
+        """Again on the next session, if this one ends first."""
+        self._awaits_moves = True
+        if self._coordinator_session is None:
+            self._dial_coordinator()
+        else:
+            assert self._record is not None
+            ask = AskMoves(self._record.info.checkpoint, 0)
+            self._network.send(Send(self._coordinator_session, next(self._requests), ask))
 
     def _end(self, outcome: str) -> None:
         if self.outcome is None:
@@ -195,7 +209,7 @@ class ReaderNode:
     def session_closed(self, session: Session) -> None:
         if session == self._coordinator_session:
             self._coordinator_session = None
-            if self._record is None:
+            if self._record is None or self._awaits_moves:
                 self._dial_coordinator()
             return
         for target, link in list(self._links.items()):
@@ -210,6 +224,7 @@ class ReaderNode:
                 self._live = {address.target for address in targets}
                 self._resolved(info, bulk)
             case MovesFound():
+                self._awaits_moves = False
                 self._moves = decode_moves(0, bulk)
                 self._next_index_copy()
             case Failed(code) if session == self._coordinator_session:
@@ -239,9 +254,8 @@ class ReaderNode:
         self._index_from = [t for t in named if t in self._live]
         if moved is None or not moved.pages:
             self._next_index_copy()
-        elif self._coordinator_session is not None:
-            ask = AskMoves(id, 0)
-            self._network.send(Send(self._coordinator_session, next(self._requests), ask))
+        else:
+            self._ask_moves()
 
     def _next_index_copy(self) -> None:
         if not self._index_from or self._record is None:
