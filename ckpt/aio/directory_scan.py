@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckpt.aio.disk import Disk
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import align_down
+from ckpt.format.documents.cluster_map import MAP_BYTES_MAX
 from ckpt.protocol.target.at_rest.scrub_note import (
     NOTE_BYTES_MAX,
     SCRUB_FILE,
@@ -13,6 +14,7 @@ from ckpt.protocol.target.at_rest.scrub_note import (
 from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
 from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
 from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
+from ckpt.protocol.target.map_note import MAP_FILE
 from ckpt.protocol.target.term import (
     COORDINATOR_FILE,
     TERM_FILE,
@@ -36,7 +38,8 @@ def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded
     position = decode_note(_read_note(disk, CATALOG_FILE))
     process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
     scrub = decode_scrub_note(_read_note(disk, SCRUB_FILE, NOTE_BYTES_MAX))
-    return DirectoryLoaded(now_us, tuple(files), term, position, process, scrub, wall_us)
+    map = _read_note(disk, MAP_FILE, MAP_BYTES_MAX)
+    return DirectoryLoaded(now_us, tuple(files), term, position, process, scrub, wall_us, map)
 
 
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:

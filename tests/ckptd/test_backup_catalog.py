@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from ckpt.protocol.coordinator.catalog import (
     Persist,
     RowState,
     TargetSeen,
+    TargetStanding,
 )
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
@@ -101,7 +103,8 @@ def test_where_it_is_drained_to_comes_from_the_copy(tmp_path: Path) -> None:
     backup.targets[seen.target] = seen
     found = rebuild(CLUSTER, [RestingTarget(tmp_path, CLUSTER)], backup)
     assert found.image.stores == {policy.url: drained}
-    assert found.image.targets == {seen.target: seen}
+    absent = replace(seen, standing=TargetStanding.ABSENT)
+    assert found.image.targets == {seen.target: absent}, "it did not answer"
 
 
 def test_a_copy_made_while_entries_are_written_has_all_that_were_durable(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import (
     BootId,
+    CatalogPosition,
     CheckpointId,
     ColumnId,
     ColumnNumber,
@@ -42,6 +43,7 @@ from ckpt.format.column import (
     encode_trailer,
     trailer_bytes,
 )
+from ckpt.format.documents.cluster_map import MapEntry, decode_map, encode_map, make_map
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.moves import (
     MOVES_BYTES_MAX,
@@ -289,6 +291,18 @@ def test_moves_are_as_ever() -> None:
     assert decode_moves(1, frozen) == moves
     raw = unwrap(MOVES_MAGIC, VERSION, frozen, MOVES_BYTES_MAX)
     assert raw == unwrap(MOVES_MAGIC, VERSION, now, MOVES_BYTES_MAX)
+
+
+def test_a_map_of_the_cluster_is_as_ever() -> None:
+    entries = (
+        MapEntry(TargetId("t0"), "pod/rack/h0/nvme0", "/data/t0", bytes(range(16)), "in"),
+        MapEntry(TargetId("t1"), "pod/rack/h1/nvme0", "/data/t1", b"", "removed"),
+    )
+    made = make_map("c0ffee", CatalogPosition(4, 2), entries)
+    frozen = golden("cluster_map.bin", encode_map(made))
+    assert decode_map(frozen) == made
+    assert decode_map(frozen).targets == entries
+    assert decode_map(frozen).digest == made.digest
 
 
 def index_parts(document: bytes) -> list[bytes]:

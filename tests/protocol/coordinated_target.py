@@ -18,6 +18,7 @@ from ckpt.base.ids import (
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import file_bytes, manifest_bytes_bound
+from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
@@ -40,8 +41,10 @@ from ckpt.format.messages.targets import (
     DropColumn,
     DropGeneration,
     Dropped,
+    KeepMap,
     LeaseRenewed,
     ListColumns,
+    MapKept,
     PutDocument,
     ReleaseReservation,
     RenewLease,
@@ -100,6 +103,8 @@ class FakeTarget:
     """The newest position that it was told."""
     incarnation: bytes = b""
     place: str = ""
+    map: bytes | None = None
+    """The cluster's map that it keeps, empty for none yet; None: it keeps none."""
 
     part_bytes: int = 1 << 20
     """A document is given in parts of at most so many bytes."""
@@ -138,6 +143,10 @@ class FakeTarget:
                     return Failed("not_found", "it is not here")
                 last = (end or len(document)) - start <= self.part_bytes
                 return DocumentData(len(document), start, last)
+            case KeepMap():
+                assert self.map is not None, "an older target ends its session"
+                self.map = bytes(send.bulk)
+                return MapKept()
             case Attest(_, columns):
                 return Attested(tuple(self.columns[c] for c in columns if c in self.columns))
             case VerifyColumn(column):
@@ -160,6 +169,11 @@ class FakeTarget:
             return self.bytes_free, self.bytes_used
         used = COLUMN_BYTES * len(self.columns)
         return self.capacity_bytes - used, used
+
+    @property
+    def map_digest(self) -> bytes | None:
+        """As it says when it comes."""
+        return decode_map(self.map).digest if self.map else self.map
 
     @property
     def renewal(self) -> RenewLease:

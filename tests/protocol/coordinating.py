@@ -165,7 +165,7 @@ class Bench:
                 1 << 40, target.bytes_free, 0, target.term_seen,
                 tuple(sorted(target.reservations)), catalog=target.catalog,
                 incarnation=target.incarnation, place=target.place,
-                coordinator=target.coordinator,
+                coordinator=target.coordinator, map=target.map_digest,
             ),
         )  # fmt: skip
 

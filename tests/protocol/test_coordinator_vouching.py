@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -23,7 +25,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinated_target import SECRET
@@ -250,3 +252,28 @@ def test_what_a_target_holds_proves_the_catalog_old_or_does_not(
     # Not one tick: what is done for those that vouched is another matter.
     old = "older than its targets" in str(newest(bench))
     assert old == (state in PROVES[kind]), bench.machine.vouching.reason
+
+
+def test_who_was_absent_when_the_catalog_was_made_is_waited_for_once_it_has_come() -> None:
+    """Three of five are gone: the catalog was made of the two that are left."""
+    bench = Bench(5, targets_live=False)
+    known = [TargetSeen(id, t.domain, "d", b"") for id, t in bench.targets.items()]
+    for seen in known[2:]:
+        bench.durable.append(dataclasses.replace(seen, standing=TargetStanding.ABSENT))
+    bench.durable += known[:2]
+    bench.rebuilt_from = 2
+    bench.restart("t0", "t1")
+    bench.tick(10)
+    assert bench.machine.vouching.serves, "both that were named"
+    bench.start(TargetId("t4"))
+    bench.tick(1)
+    seats = bench.machine.members.seats
+    standings = [seats.standing_of(id) for id in bench.targets]
+    assert standings[2:] == [TargetStanding.ABSENT, TargetStanding.ABSENT, TargetStanding.IN]
+    bench.restart("t0")
+    bench.tick(10)
+    assert not bench.machine.vouching.serves, "of three, two have to vouch"
+    assert "t1, t4" in str(bench.machine.vouching.problem())
+    bench.start(TargetId("t4"))
+    bench.tick(1)
+    assert bench.machine.vouching.serves

@@ -6,9 +6,10 @@ from copy import deepcopy
 
 from ckpt.aio.directory_scan import scan
 from ckpt.base.errors import Corrupt, Unavailable
-from ckpt.base.ids import CheckpointId
+from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
+from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.documents.file import DocumentHeader
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.testing.disk import FakeDisk, Keep
@@ -42,7 +43,9 @@ class DiskSource:
                     key = (DocumentKind(header.kind), header.checkpoint)
                     self._files[key] = (found.file, header)
                     checkpoints.add(header.checkpoint)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), loaded.term)
+        map = decode_map(loaded.map) if loaded.map else None
+        target = TargetId(self.name)
+        return Holdings(frozenset(checkpoints), frozenset(self._files), loaded.term, map, target)
 
     def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
         file, header = self._files[(kind, checkpoint)]

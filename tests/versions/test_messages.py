@@ -49,6 +49,10 @@ ADDED_SINCE: Final = {
     137: "ScrubState",
     138: "ChangeTarget",
     139: "TargetChanged",
+    148: "KeepMap",
+    149: "MapKept",
+    150: "AskMap",
+    151: "MapTold",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -167,6 +167,7 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.scrubbing import AskScrub, ScrubState
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ReadsShared, ShareReads
 from ckpt.format.messages.targets import (
+    AskMap,
     Attest,
     Attested,
     ColumnsListed,
@@ -174,8 +175,11 @@ from ckpt.format.messages.targets import (
     DropColumn,
     DropGeneration,
     Dropped,
+    KeepMap,
     LeaseRenewed,
     ListColumns,
+    MapKept,
+    MapTold,
     PutDocument,
     RegisterTarget,
     ReleaseReservation,
@@ -207,7 +211,7 @@ Message = (
     | Resolve | Resolved | AskMoves | MovesFound | ReleasePin | LoadBegan | ConfirmLoad | LoadConfirmed
     | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
-    | Attest | Attested | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
+    | Attest | Attested | KeepMap | MapKept | AskMap | MapTold | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
@@ -241,6 +245,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
     131: SetRepair, 132: RepairSet,
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
+    148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""
 

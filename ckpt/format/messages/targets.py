@@ -85,6 +85,9 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """Which of its connections have tags on their bulks: auto, mac or plain."""
     scrub: ScrubReport | None = None
     """None: of an earlier version."""
+    map: bytes | None = None
+    """The digest of the cluster's map that it keeps, empty without one. None: of an earlier
+    version, which keeps none."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -214,6 +217,27 @@ class Dropped(Struct, frozen=True, gc=False):
     bytes_freed: int
 
 
+class KeepMap(Struct, frozen=True, gc=False):
+    """Bulk: the cluster's map (ckpt.format.documents.cluster_map), in the place of the one that is
+    kept."""
+
+    term: int
+
+
+class MapKept(Struct, frozen=True, gc=False):
+    """On stable storage."""
+
+
+class AskMap(Struct, frozen=True, gc=False):
+    """Which map is kept here?"""
+
+
+class MapTold(Struct, frozen=True, gc=False):
+    """Bulk: the document; empty: none was given yet."""
+
+    target: TargetId
+
+
 class ListColumns(Struct, frozen=True, gc=False):
     """What is here, in name order, after the cursor."""
 
@@ -235,3 +259,6 @@ class ColumnsListed(Struct, frozen=True, gc=False):
     columns: tuple[ColumnProof, ...]
     documents: tuple[DocumentSummary, ...]
     cursor: str
+    keeps_map: bool = False
+    """It may be asked for the cluster's map; a target of an earlier version ends a session for
+    that."""

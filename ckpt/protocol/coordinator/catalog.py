@@ -214,6 +214,9 @@ class TargetStanding(Enum):
     """The same, and what is missing on it while it is away is made again at once."""
     REMOVED = "removed"
     """It is no target any more, and never again."""
+    ABSENT = "absent"
+    """The same as `in`, and nobody waits for its word on the catalog: that was made from targets
+    without it, and it has not come since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +349,7 @@ class CatalogImage:
     rebuilt_term: int = 0
     """The highest that was seen when the catalog was made from the targets; 0 for one that grew."""
     rebuilt_from: int = 0
-    """So many targets were named then, whether they answered or not."""
+    """So many targets were named then, whether they answered or not, or had been removed."""
     passed_over: set[CheckpointId] = field(default_factory=set)
     """Generations without a row whose record or tombstone was found then, and refused."""
     outdated: str = ""

@@ -69,6 +69,7 @@ from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLe
 from ckpt.protocol.coordinator import facts
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
@@ -144,6 +145,7 @@ class CoordinatorMachine:
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
+        self.map_keeper = MapKeeper(desk, self.members, policy.cluster)
         self.launches = Launches(image.term)
         self.preempting = Preempting(desk, self.launches)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
@@ -416,6 +418,7 @@ class CoordinatorMachine:
         target = self.members.register(session, request, message)
         if target is not None:
             self.vouching.registered(target, message.incarnation)
+            self.map_keeper.registered(target, message)
             self.reservations.reconcile(target, message.reservations)
 
     def _closed(self, session: Session) -> None:
@@ -444,6 +447,7 @@ class CoordinatorMachine:
             self.resolver.refuse_all(problem)
             return
         self.confirming.tick()
+        self.map_keeper.tick()
         self.reservations.tick()
         self.labeling.tick()
         self.retaining.tick()

@@ -54,6 +54,8 @@ class DirectoryLoaded:
     scrub: ScrubNote | None = None
     wall_us: int | None = None
     """What a wall clock shows now; None: there is none but the process's own."""
+    map: bytes = b""
+    """The file of the cluster's map, as it is; empty without one."""
 
 
 def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHeader | None:

@@ -471,5 +471,5 @@ class Documents:
                 size = entry.header.total_bytes
                 documents.append(DocumentSummary(entry.kind, checkpoint, size))
         rest = cursor if count < len(behind) else ""
-        page = ColumnsListed(tuple(columns), tuple(documents), rest)
+        page = ColumnsListed(tuple(columns), tuple(documents), rest, keeps_map=True)
         self._core.send(session, request, page)

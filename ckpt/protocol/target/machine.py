@@ -20,9 +20,11 @@ from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.reading import ReadDocument, ReadManifest, ReadRanges, VerifyColumn
 from ckpt.format.messages.scrubbing import AskScrub
 from ckpt.format.messages.targets import (
+    AskMap,
     Attest,
     DropColumn,
     DropGeneration,
+    KeepMap,
     LeaseRenewed,
     ListColumns,
     PutDocument,
@@ -61,6 +63,7 @@ from ckpt.protocol.target.disk_events import (
     SpaceMeasured,
 )
 from ckpt.protocol.target.documents import Documents
+from ckpt.protocol.target.map_note import MapNote
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
@@ -79,7 +82,9 @@ TargetEvent = (
     | DirectoryLoaded
 )
 
-Command = Reserve | ReleaseReservation | Attest | PutDocument | DropGeneration | DropColumn
+Command = (
+    Reserve | ReleaseReservation | Attest | KeepMap | PutDocument | DropGeneration | DropColumn
+)
 """What only the coordinator may ask, under its term."""
 
 COMMANDS_HELD_MAX = 256  # While a term is made durable.
@@ -104,8 +109,9 @@ class TargetMachine:
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
         self._note = CatalogNote(self._core, self._reservations)
+        self._map = MapNote(self._core, self._reservations)
         self._presenting = Presenting(
-            self._core, self._space, self._reservations, self._note, self._scrub
+            self._core, self._space, self._reservations, self._note, self._map, self._scrub
         )
 
         self._term = 0  # The highest that is durable here.
@@ -221,6 +227,7 @@ class TargetMachine:
             case DirectoryLoaded():
                 self._term, self._process = event.term, event.coordinator
                 self._note.stored = event.catalog
+                self._map.load(event.map)
                 self._scrub.load(event.scrub, event.wall_us)
                 adopt(core, event)
                 self._scrub.loaded(event.scrub)
@@ -266,6 +273,8 @@ class TargetMachine:
                 self._documents.read(session, request, message)
             case CancelRequest():
                 self._reads.cancel(session, request)
+            case AskMap():
+                self._map.tell(session, request)
             case ListColumns():
                 self._documents.list_page(session, request, message)
             case _ if isinstance(message, Command):
@@ -316,6 +325,8 @@ class TargetMachine:
                 self._reservations.release(message)
             case Attest():
                 self._columns.attest(session, request, message)
+            case KeepMap():
+                self._map.keep(session, request, bulk)
             case PutDocument():
                 self._documents.put(session, request, message, bulk)
             case DropGeneration() | DropColumn():

@@ -9,6 +9,7 @@ from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
 from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.catalog_note import CatalogNote
 from ckpt.protocol.target.core import Core, Space
+from ckpt.protocol.target.map_note import MapNote
 from ckpt.protocol.target.space import Reservations
 
 
@@ -16,12 +17,14 @@ class Presenting:
     """I say it, each part only when it is news. Of one session at a time."""
 
     def __init__(
-        self, core: Core, space: Space, reservations: Reservations, note: CatalogNote, scrub: Scrub
-    ) -> None:
+        self, core: Core, space: Space, reservations: Reservations, note: CatalogNote, map: MapNote,
+        scrub: Scrub,
+    ) -> None:  # fmt: skip
         self._core = core
         self._space = space
         self._reservations = reservations
         self._note = note
+        self._map = map
         self._scrub = scrub
         self._renewed_us = 0
         #: The counters that move in a burst, as they were at that renewal and when I was last asked
@@ -63,6 +66,7 @@ class Presenting:
             coordinator=coordinator,
             wire=identity.wire,
             scrub=self._told_scrub,
+            map=self._map.digest,
         )
 
     def taken_in(self) -> None:

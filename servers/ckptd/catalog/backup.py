@@ -113,6 +113,4 @@ def take_from(backup: CatalogImage, image: CatalogImage, seen: Set[CheckpointId]
         elif row.state is RowState.COMMITTED and known is None and id in seen:
             image.rows[id] = row
     image.stores.update(backup.stores)
-    for target, seen_target in backup.targets.items():
-        image.targets.setdefault(target, seen_target)
     image.term = max(image.term, backup.term)

@@ -15,6 +15,9 @@ reason, and left untouched on the targets:
     undecodable, conflicting  a record that is damaged on every target, or of which two differ
     index missing             on none of the targets that answered: bring them and rebuild again
 
+Which targets there are, and how each stands, say the maps on them (ckptd.catalog.members): one that
+is away is named, and nothing that may lie on it is proved lost.
+
 The new catalog's term is far above the highest seen in records, generations, tombstones and the
 targets' own term files, so that no target that is away now has obeyed it. When one comes that
 holds a record or a tombstone that was not found here, the coordinator serves nobody any more, and
@@ -36,7 +39,7 @@ from typing import Annotated, Final
 from msgspec import structs
 
 from ckpt.aio.secret import read_secret
-from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Refused, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, RunName, TargetId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
@@ -44,10 +47,17 @@ from ckpt.format.documents.record import CommitRecord, decode_record, decode_tom
 from ckpt.format.index import decode_index
 from ckpt.format.messages.keeping import ALL_STAYS
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, RowState, TargetSeen
+from ckpt.protocol.coordinator.catalog import (
+    CatalogImage,
+    CatalogRow,
+    RowState,
+    TargetSeen,
+    TargetStanding,
+)
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
 from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
+from ckptd.catalog.members import at_rest, hear
 from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
 from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
@@ -97,6 +107,8 @@ class Rebuilt:
     refused: tuple[Refusal, ...]
     unreachable: tuple[str, ...]
     """Targets that did not answer, each with its error."""
+    left_out: tuple[str, ...] = ()
+    """Those that answered and do not count, each with the reason."""
 
 
 def rebuild(
@@ -108,16 +120,9 @@ def rebuild(
 
     Raises Unavailable when no source answers.
     """
-    held: list[tuple[TargetSource, Holdings]] = []
-    unreachable = []
-    for source in sources:
-        try:
-            held.append((source, source.holdings()))
-        except CkptError as error:
-            unreachable.append(f"{source.name}: {error}")
-    if not held:
-        raise Unavailable(f"no target answers: {'; '.join(unreachable) or 'none was named'}")
-    image = CatalogImage(max(holdings.term for _, holdings in held))
+    heard = hear(cluster, sources, backup)
+    held = heard.held
+    image = CatalogImage(max(holdings.term for _, holdings in held), targets=heard.known)
     committed, refused = [], []
     seen = set().union(*(holdings.checkpoints for _, holdings in held))
     for checkpoint in sorted(seen):
@@ -143,10 +148,14 @@ def rebuild(
     image.retentions = {id.run: ALL_STAYS for id in sorted(seen | image.rows.keys())}
     proved = {id for _, each in held for kind, id in each.documents if kind in _PROOFS}
     image.passed_over = proved - image.rows.keys()
-    image.rebuilt_from = len(sources)
+    removed = [seen for seen in image.targets.values() if seen.standing is TargetStanding.REMOVED]
+    image.rebuilt_from = len(sources) + len(removed)
     image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
     image.position = CatalogPosition(image.term, 0)
-    return Rebuilt(cluster, image, tuple(committed), tuple(refused), tuple(unreachable))
+    return Rebuilt(
+        cluster, image, tuple(committed), tuple(refused), tuple(heard.unreachable),
+        tuple(heard.left_out),
+    )  # fmt: skip
 
 
 def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebuilt, Path]:
@@ -162,7 +171,7 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
     for id, folder in zip(local.target_ids, folders, strict=True):
         domain = local.domain(id, device_of(directory))
         seen = TargetSeen(TargetId(id), domain, str(folder), incarnation_of(folder))
-        found.image.targets[seen.target] = seen
+        found.image.targets[seen.target] = at_rest(found.image.targets.get(seen.target), seen)
     return found, write_rebuilt(directory, found)
 
 
@@ -231,6 +240,7 @@ def main(argv: Sequence[str]) -> int:
             {"checkpoint": str(each.checkpoint), "reason": each.reason} for each in found.refused
         ],
         "unreachable": list(found.unreachable),
+        "left_out": list(found.left_out),
         "retention_unsaid": list(found.image.retentions),
     }
     os.write(sys.stdout.fileno(), json.dumps(document, indent=2).encode() + b"\n")

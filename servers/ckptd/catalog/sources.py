@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Unavailable
-from ckpt.base.ids import CheckpointId
+from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
+from ckpt.format.documents.cluster_map import ClusterMap, decode_map
 from ckpt.format.documents.file import DocumentHeader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
-from ckpt.format.messages.targets import ColumnsListed, ListColumns
+from ckpt.format.messages.targets import AskMap, ColumnsListed, ListColumns, MapTold
 from ckpt.protocol.handshake import Caller
 from ckpt.protocol.target.directory import identify
+from ckpt.protocol.target.map_note import MAP_FILE
 from ckpt.protocol.target.term import TERM_FILE, decode_term
+from ckptd.target.identity import read_target_file
 
 PART_BYTES: Final = 1 * MiB
 
@@ -34,6 +37,10 @@ class Holdings:
     documents: frozenset[tuple[DocumentKind, CheckpointId]]
     term: int
     """The highest that it is known to have acknowledged."""
+    map: ClusterMap | None = None
+    """The cluster's map that it keeps; None without one that can be read."""
+    target: TargetId = TargetId("")
+    """Who it says it is; empty where that is not said."""
 
 
 class TargetSource(Protocol):
@@ -85,7 +92,14 @@ class RunningTarget:
         checkpoints |= {checkpoint for _, checkpoint in documents}
         peer = self._client.peer
         term = 0 if peer is None else peer.epoch >> 32
-        return Holdings(frozenset(checkpoints), frozenset(documents), term)
+        held = Holdings(frozenset(checkpoints), frozenset(documents), term)
+        return self._with_map(held) if answer.keeps_map else held
+
+    def _with_map(self, held: Holdings) -> Holdings:
+        answer, document = self._client.call(AskMap())
+        if not isinstance(answer, MapTold):
+            raise Unavailable(f"{self.name} cannot tell the cluster's map")
+        return replace(held, map=_readable(document), target=answer.target)
 
     def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
         content = bytearray()
@@ -125,7 +139,11 @@ class RestingTarget:
                         kind = DocumentKind(header.kind)
                         self._files[(kind, header.checkpoint)] = (path, header)
                         checkpoints.add(header.checkpoint)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), self._term())
+        map = _readable(self._note(MAP_FILE))
+        term = decode_term(self._note(TERM_FILE)) or 0
+        known = read_target_file(self._directory)
+        target = TargetId("" if known is None else known.target)
+        return Holdings(frozenset(checkpoints), frozenset(self._files), term, map, target)
 
     def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
         path, header = self._files[(kind, checkpoint)]
@@ -137,11 +155,18 @@ class RestingTarget:
                 return document
         raise Corrupt(f"{path} fails its checksum")
 
-    def _term(self) -> int:
+    def _note(self, file: str) -> bytes:
         try:
-            return decode_term((self._directory / TERM_FILE).read_bytes()) or 0
+            return (self._directory / file).read_bytes()
         except OSError:
-            return 0
+            return b""
+
+
+def _readable(document: bytes | memoryview) -> ClusterMap | None:
+    try:
+        return decode_map(document) if document else None
+    except Corrupt:
+        return None
 
 
 def _outer_pages(path: Path) -> tuple[bytes, ...]:

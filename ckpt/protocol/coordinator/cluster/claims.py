@@ -20,7 +20,7 @@ the seat at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -65,6 +65,8 @@ class Claims:
     def __init__(self, known: Mapping[TargetId, TargetSeen]) -> None:
         #: Which directory and which place have each target's seat.
         self._known = dict(known)
+        self.version = 0
+        """Another one whenever something else is known of a target."""
         #: Processes that were refused a seat lately, at most CLAIMS_MAX; see `_key`.
         self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
         #: When the session of each seat ended; no entry while it stands, or before it ever did.
@@ -73,6 +75,10 @@ class Claims:
         self._born_us: int | None = None
 
     # ----------------------------------------------------------------------- questions
+
+    def all(self) -> Collection[TargetSeen]:
+        """What is known of each target, durable or about to be."""
+        return self._known.values()
 
     def standing(self, now_us: int) -> list[Claim]:
         """Those that were refused and still knock, by target."""
@@ -92,6 +98,8 @@ class Claims:
         known = self._known.get(message.target)
         kept = message.incarnation or (known.incarnation if known is not None else b"")
         standing = TargetStanding.IN if known is None else known.standing
+        if standing is TargetStanding.ABSENT:
+            standing = TargetStanding.IN
         return TargetSeen(
             message.target, message.domain, message.directory, kept, message.place, standing
         )
@@ -123,8 +131,7 @@ class Claims:
     def took(self, seen: TargetSeen) -> bool:
         """This process has the seat; True when what is known of the target changes by it."""
         self._left_us.pop(seen.target, None)
-        was, self._known[seen.target] = self._known.get(seen.target), seen
-        return was != seen
+        return self._know(seen)
 
     def standing_of(self, target: TargetId) -> TargetStanding:
         """As people said last, durable or about to be."""
@@ -132,7 +139,8 @@ class Claims:
 
     def stand(self, target: TargetId, standing: TargetStanding) -> TargetSeen:
         """People have said so. Returns what is known of it now."""
-        self._known[target] = seen = replace(self._known[target], standing=standing)
+        seen = replace(self._known[target], standing=standing)
+        self._know(seen)
         return seen
 
     def left(self, target: TargetId, now_us: int) -> None:
@@ -183,11 +191,17 @@ class Claims:
         seen = TargetSeen(
             target, claim.domain, claim.directory, claim.incarnation, claim.place, standing
         )
-        self._known[target] = seen
+        self._know(seen)
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
 
     # ----------------------------------------------------------------------- inside
+
+    def _know(self, seen: TargetSeen) -> bool:
+        """True when it is news."""
+        was, self._known[seen.target] = self._known.get(seen.target), seen
+        self.version += was != seen
+        return was != seen
 
     def _of_another_name(self, message: RegisterTarget) -> CkptError | None:
         if not message.incarnation:

@@ -152,7 +152,6 @@ class Membership:
     def __init__(
         self, desk: Desk, *, cluster: str, secret: bytes, image: catalog.CatalogImage
     ) -> None:
-        known = image.targets
         self._desk = desk
         self._cluster = cluster
         self._secret = secret
@@ -161,11 +160,11 @@ class Membership:
         """This one among all that began from a copy of the same catalog."""
         self.version = 0
         self.targets: dict[TargetId, Target] = {
-            id: _known_target(seen) for id, seen in sorted(known.items())
+            id: _known_target(seen) for id, seen in sorted(image.targets.items())
         }
         """All that there ever were, also those that were removed; see `all`."""
         self._by_session: dict[Session, TargetId] = {}
-        self.seats = Claims(known)
+        self.seats = Claims(image.targets)
         """Which directory is which target."""
         #: When the first tick came; None before. Targets have GATHERING_US from here to come.
         self._born_us: int | None = None
@@ -183,8 +182,7 @@ class Membership:
         """Whether more targets are about to count: this coordinator is new, and its catalog may
         not know them all, or one is being listed.
         """
-        coming = any(t.state is TargetState.RECONCILING for t in self.all())
-        return coming or self._is_young
+        return self._is_young or any(t.state is TargetState.RECONCILING for t in self.all())
 
     @property
     def _is_young(self) -> bool:
@@ -490,10 +488,12 @@ class Membership:
 
 
 def _known_target(seen: catalog.TargetSeen) -> Target:
-    removed = seen.standing is catalog.TargetStanding.REMOVED
-    state = TargetState.REMOVED if removed else TargetState.DOWN
-    domain = Domain.parse(seen.domain)
-    return Target(seen.target, domain, seen.directory, state, seen.standing)
+    standing, state = seen.standing, TargetState.DOWN
+    if standing is catalog.TargetStanding.REMOVED:
+        state = TargetState.REMOVED
+    elif standing is catalog.TargetStanding.ABSENT:
+        standing = catalog.TargetStanding.IN
+    return Target(seen.target, Domain.parse(seen.domain), seen.directory, state, standing)
 
 
 def _of_device(message: RegisterTarget | RenewLease) -> int:

@@ -16,8 +16,9 @@ keep shows it:
 
 A target vouches when none of these speaks against the catalog, it has listed all that it holds, and
 this coordinator's term is on its stable storage. N counts all targets that the catalog knows or
-that came: for a catalog without a checkpoint at least as many as its code has columns, for one that
-was made from targets at least as many as were named then. Enough are
+that came, but for those that were not there when it was made from targets, until they come; for a
+catalog without a checkpoint at least as many as its code has columns, for one that was made from
+targets at least as many as were named then. Enough are
 
     at once           N - m, or those of all domains but m: before its commit is acknowledged, a
                       record lies on m + 1 targets, in as many domains: one of them vouches
@@ -186,7 +187,7 @@ class Vouching:
                 text = f"the catalog is older than its targets: {self.reason}"
                 return Corrupt(text, hint=f"run: {self.remedy()}")
         here, needed = len(self._vouching()), self._needed(patient=True)
-        away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
+        away = [target.id for target in self._counted() if target.state is not TargetState.LIVE]
         text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
         named = f"; away: {', '.join(away)}" if away else ""
         return Unavailable(
@@ -206,8 +207,13 @@ class Vouching:
     def _vouching(self) -> list[TargetId]:
         return [target.id for target in self._members.live() if target.id in self._obey]
 
+    def _counted(self) -> list[Target]:
+        """Those whose word is waited for."""
+        seats, absent = self._members.seats, catalog.TargetStanding.ABSENT
+        return [one for one in self._members.all() if seats.standing_of(one.id) is not absent]
+
     def _needed(self, *, patient: bool) -> int:
-        count = max(len(self._members.all()), self._least())
+        count = max(len(self._counted()), self._least())
         most = count - self._parity
         return max(1, min(most, count // 2 + 1) if patient and self._has_served else most)
 
@@ -222,7 +228,7 @@ class Vouching:
         """
         if self._is_enough(ids, patient=True) or self._are_domains(ids, NOBODY, self._parity):
             return True
-        left = {target.id for target in self._members.all()} - allowed.absent - ids
+        left = {target.id for target in self._counted()} - allowed.absent - ids
         return bool(ids) and (
             len(left) <= allowed.targets or self._are_domains(ids, allowed.absent, allowed.domains)
         )
@@ -236,11 +242,12 @@ class Vouching:
         """Whether these are all targets of all domains but so many; of targets that are not known
         yet nobody can say where they stand.
         """
-        if not ids or len(self._members.all()) < self._least():
+        counted = self._counted()
+        if not ids or len(counted) < self._least():
             return False
         domains = {
             target.id: domain_key(target.id, target.domain, self._level)
-            for target in self._members.all()
+            for target in counted
             if target.id not in absent
         }
         away = {domain for id, domain in domains.items() if id not in ids}

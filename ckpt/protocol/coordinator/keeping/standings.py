@@ -41,6 +41,7 @@ from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Session
 
 StandingRequest = ReplaceTarget | ChangeTarget
+_SAID: Final = {one.value: one for one in TargetStanding if one is not TargetStanding.ABSENT}
 NAMED_MAX: Final = 3
 """So many checkpoints are named in one doubt."""
 
@@ -124,10 +125,9 @@ class Standings:
         if target is None:
             known = ", ".join(target.id for target in self._members.all()) or "none"
             raise NotFound(f"there is no target {message.target}", hint=f"there are {known}")
-        try:
-            standing = TargetStanding(message.standing)
-        except ValueError:
-            raise Refused(f"a target cannot be {message.standing!r}") from None
+        standing = _SAID.get(message.standing)
+        if standing is None:
+            raise Refused(f"a target cannot be made {message.standing!r}")
         if standing is not TargetStanding.REMOVED:
             self._check_member(target)
         return target, standing

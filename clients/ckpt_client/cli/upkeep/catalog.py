@@ -71,6 +71,7 @@ class RebuiltCatalog(msgspec.Struct, frozen=True):
     committed: tuple[str, ...]
     refused: tuple[RefusedGeneration, ...]
     unreachable: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     retention_unsaid: tuple[str, ...] = ()
     """Runs of which all stays until somebody says what shall."""
 
@@ -251,5 +252,7 @@ def _print(found: RebuiltCatalog, output: Output) -> None:
     if found.retention_unsaid:
         runs = ", ".join(found.retention_unsaid)
         output.line(f"  all stays until you say again what shall (ckpt keep RUN …): {runs}")
+    for text in found.left_out:
+        output.line(f"  not heard: {text}")
     for text in found.unreachable:
         output.line(output.tone(f"  did not answer: {text}", Tone.BAD))

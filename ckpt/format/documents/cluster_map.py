@@ -1,0 +1,78 @@
+"""Every target that the cluster has had, and how each stands: a copy of it lies on all of them.
+
+The catalog is the map that counts. Its copies are for a catalog that is made again from the targets
+alone: without them it would take in a target that was removed, and call lost what lies on one that
+is away and that nobody names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from ckpt.base.ids import CatalogPosition, TargetId
+from ckpt.base.units import MiB
+from ckpt.format.checksum import Buffer, xxh3_128
+from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
+
+MAP_MAGIC: Final = b"CKPA"
+VERSION: Final = 1
+MAP_BYTES_MAX: Final = 16 * MiB
+"""Before packing: of tens of thousands of targets."""
+
+
+class MapEntry(Struct, array_like=True, frozen=True, gc=False):
+    """One target."""
+
+    target: TargetId
+    domain: str
+    directory: str
+    incarnation: bytes
+    """Of its directory, 16 bytes; empty: none was known."""
+    standing: str
+    """`in`, `draining`, `out` or `removed`."""
+
+
+class ClusterMap(Struct, frozen=True, gc=False):
+    """The document. Of several the one with the highest version is the newest."""
+
+    cluster: str
+    version: CatalogPosition
+    """The coordinator's term, and a number within it."""
+    entries: bytes
+    """An array of MapEntry, by target, in MessagePack."""
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for maps that say the same of the same targets, whoever wrote them when."""
+        return xxh3_128(self.entries)
+
+    @property
+    def targets(self) -> tuple[MapEntry, ...]:
+        """By target. Raises Corrupt."""
+        return decode_body(_ENTRIES, self.entries)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_MAP: Final = msgspec.msgpack.Decoder(ClusterMap)
+_ENTRIES: Final = msgspec.msgpack.Decoder(tuple[MapEntry, ...])
+
+
+def make_map(cluster: str, version: CatalogPosition, targets: tuple[MapEntry, ...]) -> ClusterMap:
+    """Of these targets, in any order."""
+    ordered = sorted(targets, key=lambda entry: entry.target)
+    return ClusterMap(cluster, version, _ENCODER.encode(ordered))
+
+
+def encode_map(map: ClusterMap) -> bytes:
+    """The document."""
+    return wrap(MAP_MAGIC, VERSION, _ENCODER.encode(map), Packing.LZ4)
+
+
+def decode_map(document: Buffer) -> ClusterMap:
+    """The inverse; its entries can be read. Raises Corrupt."""
+    map = decode_body(_MAP, unwrap(MAP_MAGIC, VERSION, document, MAP_BYTES_MAX))
+    decode_body(_ENTRIES, map.entries)
+    return map

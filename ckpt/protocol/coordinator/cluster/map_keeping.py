@@ -1,0 +1,97 @@
+"""The cluster's map, as the catalog has it, on every target that can keep one.
+
+    what is known of a target changes --durable--> a new version --> each live target that has
+    another one, TARGETS_A_TICK at a time --durable there--> its answer
+
+Nobody waits for it. A target that comes says which map it has, by the digest of what that says: who
+has the same is sent nothing, whichever coordinator it is from.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from ckpt.base.ids import CatalogPosition, TargetId
+from ckpt.format.documents.cluster_map import MapEntry, encode_map, make_map
+from ckpt.format.messages import Message
+from ckpt.format.messages.targets import KeepMap, MapKept, RegisterTarget
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.events import Buffer
+
+TARGETS_A_TICK: Final = 32
+"""So that a new version costs no burst its place on the wire."""
+PATIENCE_US: Final = 30_000_000
+"""A target that has not answered by then is asked again."""
+
+
+class MapKeeper:
+    """I send it."""
+
+    def __init__(self, desk: Desk, members: Membership, cluster: str) -> None:
+        self._desk = desk
+        self._members = members
+        self._cluster = cluster
+        #: The version of the seats that the document is of; None before there is one.
+        self._made_of: int | None = None
+        #: The newest map of which all is durable; empty before.
+        self._document = self._digest = b""
+        self._number = 0
+        #: The digest of what each target has, of those that keep a map at all.
+        self._kept: dict[TargetId, bytes] = {}
+        #: Who has been sent one and has not answered.
+        self._asked: set[TargetId] = set()
+
+    def registered(self, target: Target, message: RegisterTarget) -> None:
+        """What it has; one of an earlier version keeps none."""
+        self._asked.discard(target.id)
+        if message.map is None:
+            self._kept.pop(target.id, None)
+        else:
+            self._kept[target.id] = message.map
+
+    def tick(self) -> None:
+        """While the catalog is vouched for."""
+        if self._made_of != self._members.seats.version:
+            self._make()
+        lacking = (one for one in self._members.live() if self._lacks(one.id))
+        for _, target in zip(range(TARGETS_A_TICK), lacking, strict=False):
+            self._send(target)
+
+    def _make(self) -> None:
+        seats = self._members.seats
+        self._made_of = seats.version
+        self._number += 1
+        entries = tuple(
+            MapEntry(
+                seen.target, seen.domain, seen.directory, seen.incarnation, seen.standing.value
+            )
+            for seen in seats.all()
+        )
+        version = CatalogPosition(self._members.term, self._number)
+        made = make_map(self._cluster, version, entries)
+
+        def durable() -> None:
+            self._document, self._digest = encode_map(made), made.digest
+
+        # All that it says was handed to the catalog before this.
+        self._desk.persist((), durable)
+
+    def _lacks(self, id: TargetId) -> bool:
+        kept = self._kept.get(id)
+        return bool(self._document) and id not in self._asked and kept not in (None, self._digest)
+
+    def _send(self, target: Target) -> None:
+        assert target.session is not None
+        self._asked.add(target.id)
+        answered = partial(self._answered, target.id, self._digest)
+        self._desk.ask(
+            target.session, KeepMap(self._members.term), answered, self._document,
+            patience_us=PATIENCE_US,
+        )  # fmt: skip
+
+    def _answered(self, id: TargetId, digest: bytes, answer: Message, _bulk: Buffer) -> None:
+        self._asked.discard(id)
+        if isinstance(answer, MapKept) and id in self._kept:
+            self._kept[id] = digest
