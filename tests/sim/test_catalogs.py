@@ -198,4 +198,4 @@ def test_the_history_finds_a_coordinator_that(
     for name, planted in plant.items():
         monkeypatch.setattr(Vouching, name, planted)
     with pytest.raises(AssertionError):
-        run_each(run_seed, 100)
+        run_each(run_seed, 400)
