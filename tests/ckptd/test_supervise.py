@@ -47,9 +47,9 @@ supervisor.stop(grace_s=float(sys.argv[4]))
 
 CHILD = """
 import os, signal, sys, time
-print('{"address": "%d"}' % os.getpid(), flush=True)
-print("an error", file=sys.stderr, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(open(sys.argv[1] + ".clean", "w").close()))
+print("an error", file=sys.stderr, flush=True)
+print('{"address": "%d"}' % os.getpid(), flush=True)
 while True:
     signal.pause()
 """

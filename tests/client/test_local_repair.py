@@ -13,7 +13,7 @@ import pytest
 
 import ckpt
 from ckpt_client.cli.exits import ExitCode
-from tests.client.clikit import run
+from tests.client.clikit import flip, run
 from tests.waiting import ASKED_S, wait_until
 
 WAIT_S = 60.0
@@ -44,6 +44,27 @@ def test_what_an_emptied_directory_held_is_made_again(url: str, tmp_path: Path) 
         found = store.load("r", 1)
         assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
     assert (tmp_path / "burst" / "logs" / "repair.log").exists()
+
+
+def test_documents_that_rot_are_mended_where_they_lie(url: str, tmp_path: Path) -> None:
+    with ckpt.open(url) as store:
+        store.save("r", 1, {"a": np.arange(1 << 16)}).wait(WAIT_S)
+        store.tag("r", 1, "best")
+        documents = sorted((tmp_path / "burst" / "targets").glob("*/documents/*"))
+        assert {path.name.split("-")[0] for path in documents} == {"index", "record", "labels"}
+        right = {path: path.read_bytes() for path in documents}
+        # Of each kind one file: both copies, and the first header.
+        rotten = {path.name.split("-")[0]: path for path in documents}
+        for path in rotten.values():
+            for offset in (3, 4096 + 40, 2 * 4096 + 40):
+                flip(path, offset)
+        assert run("scrub", "--store", url).code in (0, 3)
+        wait_until(
+            lambda: all(path.read_bytes() == right[path] for path in rotten.values()),
+            "they are as they were", WAIT_S, ASKED_S,
+        )  # fmt: skip
+        wait_until(lambda: is_whole(url), "no rot is known", WAIT_S, ASKED_S)
+        assert {path: path.read_bytes() for path in documents} == right
 
 
 def test_people_pause_it_and_set_its_pace_and_a_restart_knows(url: str, tmp_path: Path) -> None:

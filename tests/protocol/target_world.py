@@ -251,10 +251,11 @@ def store(world: TargetWorld, column: Column, *, request: int = 20, reservation:
 
 def put_document(
     world: TargetWorld, kind: DocumentKind, data: bytes, *, part: int = 1 << 20, term: int = 1,
-    checkpoint: CheckpointId = CHECKPOINT, digest: bytes | None = None,
+    checkpoint: CheckpointId = CHECKPOINT, digest: bytes | None = None, again: bool = False,
 ) -> None:  # fmt: skip
     for offset in range(0, max(1, len(data)), part):
         message = PutDocument(
-            term, kind, checkpoint, len(data), offset, xxh3_128(data) if digest is None else digest
-        )
+            term, kind, checkpoint, len(data), offset,
+            xxh3_128(data) if digest is None else digest, again,
+        )  # fmt: skip
         world.tell(COORDINATOR, message, data[offset : offset + part], request=60)

@@ -142,6 +142,33 @@ def test_a_document_that_does_not_match_its_digest_is_refused() -> None:
     assert world.disk.list_directory("staging") == []
 
 
+@pytest.mark.parametrize("kind", list(DocumentKind))
+def test_one_that_is_put_again_takes_the_place_of_a_damaged_one(kind: DocumentKind) -> None:
+    """And is there, or the damaged one, when the power goes."""
+    world = _ready()
+    put_document(world, kind, RECORD)
+    file = f"documents/{document_name(kind.value, CHECKPOINT)}"
+    right = world.disk.durable(file)
+    for offset in (0, 4096 + 10, 8192 + 10):
+        world.disk.rot(file, offset)
+    put_document(world, kind, RECORD)
+    assert world.disk.durable(file) != right, "the same stands, says who puts it once more"
+    put_document(world, kind, RECORD, again=True)
+    assert _answers(world) == [DocumentStored(kind, CHECKPOINT)] * 3
+    assert world.disk.durable(file) == right
+    assert (document(world, kind), world.disk.list_directory("staging")) == (RECORD, [])
+    used = world.machine.bytes_used
+    assert _ready(world.disk, boot=12).machine.bytes_used == used
+
+
+def test_another_record_takes_no_place_though_it_is_put_again() -> None:
+    world = _ready()
+    put_document(world, DocumentKind.RECORD, RECORD)
+    put_document(world, DocumentKind.RECORD, RECORD + b"!", again=True)
+    assert [type(answer) for answer in _answers(world)] == [DocumentStored, Failed]
+    assert document(world, DocumentKind.RECORD) == RECORD
+
+
 def test_a_repeated_document_is_answered_again_and_another_record_is_refused() -> None:
     world = _ready()
     put_document(world, DocumentKind.RECORD, RECORD)

@@ -186,6 +186,8 @@ class PutDocument(Struct, frozen=True, gc=False):
     offset: int
     digest: bytes
     """xxh3-128 of the whole document."""
+    again: bool = False
+    """Also where the same stands already: a part of that is damaged."""
 
 
 class DocumentStored(Struct, frozen=True, gc=False):

@@ -118,14 +118,15 @@ class Documents:
             return
         standing = core.documents.get(key)
         # Coordinators word a tombstone differently: any says that the generation is deleted.
-        if standing is not None and (
+        same = standing is not None and (
             standing.header.digest == message.digest or message.kind is DocumentKind.TOMBSTONE
-        ):
+        )
+        if same and not message.again:
             if end == message.total_bytes:
                 stored = DocumentStored(message.kind, message.checkpoint)
                 core.send(session, request, stored)
             return
-        if standing is not None and message.kind not in REPLACED:
+        if standing is not None and not same and message.kind not in REPLACED:
             text = f"another {message.kind.value} of {message.checkpoint} stands here"
             core.fail(session, request, "refused", text)
             return

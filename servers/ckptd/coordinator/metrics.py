@@ -251,7 +251,7 @@ def _repairs(view: RepairView) -> Iterator[Family]:
         view.bytes_made
     )
     yield Family(
-        "ckpt_repair_documents_total", Kind.COUNTER, "Copies of indexes and commit records."
+        "ckpt_repair_documents_total", Kind.COUNTER, "Documents that were copied or mended."
     ).add(view.documents_made)
     yield Family(
         "ckpt_repair_failures_total", Kind.COUNTER, "Repairs that ended without all their columns."

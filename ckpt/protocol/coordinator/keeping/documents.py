@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.erasure.code import Code
@@ -33,8 +35,8 @@ from ckpt.plan.placement import (
     domain_key,
 )
 from ckpt.protocol.coordinator.cluster.membership import Membership
-from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.events import Buffer
+from ckpt.protocol.coordinator.desk import Desk, Reply, Then
+from ckpt.protocol.events import Buffer, Session
 
 PATIENCE_US = 300_000
 """A target that has not stored a small document within this gets company."""
@@ -90,6 +92,30 @@ def spread_of(members: Membership, on: Collection[TargetId], level: Level) -> Su
     """What may be lost with a copy left."""
     domains = {domain_key(id, members.targets[id].domain, level) for id in on}
     return Survivable(len(on) - 1, len(domains) - 1, level)
+
+
+def send_document(
+    desk: Desk,
+    session: Session,
+    message: PutDocument,
+    document: bytes,
+    reply: Reply,
+    *,
+    patience_us: int,
+    late: Then | None = None,
+) -> int:
+    """All parts to one target, of which only the last is answered; `message` is of the first. The
+    number and the rest as of `Desk.ask`.
+    """
+    view = memoryview(document)
+    last = max(0, (len(document) - 1) // FRAME_BULK_BYTES_MAX * FRAME_BULK_BYTES_MAX)
+    for offset in range(0, last, FRAME_BULK_BYTES_MAX):
+        part = view[offset : offset + FRAME_BULK_BYTES_MAX]
+        desk.send(session, 0, replace(message, offset=offset), part)
+    return desk.ask(
+        session, replace(message, offset=last), reply, view[last:], patience_us=patience_us,
+        late=late,
+    )  # fmt: skip
 
 
 class _Spread:
@@ -235,30 +261,14 @@ class _Spread:
         if session is None:
             self._answered(id, False)
             return
-        document, view = self._document, memoryview(self._document)
-        last = max(0, (len(document) - 1) // FRAME_BULK_BYTES_MAX * FRAME_BULK_BYTES_MAX)
-        for offset in range(0, last, FRAME_BULK_BYTES_MAX):
-            part = view[offset : offset + FRAME_BULK_BYTES_MAX]
-            self._desk.send(session, 0, self._message(offset), part)
 
         def answered(message: Message, _bulk: Buffer) -> None:
             self._answered(id, isinstance(message, DocumentStored))
 
-        self._questions[id] = self._desk.ask(
-            session,
-            self._message(last),
-            answered,
-            view[last:],
-            patience_us=self._patience_us,
-            late=lambda: self._is_late(id),
+        message = PutDocument(
+            self._members.term, self._kind, self._checkpoint, len(self._document), 0, self._digest
         )
-
-    def _message(self, offset: int) -> PutDocument:
-        return PutDocument(
-            self._members.term,
-            self._kind,
-            self._checkpoint,
-            len(self._document),
-            offset,
-            self._digest,
-        )
+        self._questions[id] = send_document(
+            self._desk, session, message, self._document, answered,
+            patience_us=self._patience_us, late=lambda: self._is_late(id),
+        )  # fmt: skip

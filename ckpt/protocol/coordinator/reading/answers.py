@@ -385,7 +385,7 @@ class RepairView(Struct, frozen=True):
     bytes_made: int
     """Of their files."""
     documents_made: int
-    """Copies of indexes and commit records."""
+    """Copies of indexes and commit records, and documents that were mended where they lie."""
     failed: int
     """Tasks that ended without all of their columns."""
     problems: tuple[tuple[str, str], ...]

@@ -91,11 +91,12 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " than `ckpt ls` says",
         cause="a target read what it keeps, and parts of files are not as they were written, or the"
         " device cannot read them",
-        mend="`ckptd repair` makes columns again elsewhere; of what it cannot (documents, columns"
-        " without another place) see what is left with `ckpt verify RUN@STEP`, save again, then"
-        " `ckpt rm RUN@STEP`; a device that does it again is to be replaced",
-        clears="a second after the columns were made again or the checkpoints deleted, or `ckpt"
-        " scrub ID` has read the files whole",
+        mend="`ckptd repair` makes columns again elsewhere, and documents are written there once"
+        " more; of what stays (a column without another place, an index that nobody has whole) see"
+        " what is left with `ckpt verify RUN@STEP`, save again, then `ckpt rm RUN@STEP`; a device"
+        " that does it again is to be replaced",
+        clears="a second after all is made again or the checkpoints are deleted, or `ckpt scrub ID`"
+        " has read the files whole",
     ),
     "SCRUB_LATE": CheckKind(
         WARNING,

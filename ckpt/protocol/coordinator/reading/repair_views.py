@@ -20,7 +20,7 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         tasks=tuple(_task(task, now_us) for task in repairs.tasks.values() if task.lost),
         columns_made=counts.columns,
         bytes_made=counts.bytes,
-        documents_made=repairs.documents.copied,
+        documents_made=repairs.documents.copied + repairs.mender.mended,
         failed=counts.failed,
         problems=tuple((str(id), why) for id, why in sorted(counts.problems.items())),
         bytes_left=round(left),

@@ -13,15 +13,13 @@ check all that they read, hear who has it now. One document is on its way at a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
-from ckpt.format.checksum import xxh3_128
-from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index_mending import PART_BYTES
-from ckpt.format.messages import Message
-from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.documents.record import decode_record
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import (
@@ -30,11 +28,9 @@ from ckpt.protocol.coordinator.keeping.checkpoints import (
     KeptCheckpoint,
 )
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
-from ckpt.protocol.events import Buffer
+from ckpt.protocol.coordinator.repairing.whole_index import read_index
 
 LOOK_US: Final = 5 * US_PER_S
-PATIENCE_US: Final = 2 * US_PER_S
-"""For a part of an index; then another holder is asked."""
 COPIES_LEFT_MIN: Final = 1
 """With so few left nobody who is away is waited for."""
 
@@ -108,49 +104,25 @@ class Respreader:
 
     def _spread_record(self, checkpoint: KeptCheckpoint) -> None:
         holders = _staying(self._checkpoints.record_copies(checkpoint))
-
-        def then() -> None:
-            record = decode_record(checkpoint.record_bytes)
-            self._read_index(record, self._checkpoints.index_copies(checkpoint))
-
+        then = partial(self._spread_index, checkpoint.id)
         self._store(checkpoint, DocumentKind.RECORD, checkpoint.record_bytes, holders, then)
 
-    def _read_index(self, record: CommitRecord, holders: list[Target]) -> None:
-        """From the first that gives it whole; what nobody gives is the judge's business."""
-        checkpoint = self._checkpoints.get(record.info.checkpoint)
-        if not holders or checkpoint is None or checkpoint.dropping:
+    def _spread_index(self, id: CheckpointId) -> None:
+        """What nobody gives is the judge's business."""
+        checkpoint = self._checkpoints.get(id)
+        if checkpoint is None or checkpoint.dropping:
             self._ended()
             return
 
-        def read(document: bytes) -> None:
-            if xxh3_128(document) != record.index_digest:
-                self._read_index(record, holders[1:])
+        def read(document: bytes | None) -> None:
+            if document is None:
+                self._ended()
                 return
             having = _staying(self._checkpoints.index_copies(checkpoint))
             self._store(checkpoint, DocumentKind.INDEX, document, having, self._ended)
 
-        self._read(holders[0], record, bytearray(), read)
-
-    def _read(
-        self, target: Target, record: CommitRecord, got: bytearray, then: Callable[[bytes], None]
-    ) -> None:
-        """All of its copy; without a part that it does not give."""
-        start, size = len(got), record.index_bytes
-        if start >= size or target.session is None:
-            then(bytes(got))
-            return
-
-        def answered(message: Message, part: Buffer) -> None:
-            match message:
-                case DocumentData(total, offset) if (total, offset) == (size, start) and part:
-                    got.extend(part)
-                    self._read(target, record, got, then)
-                case _:
-                    then(bytes(got))
-
-        end = min(size, start + PART_BYTES)
-        question = ReadDocument(DocumentKind.INDEX, record.info.checkpoint, start, end)
-        self._desk.ask(target.session, question, answered, patience_us=PATIENCE_US)
+        record = decode_record(checkpoint.record_bytes)
+        read_index(self._desk, record, self._checkpoints.index_copies(checkpoint), read)
 
     def _store(
         self,

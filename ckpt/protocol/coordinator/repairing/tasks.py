@@ -42,6 +42,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
+from ckpt.protocol.coordinator.repairing.mending import Mender
 from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, paced
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
@@ -143,6 +144,10 @@ class Repairs:
         )
         self.documents = Respreader(context.desk, context.members, context.checkpoints, after_us)
         """Copies of indexes and commit records, which need no worker."""
+        self.mender = Mender(
+            context.desk, context.members, context.checkpoints, mends=after_us is not None
+        )
+        """Those that rot."""
         self.ruling = RepairRuling(
             context.desk, context.policy.repair, context.said, context.wall_s
         )
@@ -218,6 +223,7 @@ class Repairs:
     def tick(self) -> None:
         """Who is silent, and what nobody needs any more; copies of documents."""
         self.documents.tick()
+        self.mender.tick()
         now = self._desk.now_us
         self.rate.passed(now, is_working=bool(self.in_hand()))
         self._cut_rests()

@@ -91,7 +91,7 @@ def _show(view: RepairView, output: Output) -> None:
     output.line(f"due     {due}{_left_text(view)}")
     output.line(
         f"made    {counted(view.columns_made, 'column')}, {format_bytes(view.bytes_made)}, "
-        f"{counted(view.documents_made, 'document')} copied; "
+        f"{counted(view.documents_made, 'document')}; "
         f"{view.failed} failed"
     )
     cap = f"{format_bytes(view.cap_bytes)}/s" if view.cap_bytes else "no cap"
