@@ -86,6 +86,8 @@ class FakeTarget:
     session: Session | None = None
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    digests: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
+    """As they were put: what rots afterwards is listed as it was."""
     reservations: set[ReservationId] = field(default_factory=set)
     refuses: dict[type[Message], Failed] = field(default_factory=dict)
     silent: set[type[Message]] = field(default_factory=set)
@@ -188,7 +190,10 @@ class FakeTarget:
 
     def summaries(self) -> tuple[DocumentSummary, ...]:
         held = sorted(self.documents.items(), key=lambda item: (item[0][0].value, item[0][1]))
-        return tuple(DocumentSummary(kind, id, len(data)) for (kind, id), data in held)
+        return tuple(
+            DocumentSummary(kind, id, len(data), self.digests.get((kind, id), xxh3_128(data)))
+            for (kind, id), data in held
+        )
 
     def holds(self, checkpoint: CheckpointId) -> bool:
         """Any column, index or record of it."""
@@ -226,6 +231,7 @@ class FakeTarget:
             return None
         assert xxh3_128(self.parts[key]) == message.digest
         self.documents[key] = self.parts.pop(key)
+        self.digests[key] = message.digest
         return DocumentStored(message.kind, message.checkpoint)
 
     def _drop(self, checkpoint: CheckpointId) -> None:

@@ -5,9 +5,11 @@ gone, before anything is said of them.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.record import decode_record
+from ckpt.format.index import decode_index, encode_index
 from ckpt.format.index_pages import HEADER_BYTES
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import RollBack, RolledBack
@@ -272,3 +274,30 @@ def test_a_deletion_that_a_start_finds_waits_for_every_target() -> None:
     bench.start(last)
     bench.tick(RETRY_S)
     assert bench.states()[str(id)] == "deleted"
+
+
+def test_an_index_that_gave_way_to_a_later_one_of_its_attempt_places_nothing() -> None:
+    """A column moved before the decision: the first index, as long as the second one, is where the
+    first try had put it.
+    """
+    bench = Bench(6)
+    id = bench.save(1)
+    placement = kept(bench, id).placement
+    having = holders(bench, id)
+    (other, *_) = (t for t in bench.targets.values() if t not in having)
+    stale = bytearray(having[0].documents[INDEX, id])
+    index = decode_index(bytes(stale))
+    (payload,) = index.payloads
+    moved = (payload.columns[1], payload.columns[0], *payload.columns[2:])
+    first_try = encode_index(replace(index, payloads=(replace(payload, columns=moved),)))
+    assert len(first_try) == len(stale)
+    other.documents[INDEX, id] = first_try
+    begun_again(bench, *(id for id in bench.targets if id != having[0].id))
+    assert kept(bench, id).placement == placement
+    having[1].refuses[ReadDocument] = Failed("corrupt", "it is damaged here")
+    begun_again(bench, *(id for id in bench.targets if id != having[0].id))
+    bench.tick(10)
+    assert kept(bench, id).placement is None, "nobody has it whole"
+    bench.start(having[0].id)
+    bench.tick(RETRY_US / SECOND_US + 1)
+    assert kept(bench, id).placement == placement

@@ -176,7 +176,7 @@ class _Cluster:
                 self.code.m, self.code.m, "device", 1.0, 1, 1, Rank(0), holders[0],
             )  # fmt: skip
             placement = dict.fromkeys(of_step, placed)
-            self.machine.checkpoints.add(KeptCheckpoint(info, b"", holders, 1, placement))
+            self.machine.checkpoints.add(KeptCheckpoint(info, b"", holders, frozenset(), placement))
 
     def _hold(self, count: int) -> None:
         """The first m targets, and the last, have nothing."""

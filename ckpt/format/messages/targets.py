@@ -253,6 +253,8 @@ class DocumentSummary(Struct, frozen=True, gc=False):
     kind: DocumentKind
     checkpoint: CheckpointId
     total_bytes: int
+    digest: bytes = b""
+    """xxh3-128 of it; empty from a target of an earlier version."""
 
 
 class ColumnsListed(Struct, frozen=True, gc=False):

@@ -68,6 +68,7 @@ from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
 from ckpt.protocol.coordinator import facts
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
+from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership
@@ -487,11 +488,10 @@ class CoordinatorMachine:
     def _recorded(self, fact: facts.AttemptRecorded) -> None:
         """An attempt becomes a checkpoint."""
         attempt = self.book.attempts[fact.checkpoint]
-        assert attempt.info is not None
-        assert attempt.record is not None
         record = attempt.record
+        assert record is not None
         checkpoint = KeptCheckpoint(
-            attempt.info, attempt.record_bytes, record.index_targets, record.index_bytes,
+            record.info, attempt.record_bytes, record.index_targets, index_summaries(record),
             attempt.placement or None,
         )  # fmt: skip
         attempt.info = self.checkpoints.info_now(checkpoint)

@@ -469,8 +469,8 @@ class Documents:
             if isinstance(entry, SealedColumn):
                 columns.append(self._core.proof(entry))
             else:
-                size = entry.header.total_bytes
-                documents.append(DocumentSummary(entry.kind, checkpoint, size))
+                size, digest = entry.header.total_bytes, entry.header.digest
+                documents.append(DocumentSummary(entry.kind, checkpoint, size, digest))
         rest = cursor if count < len(behind) else ""
         page = ColumnsListed(tuple(columns), tuple(documents), rest, keeps_map=True)
         self._core.send(session, request, page)

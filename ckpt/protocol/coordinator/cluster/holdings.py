@@ -7,9 +7,24 @@ from types import MappingProxyType
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, ColumnId
+from ckpt.format.documents.record import CommitRecord
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import DocumentSummary
 from ckpt.format.messages.writing import ColumnProof
 
 _NOTHING: Final[Mapping[ColumnId, bytes]] = MappingProxyType({})
+
+
+def index_summaries(record: CommitRecord) -> frozenset[DocumentSummary]:
+    """How a target may list the index that this record names. An earlier one of the same attempt,
+    which gave way to it when a column moved, may be as long, and lie on targets still: it has
+    another digest. A target of an earlier version lists none.
+    """
+    id, size = record.info.checkpoint, record.index_bytes
+    return frozenset(
+        DocumentSummary(DocumentKind.INDEX, id, size, digest)
+        for digest in (record.index_digest, b"")
+    )
 
 
 class ProvedColumns:

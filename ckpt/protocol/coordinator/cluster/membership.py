@@ -16,7 +16,7 @@ boot id of a target is current; a proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -24,12 +24,11 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from ckpt.base.errors import CkptError
-from ckpt.base.ids import BootId, CheckpointId, ColumnId, Domain, Epoch, TargetId
+from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.loading import TargetAddress
-from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     DEVICE_ERROR_KINDS,
     ColumnsListed,
@@ -248,17 +247,16 @@ class Membership:
             return False
         return held.proved.digest(column) == manifest_digest
 
-    def index_holders(self, id: CheckpointId, size: int, first: Iterable[TargetId]) -> list[Target]:
-        """Live targets that have an index of this length of it: of the first ones, and where one
-        of these has none, or is to be emptied, of all others too.
+    def index_holders(self, index: Set[DocumentSummary], first: Iterable[TargetId]) -> list[Target]:
+        """Live targets that list this index (ckpt.protocol.coordinator.cluster.holdings): of the
+        first ones, and where one of these has none, or is to be emptied, of all others too.
         """
-        index = DocumentSummary(DocumentKind.INDEX, id, size)
         named = [self.targets.get(each) for each in first]
         here = [one for one in named if one is not None and one.state is TargetState.LIVE]
-        having = [one for one in here if index in one.documents]
+        having = [one for one in here if index & one.documents]
         if len(having) == len(named) and all(one.stays for one in having):
             return having
-        others = [one for one in self.live() if one not in named and index in one.documents]
+        others = [one for one in self.live() if one not in named and index & one.documents]
         return having + others
 
     def failing(self) -> list[Target]:

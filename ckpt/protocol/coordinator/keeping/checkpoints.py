@@ -29,6 +29,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.erasure.code import Code
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.labels import Labels, decode_labels, is_aside
 from ckpt.format.documents.moves import Moves, decode_moves
 from ckpt.format.documents.record import decode_record
@@ -38,6 +39,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import Level, domain_key, survivable
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
+from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.placements import Placement
@@ -50,7 +52,8 @@ class KeptCheckpoint:
     info: CommitInfo
     record_bytes: bytes
     index_targets: tuple[TargetId, ...]
-    index_bytes: int
+    index: frozenset[DocumentSummary]
+    """How a target may list it."""
     placement: Placement | None
     """None: its index was not read since this coordinator began (placing.py)."""
     moved: dict[tuple[Rank, ColumnNumber], TargetId] = field(default_factory=dict)
@@ -182,15 +185,9 @@ class Checkpoints:
         """
         record = decode_record(row.record)
         checkpoint = KeptCheckpoint(
-            record.info,
-            row.record,
-            record.index_targets,
-            record.index_bytes,
-            None,
-            state=row.state,
-            reason=row.reason,
-            labels=decode_labels(labels) if labels else None,
-        )
+            record.info, row.record, record.index_targets, index_summaries(record), None,
+            state=row.state, reason=row.reason, labels=decode_labels(labels) if labels else None,
+        )  # fmt: skip
         for page, document in moves.items():
             checkpoint.moved.update(decode_moves(page, document))
         self.add(checkpoint)
@@ -426,9 +423,12 @@ class Checkpoints:
 
     def record_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have its commit record; nothing says where else one was put."""
-        size = len(checkpoint.record_bytes)
-        record = DocumentSummary(DocumentKind.RECORD, checkpoint.id, size)
-        return [target for target in self._members.live() if record in target.documents]
+        size, digest = len(checkpoint.record_bytes), xxh3_128(checkpoint.record_bytes)
+        record = {
+            DocumentSummary(DocumentKind.RECORD, checkpoint.id, size, listed)
+            for listed in (digest, b"")
+        }
+        return [target for target in self._members.live() if record & target.documents]
 
     def label_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have what is said of it."""
@@ -443,9 +443,7 @@ class Checkpoints:
         """Live targets that have its index: those that it was put on first, and where one of these
         lacks it, any other.
         """
-        return self._members.index_holders(
-            checkpoint.id, checkpoint.index_bytes, checkpoint.index_targets
-        )
+        return self._members.index_holders(checkpoint.index, checkpoint.index_targets)
 
     def info_now(self, checkpoint: KeptCheckpoint) -> CommitInfo:
         """What may be said of it at this moment: what was lost since the decision is

@@ -225,14 +225,15 @@ class _Spread:
         if stored:
             self._stored.add(target)
             self._took_us.append(self._desk.now_us - self._began_us[target])
-            summary = DocumentSummary(self._kind, self._checkpoint, len(self._document))
+            size = len(self._document)
+            summary = DocumentSummary(self._kind, self._checkpoint, size, self._digest)
             self._note(self._members.targets[target].documents, summary)
         self._hasten()
         self.fill()
 
     def _note(self, known: set[DocumentSummary], stored: DocumentSummary) -> None:
-        """Labels have taken the place of earlier ones, of another length perhaps."""
-        if self._kind is DocumentKind.LABELS:
+        """Labels, or an index, have taken the place of earlier ones."""
+        if self._kind in (DocumentKind.INDEX, DocumentKind.LABELS):
             key = (stored.kind, stored.checkpoint)
             known -= {one for one in known if (one.kind, one.checkpoint) == key}
         known.add(stored)

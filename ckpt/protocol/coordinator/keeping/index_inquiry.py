@@ -59,7 +59,7 @@ class IndexInquiry:
         self._id = checkpoint.id
         self._digest = record.index_digest
         self._size = record.index_bytes
-        others = members.index_holders(checkpoint.id, record.index_bytes, record.index_targets)
+        others = members.index_holders(checkpoint.index, record.index_targets)
         #: Targets whose copies were not looked at yet: those that it was put on, and who else has
         #: one by now.
         self._left = list(dict.fromkeys((*record.index_targets, *(one.id for one in others))))

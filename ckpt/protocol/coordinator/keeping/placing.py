@@ -27,6 +27,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointPlaced, TargetListed
@@ -206,9 +207,7 @@ class PlacementReader:
     # ----------------------------------------------------------------------- one of them
 
     def _holders(self, record: CommitRecord) -> list[TargetId]:
-        found = self._members.index_holders(
-            record.info.checkpoint, record.index_bytes, record.index_targets
-        )
+        found = self._members.index_holders(index_summaries(record), record.index_targets)
         return [target.id for target in found]
 
     def _go_on(self, reading: _Reading) -> None:

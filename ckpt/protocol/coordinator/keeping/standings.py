@@ -28,8 +28,6 @@ from ckpt.format.messages.asking import (
     TargetChanged,
     TargetReplaced,
 )
-from ckpt.format.messages.reading import DocumentKind
-from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import place
 from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.claims import removed
@@ -237,9 +235,8 @@ class Standings:
         """
         assert checkpoint.placement is not None
         copies = self._checkpoints.index_copies(checkpoint)
-        index = DocumentSummary(DocumentKind.INDEX, checkpoint.id, checkpoint.index_bytes)
         alone = all(one is target for one in copies)
-        if alone and (target.id in checkpoint.index_targets or index in target.documents):
+        if alone and (target.id in checkpoint.index_targets or checkpoint.index & target.documents):
             return True
         return any(
             target.id in placed.columns and self._left(checkpoint, rank, target) < checkpoint.code.k
