@@ -18,7 +18,8 @@
 #                 was stopped; MUTANTS="--count 200 --seed 7 --judge=sim --only ckpt/plan" picks others
 #   make test-frameworks   torch, JAX, Lightning, Hugging Face: installs them, then tests/frameworks
 #   make test-gpu      on an accelerator that torch finds; says loudly that there is none: tests/gpu
-#   make test-wheel    the sdist and the wheel, installed under each Python that is here: tests/wheel
+#   make test-wheel    the sdist and the wheel, installed under each Python that is here, and an
+#                      upgrade from an earlier version: tests/wheel
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run

@@ -11,14 +11,16 @@ from ckpt.protocol.target.at_rest.scrub_note import (
     SCRUB_FILE,
     decode_scrub_note,
 )
-from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
 from ckpt.protocol.target.core import COLUMNS, DIRECTORIES, DOCUMENTS, STAGING
 from ckpt.protocol.target.directory import DirectoryLoaded, FoundFile, identify
-from ckpt.protocol.target.map_note import MAP_FILE
+from ckpt.protocol.target.notes.catalog_note import CATALOG_FILE, decode_note
+from ckpt.protocol.target.notes.map_note import MAP_FILE
 from ckpt.protocol.target.term import (
     COORDINATOR_FILE,
+    PROTOCOL_FILE,
     TERM_FILE,
     decode_coordinator,
+    decode_protocol,
     decode_term,
 )
 
@@ -39,7 +41,10 @@ def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded
     process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
     scrub = decode_scrub_note(_read_note(disk, SCRUB_FILE, NOTE_BYTES_MAX))
     map = _read_note(disk, MAP_FILE, MAP_BYTES_MAX)
-    return DirectoryLoaded(now_us, tuple(files), term, position, process, scrub, wall_us, map)
+    protocol = decode_protocol(_read_note(disk, PROTOCOL_FILE))
+    return DirectoryLoaded(
+        now_us, tuple(files), term, position, process, scrub, protocol, wall_us, map
+    )
 
 
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NewType
 from msgspec import Struct
 
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 
 if TYPE_CHECKING:
     from ckpt.native.sums import Sums
@@ -38,6 +38,8 @@ class SessionOpened(Struct, frozen=True, gc=False):
     role: Role
     name: str
     """A target's id, or `HOST:PID` of a client; for people, never for decisions about safety."""
+    version: int = PROTOCOL_VERSION
+    """Of the protocol: what both ends speak."""
 
 
 class SessionClosed(Struct, frozen=True, gc=False):

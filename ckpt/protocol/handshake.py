@@ -5,7 +5,7 @@
                                          <-------------  ServerHello(version, nonce_s, mac_s)
     mac_s is right: the server knows the secret
     ClientProof(mac_c, name, cluster, server,  ------->             only now are names sent
-                wire)
+                wire, version)
                                                          mac_c is right: the client knows it too
                                          <-------------  ServerProof(cluster, role, name, boot,
                                                          epoch) or Failed, already under the
@@ -13,8 +13,9 @@
                                                          stands by: Failed(leader)
 
     offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s
-    claim = offer | name | cluster | server | wire      each part of both with its length; wire from
-                                                        version 2 on
+    claim = offer | name | cluster | server | wire | version
+                                            each part of both with its length; wire from version 2
+                                            on, version from 3 on
     mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
     key of a direction = HMAC-SHA256(secret, label | claim)
@@ -30,6 +31,10 @@ Invariants:
 - ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
 - The server says in ServerProof how bulks are guarded (`Wire`). Nobody on the way can change that,
   nor the versions by which it is decided.
+- A client's hello says HELLO_VERSION, and a server's one more than the client's at most, so that
+  0.1.0 takes either for a neighbour. A server of MOVES_VERSION hears in the proof what its client
+  really speaks.
+- Who speaks less than a server needs (`Identity.needs`) hears so by name once it has proved itself.
 - A server tells a stranger a nonce and a mac over nonces; a client tells a stranger its role and a
   nonce.
 
@@ -51,6 +56,9 @@ from ckpt.base.ids import BootId, Epoch
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import (
+    HELLO_VERSION,
+    MOVES_VERSION,
+    OLDEST_VERSION,
     PROTOCOL_VERSION,
     TAGS_VERSION,
     ClientHello,
@@ -64,6 +72,7 @@ from ckpt.format.messages.hello import (
 
 NONCE_BYTES: Final = 32
 SECRET_BYTES_MIN: Final = 16
+_VERSION_MAX: Final = (1 << 32) - 1
 NAME_BYTES_MAX: Final = 512
 """Of every name in a proof: a peer's name goes into logs."""
 
@@ -90,6 +99,8 @@ class Identity:
     epoch: Epoch = Epoch(0)
     coordinators: tuple[str, ...] = ()
     """Of a coordinator, as HOST:PORT: where all of its cluster listen."""
+    needs: int = 0
+    """Who speaks less is refused."""
 
 
 class Elsewhere(Unavailable):
@@ -127,6 +138,8 @@ class Established:
     wire: Wire = Wire.PLAIN
     coordinators: tuple[str, ...] = ()
     """Where all coordinators of the cluster listen, as HOST:PORT; empty where there is one."""
+    needs: int = 0
+    """Who speaks less is refused there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +185,13 @@ class ClientHandshake:
         self.state = HandshakeState.HELLO
         self._caller = caller
         self._nonce = nonce
-        self._version = PROTOCOL_VERSION
+        self._version = HELLO_VERSION
         self._wire = Wire.PLAIN
 
     def hello(self, wire: Wire = Wire.PLAIN) -> ClientHello:
         """The first frame. `wire`: the least that this connection needs."""
         self._wire = wire
-        return ClientHello(version=PROTOCOL_VERSION, role=self._caller.role, nonce=self._nonce)
+        return ClientHello(version=HELLO_VERSION, role=self._caller.role, nonce=self._nonce)
 
     def receive(self, message: Message) -> ClientProof | Established:
         """The next step, or an error after which nothing but closing is left."""
@@ -201,11 +214,13 @@ class ClientHandshake:
             raise
 
     def _prove(self, hello: ServerHello) -> ClientProof:
-        self._version = _common_version(hello.version)
+        _check_version(hello.version, HELLO_VERSION + 1)
+        proves = hello.version >= MOVES_VERSION
+        self._version = min(PROTOCOL_VERSION if proves else HELLO_VERSION, hello.version)
         _check_nonce(hello.nonce)
         caller = self._caller
         offer = _offer(
-            PROTOCOL_VERSION, hello.version, caller.role, caller.server_role, self._nonce,
+            HELLO_VERSION, hello.version, caller.role, caller.server_role, self._nonce,
             hello.nonce,
         )  # fmt: skip
         if not hmac.compare_digest(hello.mac, _mac(caller.secret, b"ckpt server", offer)):
@@ -215,7 +230,8 @@ class ClientHandshake:
                 f"a {caller.server_role.value} listens at this address",
             )
         wire = self._wire if self._version >= TAGS_VERSION else None
-        claim = _claim(offer, caller.name, caller.cluster, caller.server_name, wire)
+        said = PROTOCOL_VERSION if proves else 0
+        claim = _claim(offer, caller.name, caller.cluster, caller.server_name, wire, said)
         self.keys = _session_keys(caller.secret, claim)
         return ClientProof(
             mac=_mac(caller.secret, b"ckpt client", claim),
@@ -223,6 +239,7 @@ class ClientHandshake:
             cluster=caller.cluster,
             server=caller.server_name,
             wire=wire or Wire.PLAIN,
+            version=said,
         )
 
     def _accept(self, proof: ServerProof) -> Established:
@@ -236,7 +253,7 @@ class ClientHandshake:
             raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
             proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
-            proof.borrows, proof.wire, proof.coordinators,
+            proof.borrows, proof.wire, proof.coordinators, proof.needs,
         )  # fmt: skip
 
 
@@ -270,7 +287,8 @@ class ServerHandshake:
         self._wire_for = wire_for
         self._admit = admit
         self._role = Role.ADMIN
-        self._version = PROTOCOL_VERSION
+        #: What the client's hello said, then what both speak; and what mine said.
+        self._version = self._answered = PROTOCOL_VERSION
         self._offer = b""
 
     def receive(self, message: Message) -> ServerHello | ServerProof | Failed:
@@ -293,19 +311,21 @@ class ServerHandshake:
             raise
 
     def _greet(self, hello: ClientHello) -> ServerHello:
-        self._version = _common_version(hello.version)
+        _check_version(hello.version, PROTOCOL_VERSION + 1)
+        self._version = min(hello.version, PROTOCOL_VERSION)
+        self._answered = min(hello.version + 1, PROTOCOL_VERSION)
         _check_nonce(hello.nonce)
         self._role = hello.role
         self._offer = _offer(
             hello.version,
-            PROTOCOL_VERSION,
+            self._answered,
             hello.role,
             self._identity().role,
             hello.nonce,
             self._nonce,
         )
         return ServerHello(
-            version=PROTOCOL_VERSION,
+            version=self._answered,
             nonce=self._nonce,
             mac=_mac(self._secret, b"ckpt server", self._offer),
         )
@@ -315,16 +335,23 @@ class ServerHandshake:
         if any(len(name.encode(errors="replace")) > NAME_BYTES_MAX for name in names):
             raise PeerError("a name in a proof is too long")
         tags = self._version >= TAGS_VERSION
-        claim = _claim(self._offer, *names, proof.wire if tags else None)
+        said = proof.version if self._answered >= MOVES_VERSION else 0
+        if said:
+            _check_version(said, _VERSION_MAX)
+        claim = _claim(self._offer, *names, proof.wire if tags else None, said)
         if not hmac.compare_digest(proof.mac, _mac(self._secret, b"ckpt client", claim)):
             raise Unauthorized("a client does not know the cluster's secret")
         self.keys = _session_keys(self._secret, claim)
+        if said:
+            self._version = min(said, PROTOCOL_VERSION)
         mine = self._identity()
         if proof.cluster and proof.cluster != mine.cluster:
             text = f"this is cluster {mine.cluster!r}, not {proof.cluster!r}"
             return Failed(Refused.code, text, cluster=mine.cluster)
         if proof.server and proof.server != mine.name:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
+        if self._version < mine.needs:
+            return _too_old(mine, self._role, proof.name, self._version)
         refusal = self._admit(self._role)
         if refusal is not None:
             return refusal
@@ -341,6 +368,7 @@ class ServerHandshake:
             self._borrows,
             wire,
             mine.coordinators,
+            mine.needs,
         )
 
 
@@ -361,11 +389,17 @@ def _check_nonce(nonce: bytes) -> None:
         raise PeerError(f"a nonce of {len(nonce)} bytes")
 
 
-def _common_version(theirs: int) -> int:
-    """What both speak; neighbours of one version understand each other (P11)."""
-    if abs(theirs - PROTOCOL_VERSION) > 1 or theirs < 1:
-        raise PeerError(f"protocol version {theirs}; spoken here: {PROTOCOL_VERSION}")
-    return min(theirs, PROTOCOL_VERSION)
+def _check_version(theirs: int, newest: int) -> None:
+    """Releases beside each other understand each other (P11)."""
+    if not OLDEST_VERSION <= theirs <= newest:
+        spoken = f"{OLDEST_VERSION} to {PROTOCOL_VERSION}"
+        raise PeerError(f"protocol version {theirs}; spoken here: {spoken}")
+
+
+def _too_old(server: Identity, role: Role, name: str, version: int) -> Failed:
+    """The upgrade of the cluster is finished, and this one was left out."""
+    text = f"cluster {server.cluster} needs protocol {server.needs}; {role.value} {name} speaks"
+    return Failed(Refused.code, f"{text} {version}", "upgrade it: install the cluster's version")
 
 
 def _failure(failed: Failed) -> Exception:
@@ -396,9 +430,13 @@ def _offer(
     )
 
 
-def _claim(offer: bytes, name: str, cluster: str, server: str, wire: Wire | None) -> bytes:
-    """`wire`: None where a version is spoken that knows none."""
+def _claim(
+    offer: bytes, name: str, cluster: str, server: str, wire: Wire | None, version: int
+) -> bytes:
+    """`wire`: None where a version is spoken that knows none. `version`: 0 where it is not said."""
     last = () if wire is None else (wire.value.encode(),)
+    if version:
+        last = (*last, version.to_bytes(4, "little"))
     return _join(offer, name.encode(), cluster.encode(), server.encode(), *last)
 
 

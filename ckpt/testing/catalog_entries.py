@@ -15,6 +15,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.format.messages.keeping import ALL_STAYS, Best, Better, Retention
 from ckpt.format.messages.repairs import RepairRules
 from ckpt.plan.drains import StorePolicy
@@ -43,7 +44,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -105,6 +106,7 @@ def every_entry() -> list[CatalogEntry]:
         RetentionSaid(RunName("other"), None),
         RepairSaid(RepairRules(paused_at_s=1700.5)),
         RepairSaid(RepairRules(floor_bytes=1 << 20, cap_bytes=0)),
+        UpgradeFinished(PROTOCOL_VERSION + 1),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),
         attempt(4),
@@ -183,6 +185,7 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
         StoreForgotten(url),
         RetentionSaid(RunName(target), chance.choice([None, Retention(last=1 + number)])),
         RepairSaid(RepairRules(cap_bytes=chance.choice([None, 7]))),
+        UpgradeFinished(image.protocol + chance.randrange(2)),
         CatalogReached(CatalogPosition(2, chance.randrange(99))),
         CatalogOutdated(f"{target} knows better"),
     ]

@@ -17,9 +17,11 @@ from ckpt.base.ids import BootId, RunName, Step
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, DeleteStep
 from ckpt.format.messages.drains import ForgetStore
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.loading import ReleasePin
+from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.format.messages.writing import CreditGranted
+from ckpt.protocol import handshake
 from ckpt.protocol.handshake import Caller, Established, Identity
 from ckpt.testing.network import Heard
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
@@ -256,6 +258,19 @@ def test_a_request_too_long_for_a_frame_is_refused() -> None:
         pytest.raises(Refused, match="one frame"),
     ):
         rpc.call(Ask("x" * 100_000), timeout_s=PATIENCE_S)
+
+
+def test_what_an_older_server_does_not_know_is_refused_before_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+    monkeypatch.setattr(handshake, "MOVES_VERSION", PROTOCOL_VERSION + 1)
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        with pytest.raises(Refused, match="speaks protocol 2, which has no FinishUpgrade"):
+            rpc.call(FinishUpgrade(), timeout_s=PATIENCE_S)
+        assert bytes(rpc.call(Ask("x"), timeout_s=PATIENCE_S)[1]) == b"x", "the session stands"
+        assert [heard.message for heard in running.handler.received_] == [Ask("x")]
 
 
 def test_text_that_is_not_unicode_is_refused_and_the_client_goes_on() -> None:

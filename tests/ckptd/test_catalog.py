@@ -16,6 +16,7 @@ import pytest
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, Refused, Unavailable
 from ckpt.base.ids import LaunchNumber, RunName, TargetId
+from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
     CatalogImage,
@@ -24,6 +25,7 @@ from ckpt.protocol.coordinator.catalog import (
     RowCommitted,
     TargetSeen,
 )
+from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog import sqlite as catalog_module
 from ckptd.catalog.backup import read_backup
@@ -34,7 +36,9 @@ from ckptd.catalog.sqlite import (
     SqliteCatalog,
     create_catalog,
     read_image,
+    write_copy,
 )
+from ckptd.catalog.standing_tables import SCHEMA_UNFINISHED
 from tests.ckptd.catalogs import begin_term, opened
 
 
@@ -147,6 +151,62 @@ def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(Refused, match=f"schema {SCHEMA_VERSION + 1}; this is {SCHEMA_VERSION}"):
         begin_term(tmp_path, None, "c1")
+
+
+def schema_in(directory: Path) -> int:
+    connection = sqlite3.connect(directory / CATALOG_NAME)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    assert isinstance(version, int)
+    return version
+
+
+def begin_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the version before the one that moves columns opens a catalog."""
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog_module, "SCHEMA_VERSION", SCHEMA_UNFINISHED)
+        begin_term(directory, None, "c1")
+
+
+def test_an_earlier_version_opens_its_catalog_until_its_upgrade_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_catalog(tmp_path, "c1", CatalogImage(4, protocol=OLDEST_VERSION))
+    connection = sqlite3.connect(tmp_path / CATALOG_NAME)
+    connection.execute("DELETE FROM meta WHERE key = 'protocol'")
+    connection.commit()
+    connection.close()
+    with opened(tmp_path, None, "c1") as catalog:
+        assert catalog.image.protocol == OLDEST_VERSION
+        write(catalog, [[attempt(1)]])
+    begin_as_before(tmp_path, monkeypatch)
+    with opened(tmp_path, None, "c1") as catalog:
+        write(catalog, [[attempt(2)], [UpgradeFinished(PROTOCOL_VERSION)]])
+    assert schema_in(tmp_path) == SCHEMA_VERSION
+    with pytest.raises(Refused, match="schema 3; this is 2"):
+        begin_as_before(tmp_path, monkeypatch)
+    with opened(tmp_path, None, "c1") as catalog:
+        wanted = apply_all(CatalogImage(8), [attempt(1), attempt(2)])
+        assert catalog.image == wanted
+        assert catalog.image.protocol == PROTOCOL_VERSION
+
+
+def test_a_new_catalog_has_no_earlier_version_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_term(tmp_path, None, "c1")
+    assert read_image(tmp_path)[1].protocol == PROTOCOL_VERSION
+    with pytest.raises(Refused, match="schema 3; this is 2"):
+        begin_as_before(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("protocol", [OLDEST_VERSION, PROTOCOL_VERSION])
+def test_a_copy_of_a_catalog_is_as_far_upgraded_as_that(tmp_path: Path, protocol: int) -> None:
+    image = CatalogImage(4, protocol=protocol)
+    write_copy(tmp_path / "copy.sqlite", "c1", image)
+    assert read_backup(tmp_path / "copy.sqlite", "c1").protocol == protocol
+    create_catalog(tmp_path, "c1", image)
+    assert read_image(tmp_path)[1].protocol == protocol
 
 
 def test_a_damaged_catalog_is_said_to_be_corrupt_and_never_started_over(tmp_path: Path) -> None:

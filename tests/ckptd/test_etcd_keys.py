@@ -10,6 +10,7 @@ import pytest
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import LaunchNumber, Rank
+from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,
@@ -39,7 +40,7 @@ class Keys:
 
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
-        self.image = CatalogImage(1)
+        self.image = CatalogImage(1, protocol=OLDEST_VERSION)
 
     def write(self, *entries: CatalogEntry) -> Writes:
         writes = fold(self.image, entries)
@@ -125,7 +126,7 @@ def test_a_key_that_cannot_be_read_is_named(name: str, value: bytes) -> None:
 
 
 def test_a_later_version_s_kinds_are_left_alone() -> None:
-    assert load(1, [("stars/run/1", b"bright")]) == CatalogImage(1)
+    assert load(1, [("stars/run/1", b"bright")]) == CatalogImage(1, protocol=OLDEST_VERSION)
 
 
 def rebuilt() -> CatalogImage:

@@ -29,11 +29,12 @@ from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.record import CommitRecord, Tombstone, encode_record, encode_tombstone
 from ckpt.format.index import Index, encode_index
 from ckpt.format.index_pages import IndexPayload
+from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckpt.protocol.target.term import encode_term
+from ckpt.protocol.target.term import PROTOCOL_FILE, encode_protocol, encode_term
 from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild, write_rebuilt
 from ckptd.catalog.sqlite import read_image
 from ckptd.local.cluster_file import ClusterOptions, load_or_create
@@ -243,3 +244,20 @@ def test_the_command_replaces_the_catalog_and_keeps_the_old_one(tmp_path: Path) 
     cluster, image = read_image(tmp_path)
     assert (cluster, image.term, sorted(image.targets)) == (made.cluster, term, ["t0", "t1"])
     assert (tmp_path / "catalog.sqlite.1").exists()
+
+
+def test_what_one_target_has_kept_is_needed_again(tmp_path: Path) -> None:
+    """Its moves are found again by whoever leads: nobody may come who undoes them."""
+    folders = [tmp_path / id for id in ("t0", "t1")]
+    for folder in folders:
+        commit(folder, checkpoint(1))
+    sources = [RestingTarget(folder, CLUSTER) for folder in folders]
+    assert rebuild(CLUSTER, sources).image.protocol == OLDEST_VERSION
+    (folders[1] / PROTOCOL_FILE).write_bytes(encode_protocol(PROTOCOL_VERSION))
+    found = rebuild(CLUSTER, sources)
+    assert found.image.protocol == PROTOCOL_VERSION
+    write_rebuilt(tmp_path / "coordinator", found)
+    assert read_image(tmp_path / "coordinator")[1].protocol == PROTOCOL_VERSION
+    # A copy of the catalog says it as well.
+    (folders[1] / PROTOCOL_FILE).unlink()
+    assert rebuild(CLUSTER, sources, CatalogImage(1)).image.protocol == PROTOCOL_VERSION

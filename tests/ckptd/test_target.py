@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import Refused
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB, MiB
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.reading import (
     ByteRange,
     ColumnVerified,
@@ -25,10 +26,18 @@ from ckpt.format.messages.reading import (
     ReadRanges,
     VerifyColumn,
 )
-from ckpt.format.messages.targets import ColumnsListed, ListColumns, Reserve
+from ckpt.format.messages.targets import (
+    ColumnsListed,
+    KeepProtocol,
+    ListColumns,
+    ProtocolKept,
+    Reserve,
+)
 from ckpt.format.messages.writing import ColumnSealed
+from ckpt.protocol import handshake
 from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.target.core import column_name
+from ckptd.catalog.sources import RunningTarget
 from tests.ckptd.target_peers import (
     ANSWER_S,
     CLUSTER,
@@ -301,5 +310,41 @@ def test_a_target_seals_a_column_and_ends_when_it_is_asked_to(tmp_path: Path) ->
             async with Peer(daemon.address) as stager:
                 assert isinstance(await stager.write(column, 1), ColumnSealed)
             assert daemon.end(signal.SIGTERM) == 0
+
+    run(story)
+
+
+def _needs(address: str) -> int:
+    """As whoever makes a catalog again hears it."""
+    source = RunningTarget(address, SECRET)
+    try:
+        return source.holdings().protocol
+    finally:
+        source.close()
+
+
+def _comes_from_before(address: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handshake, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+        patch.setattr(handshake, "MOVES_VERSION", PROTOCOL_VERSION + 1)
+        _needs(address)
+
+
+def test_who_speaks_less_than_it_was_asked_to_keep_is_refused_by_name(tmp_path: Path) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        with await _daemon(tmp_path / "t", coordinator, "--id", "t1") as daemon:
+            await _registered(coordinator)
+            await asyncio.to_thread(_comes_from_before, daemon.address)
+            assert await asyncio.to_thread(_needs, daemon.address) == OLDEST_VERSION
+            kept = await coordinator.command(KeepProtocol(1, PROTOCOL_VERSION))
+            assert kept == ProtocolKept()
+            daemon.end(signal.SIGKILL)
+        with await _daemon(tmp_path / "t", coordinator) as daemon:
+            registration = await coordinator.registrations.get()
+            assert registration.protocol == PROTOCOL_VERSION
+            assert await asyncio.to_thread(_needs, daemon.address) == PROTOCOL_VERSION
+            with pytest.raises(Refused, match="needs protocol 3; admin rebuild speaks 2") as caught:
+                await asyncio.to_thread(_comes_from_before, daemon.address)
+            assert "upgrade it" in caught.value.hint
 
     run(story)

@@ -26,7 +26,11 @@ from ckpt.protocol.coordinator.reading.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
 from tests.client.clikit import fill, flip, run
 from tests.client.remote_daemons import remote
-from tests.client.upkeep_proofs import a_last_header_that_rots, a_repair_that_is_paused
+from tests.client.upkeep_proofs import (
+    a_last_header_that_rots,
+    a_repair_that_is_paused,
+    an_upgrade_that_is_not_finished,
+)
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_draining import WorkerFake
 from tests.waiting import ASKED_S, wait_until
@@ -452,6 +456,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "SCRUB_LATE": [a_scrub_that_is_late],
     "CONNECTIONS_FULL": [a_target_without_descriptors],
     "REPAIR_PAUSED": [a_repair_that_is_paused],
+    "UPGRADE_UNFINISHED": [an_upgrade_that_is_not_finished],
     "RETENTION_UNSAID": [a_catalog_that_forgot_what_stays],
     "NOT_RUNNING": [a_cluster_that_rests],
     "COORDINATOR_DOWN": [a_stopped_coordinator],

@@ -13,7 +13,7 @@ import pytest
 
 import ckpt
 from ckpt.format.documents.cluster_map import decode_map
-from ckpt.protocol.target.map_note import MAP_FILE
+from ckpt.protocol.target.notes.map_note import MAP_FILE
 from tests.client.clikit import run
 from tests.waiting import ASKED_S, wait_until
 

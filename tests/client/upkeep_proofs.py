@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from tests.client.checkkit import RUN_NAME, made
 from tests.client.clikit import flip, run
+from tests.waiting import wait_until
 
 
 def a_last_header_that_rots(folder: Path) -> None:
@@ -24,3 +26,23 @@ def a_repair_that_is_paused(folder: Path) -> None:
         assert case.check("REPAIR_PAUSED") is None, "nothing is due"
         case.kill("t1")
         case.prove("REPAIR_PAUSED", "^ckpt repair resume$", f"columns? .* made again: {RUN_NAME}@")
+
+
+def an_upgrade_that_is_not_finished(folder: Path) -> None:
+    """Catalog and targets as an earlier version leaves them."""
+    with made(folder) as case:
+
+        def before() -> None:
+            for note in case.directory.glob("targets/*/protocol"):
+                note.unlink()
+            connection = sqlite3.connect(case.directory / "catalog.sqlite")
+            connection.execute("DELETE FROM meta WHERE key = 'protocol'")
+            connection.execute("PRAGMA user_version = 2")
+            connection.commit()
+            connection.close()
+
+        case.rested(before)
+        assert run("target", "drain", "t1", environ=case.environ).code == 2
+        case.prove("UPGRADE_UNFINISHED", "^ckpt upgrade finish$", "no column moves")
+        kept = lambda: len(list(case.directory.glob("targets/*/protocol"))) == 4  # noqa: E731
+        wait_until(kept, "each target has kept it")

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import CkptError, Corrupt, Refused, Unauthorized, Unavailable
+from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
+from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
+from ckptd.catalog.etcd import keys
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, in_base64, names_in
+from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
 
 NOWHERE = "127.0.0.1:1"
 """Nobody listens there."""
@@ -183,7 +186,7 @@ async def test_an_etcd_older_than_3_4_is_refused_by_its_version() -> None:
     ("name", "value", "kind", "why"),
     [
         ("somebody", "else", Refused, "keys that are no catalog's"),
-        ("meta", '{"schema": 2, "cluster": "c1"}', Refused, "schema 2"),
+        ("meta", '{"schema": 3, "cluster": "c1"}', Refused, "schema 3"),
         ("meta", "nonsense", Corrupt, "'meta' of .* cannot be read"),
     ],
 )
@@ -211,3 +214,38 @@ async def test_a_catalog_that_cannot_be_read_is_named_and_not_begun_again(etcd: 
             await place.open()
     asked(member, "/v3/kv/deleterange", {"key": key})
     assert set((await found(place)).rows) == {checkpoint(1)}
+
+
+async def begin_as_before(place: Prefix) -> None:
+    """As the version before the one that moves columns opens a catalog."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "SCHEMA_VERSION", keys.SCHEMA_UNFINISHED)
+        await (await place.open()).close()
+
+
+@on_a_loop
+async def test_an_earlier_version_leads_until_the_upgrade_is_finished(etcd: Etcd) -> None:
+    place, (member,) = Prefix(etcd.addresses), etcd.members
+    key = in_base64(f"{place.name}:meta")
+    made = '{"schema": 1, "cluster": "c1"}'
+    asked(member, "/v3/kv/put", {"key": key, "value": in_base64(made)})
+    async with writing(place) as writer:
+        assert writer.catalog.image.protocol == OLDEST_VERSION
+        await writer.write(attempt(1))
+    await begin_as_before(place)
+    async with writing(place) as writer:
+        await writer.write(attempt(2), UpgradeFinished(PROTOCOL_VERSION))
+        await writer.write(attempt(3))
+    assert json.loads(value_of(etcd, place, "meta") or b"") == {"schema": 2, "cluster": "c1"}
+    with pytest.raises(Refused, match="schema 2; this is 1"):
+        await begin_as_before(place)
+    image = await found(place)
+    assert (image.protocol, len(image.rows)) == (PROTOCOL_VERSION, 3)
+
+
+@on_a_loop
+async def test_no_earlier_version_leads_a_catalog_that_this_one_began(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    assert (await found(place)).protocol == PROTOCOL_VERSION
+    with pytest.raises(Refused, match="schema 2; this is 1"):
+        await begin_as_before(place)

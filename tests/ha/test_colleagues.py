@@ -15,6 +15,8 @@ from ckpt_client.cli.main import main
 from ckptd.catalog.etcd.roll import Coordinator
 from ckptd.catalog.etcd.times import LATEST_S, TransactionTimes
 from ckptd.coordinator.disagreements import out_of_reach
+from tests.ha import places
+from tests.ha.clusters import FOUR, SharedCluster
 from tests.ha.coordinators import CODE, Coordinators
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix
@@ -275,3 +277,68 @@ def metrics(two: Coordinators, id: str) -> str:
     status, text = got(two, id, "/metrics", token)
     assert status == 200, text
     return text
+
+
+def before(two: Coordinators, etcd: Etcd) -> None:
+    """The catalog as an earlier version begins it, and one of that version on the roll."""
+    (member,) = etcd.members
+    for id in "ab":
+        two.kill(id, signal.SIGTERM)
+    key = places.in_base64(f"{two.place.name}:protocol")
+    places.asked(member, "/v3/kv/deleterange", {"key": key})
+    meta = json.loads(places.value_of(etcd, two.place, "meta") or b"")
+    older = {"process": "p", "host": "h", "pid": 1, "address": "127.0.0.1:1"}
+    for name, value in (("meta", {**meta, "schema": 1}), ("coordinator/older", older)):
+        key = places.in_base64(f"{two.place.name}:{name}")
+        put = {"key": key, "value": places.in_base64(json.dumps(value))}
+        places.asked(member, "/v3/kv/put", put)
+    for id in "ab":
+        two.start(id)
+
+
+@pytest.fixture
+def upgraded(
+    tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SharedCluster]:
+    """Two coordinators, and targets that none has said anything to before."""
+    place = Prefix(etcd.addresses)
+    with SharedCluster(tmp_path, etcd, place, ids="ab", targets=()) as made:
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(made.secret_file))
+        made.leader()
+        before(made, etcd)
+        for id in FOUR:
+            made.start_target(id)
+        yield made
+
+
+def test_an_upgrade_waits_for_the_coordinators_that_stand_by(
+    upgraded: SharedCluster, capsys: pytest.CaptureFixture[str], etcd: Etcd
+) -> None:
+    two = upgraded
+    leader, where = two.leader(), where_serves(two)
+    serves = lambda: "CATALOG_UNPROVED" not in checks(capsys, where)  # noqa: E731
+    wait_until(serves, "its targets vouch", poll_s=ASKED_S)
+    (other,) = {"a", "b"} - {leader}
+
+    def speaking() -> dict[str, int | None]:
+        code, out, err = ckpt(capsys, where, "upgrade", "--json")
+        assert code == 0, err
+        rows = json.loads(out)["members"]
+        return {row["name"]: row["protocol"] for row in rows if row["kind"] == "coordinator"}
+
+    wanted = {"": 3, other: 3, "older": 2}
+    wait_until(lambda: speaking() == wanted, "all are known", poll_s=ASKED_S)
+    assert "UPGRADE_UNFINISHED" in checks(capsys, where)
+    _, _, err = ckpt(capsys, where, "upgrade", "finish")
+    assert "coordinator older speaks protocol 2, not 3" in err
+    key = places.in_base64(f"{two.place.name}:coordinator/older")
+    places.asked(etcd.members[0], "/v3/kv/deleterange", {"key": key})
+    wait_until(lambda: "older" not in speaking(), "it is gone", poll_s=ASKED_S)
+    code, _, err = ckpt(capsys, where, "upgrade", "finish")
+    assert code == 0, err
+    assert json.loads(places.value_of(etcd, two.place, "meta") or b"")["schema"] == 2
+    # Whoever leads next knows it.
+    two.kill(leader, signal.SIGKILL)
+    assert two.leader(but=leader) == other
+    assert where_serves(two) == two.listen[other]
+    assert "UPGRADE_UNFINISHED" not in checks(capsys, two.listen[other])

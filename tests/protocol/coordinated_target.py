@@ -21,7 +21,7 @@ from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed
 from ckpt.format.messages.reading import (
     ByteRange,
     ColumnVerified,
@@ -42,9 +42,11 @@ from ckpt.format.messages.targets import (
     DropGeneration,
     Dropped,
     KeepMap,
+    KeepProtocol,
     LeaseRenewed,
     ListColumns,
     MapKept,
+    ProtocolKept,
     PutDocument,
     ReleaseReservation,
     RenewLease,
@@ -84,6 +86,10 @@ class FakeTarget:
     scrub: ScrubReport | UnsetType = UNSET
     """Likewise."""
     session: Session | None = None
+    version: int = PROTOCOL_VERSION
+    """Of the protocol."""
+    needs: int = 0
+    """What it has kept that one has to speak."""
     columns: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     documents: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
     digests: dict[tuple[DocumentKind, CheckpointId], bytes] = field(default_factory=dict)
@@ -127,6 +133,10 @@ class FakeTarget:
         match message:
             case TargetRegistered():
                 self.term_seen, self.coordinator = message.term, message.coordinator
+                self.needs = max(self.needs, message.protocol)
+            case KeepProtocol():
+                self.needs = max(self.needs, message.protocol)
+                return ProtocolKept()
             case LeaseRenewed():
                 self.catalog = message.catalog or self.catalog
             case Reserve():

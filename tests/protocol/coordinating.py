@@ -29,7 +29,7 @@ from ckpt.base.ids import (
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Ask
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.launches import Departure, JoinLaunch, LaunchJoined, TrainerLeft
 from ckpt.format.messages.saving import (
     AttemptAborted,
@@ -72,16 +72,11 @@ class Bench:
     """The machine, `count` live targets t0, t1, ... each a host of its own, and what was said."""
 
     def __init__(
-        self,
-        count: int = 4,
-        code: str = "2+1",
-        *,
-        hosts: int | None = None,
-        targets_live: bool = True,
-        max_per_domain: int = 1,
-        keep: int | None = None,
-        fill: FillMarks | None = None,
-    ) -> None:
+        self, count: int = 4, code: str = "2+1", *, hosts: int | None = None,
+        targets_live: bool = True, max_per_domain: int = 1, keep: int | None = None,
+        fill: FillMarks | None = None, protocol: int = PROTOCOL_VERSION,
+    ) -> None:  # fmt: skip
+        self.protocol = protocol
         self.policy = CoordinatorPolicy(
             CLUSTER, Code.parse(code), max_per_domain=max_per_domain, keep=keep,
             fill=fill or FillMarks(),
@@ -115,7 +110,8 @@ class Bench:
     # ----------------------------------------------------------------------- time and life
 
     def _new_machine(self) -> CoordinatorMachine:
-        image = apply_all(CatalogImage(self.term), self.durable)  # type: ignore[arg-type]
+        made = CatalogImage(self.term, protocol=self.protocol)
+        image = apply_all(made, self.durable)  # type: ignore[arg-type]
         image.process, image.rebuilt_from = self.process, self.rebuilt_from
         return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: self.wall_s)
 
@@ -144,10 +140,12 @@ class Bench:
         for id in targets:
             self.start(self.targets[TargetId(id)])
 
-    def session(self, role: Role = Role.READER) -> Session:
+    def session(
+        self, role: Role = Role.READER, version: int = PROTOCOL_VERSION, name: str = "test"
+    ) -> Session:
         self._sessions += 1
         session = Session(self._sessions)
-        self.feed(SessionOpened(self.now_us, session, role, "test"))
+        self.feed(SessionOpened(self.now_us, session, role, name, version))
         return session
 
     def close(self, session: Session) -> None:
@@ -157,7 +155,7 @@ class Bench:
         """The target dials and registers."""
         if isinstance(target, str):
             target = self.targets[TargetId(target)]
-        target.session = self.session(Role.TARGET)
+        target.session = self.session(Role.TARGET, target.version, target.id)
         self.tell(
             target.session,
             RegisterTarget(
@@ -165,7 +163,7 @@ class Bench:
                 1 << 40, target.bytes_free, 0, target.term_seen,
                 tuple(sorted(target.reservations)), catalog=target.catalog,
                 incarnation=target.incarnation, place=target.place,
-                coordinator=target.coordinator, map=target.map_digest,
+                coordinator=target.coordinator, map=target.map_digest, protocol=target.needs,
             ),
         )  # fmt: skip
 

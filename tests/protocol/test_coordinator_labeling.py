@@ -368,3 +368,19 @@ def _shown(bench: Bench) -> dict[str, Any]:
     view = bench.ask("show", RUN, 1)
     assert isinstance(view, dict)
     return view
+
+
+def test_a_target_that_knows_no_labels_is_passed_over() -> None:
+    """One of 0.1.0 would end its session at that kind of document."""
+    bench = Bench(protocol=1)
+    bench.targets[TargetId("t0")].version = 1
+    bench.stop("t0")
+    bench.start("t0")
+    id = bench.save(1)
+    mark = bench.mark()
+    assert isinstance(label(bench, 1, add=("best",)), StepLabeled)
+    assert len(on_targets(bench, id)) == 2
+    put = bench.asked("t0", PutDocument)
+    assert put, "it has the index, or the record"
+    assert all(message.kind is not DocumentKind.LABELS for message in put)
+    assert len(bench.sent(PutDocument, mark)) == 2

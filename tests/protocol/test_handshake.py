@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 
 import msgspec
@@ -18,6 +18,7 @@ from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import (
+    HELLO_VERSION,
     PROTOCOL_VERSION,
     CancelRequest,
     ClientHello,
@@ -146,7 +147,7 @@ def test_a_server_refuses_a_client_with_another_secret() -> None:
 def test_a_hello_names_nobody() -> None:
     a, b = client(cluster="cluster-a", server_name="t3"), server()
     hello = a.hello()
-    assert hello == ClientHello(PROTOCOL_VERSION, Role.STAGER, b"c" * 32)
+    assert hello == ClientHello(HELLO_VERSION, Role.STAGER, b"c" * 32)
     answer = b.receive(hello)
     assert isinstance(answer, ServerHello)
     assert set(answer.__struct_fields__) == {"version", "nonce", "mac"}
@@ -308,7 +309,9 @@ def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
 
     def step(who: str, work: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(handshake, "PROTOCOL_VERSION", 1 if who == older else PROTOCOL_VERSION)
+            if who == older:
+                patch.setattr(handshake, "PROTOCOL_VERSION", 1)
+                patch.setattr(handshake, "HELLO_VERSION", 1)
             return work()
 
     said = step("client", lambda: a.hello(Wire.MAC))
@@ -321,10 +324,87 @@ def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
     assert b.established.wire is Wire.PLAIN
 
 
-@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION, PROTOCOL_VERSION - 1])
-def test_a_neighbouring_version_is_accepted(version: int) -> None:
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION, 2, 1])
+def test_every_version_that_was_released_and_the_next_one_is_accepted(version: int) -> None:
     hello = structs.replace(client().hello(), version=version)
-    assert isinstance(server().receive(hello), ServerHello)
+    answer = server().receive(hello)
+    assert isinstance(answer, ServerHello)
+    # No version takes more than its neighbour.
+    assert answer.version == min(PROTOCOL_VERSION, version + 1)
+
+
+class Earlier:
+    """A peer of version 2 as it was: it says so in its hello, and proves no version."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def __call__(self, hear: Callable[[Message], Message | Established], said: Message) -> Message:
+        with self._patch.context() as patch:
+            patch.setattr(handshake, "PROTOCOL_VERSION", 2)
+            patch.setattr(handshake, "MOVES_VERSION", 99)
+            patch.setattr(handshake, "HELLO_VERSION", 2)
+            answer = hear(said)
+        assert not isinstance(answer, Established)
+        return answer
+
+
+@pytest.mark.parametrize("older", ["client", "server", "neither"])
+def test_both_ends_know_which_version_is_spoken(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, earlier = client(), server(), Earlier(monkeypatch)
+    hello: Message = a.hello()
+    answer = earlier(b.receive, hello) if older == "server" else b.receive(hello)
+    proof = earlier(a.receive, answer) if older == "client" else a.receive(answer)
+    assert isinstance(proof, ClientProof)
+    assert proof.version == (PROTOCOL_VERSION if older == "neither" else 0)
+    last = earlier(b.receive, proof) if older == "server" else b.receive(proof)
+    with monkeypatch.context() as patch:
+        if older == "client":
+            patch.setattr(handshake, "PROTOCOL_VERSION", 2)
+        end = a.receive(last)
+    spoken = PROTOCOL_VERSION if older == "neither" else 2
+    assert isinstance(end, Established)
+    assert b.established is not None
+    assert (end.version, b.established.version) == (spoken, spoken)
+
+
+def test_nobody_on_the_way_talks_two_peers_down_to_a_version_without_moves() -> None:
+    a, b = client(), server()
+    answer = b.receive(a.hello())
+    assert isinstance(answer, ServerHello)
+    with pytest.raises(Unauthorized):
+        copy.copy(a).receive(structs.replace(answer, version=2))
+    proof = a.receive(answer)
+    assert isinstance(proof, ClientProof)
+    for version in (0, 2):
+        with pytest.raises(Unauthorized):
+            copy.copy(b).receive(structs.replace(proof, version=version))
+
+
+def test_whoever_speaks_less_than_the_cluster_needs_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needing = replace(TARGET, needs=PROTOCOL_VERSION)
+    a, b, earlier = client(), server(identity=needing), Earlier(monkeypatch)
+    proof = earlier(a.receive, b.receive(a.hello()))
+    refusal = b.receive(proof)
+    assert isinstance(refusal, Failed)
+    assert refusal.code == Refused.code
+    assert refusal.message == "cluster cluster-a needs protocol 3; stager host:42 speaks 2"
+    assert refusal.hint.startswith("upgrade it")
+    assert b.established is None
+    assert shake(client(), server(identity=needing)).needs == PROTOCOL_VERSION
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 32, 1 << 62])
+def test_a_proof_of_no_version_that_there_can_be_ends_the_handshake(version: int) -> None:
+    a, b = client(), server()
+    proof = a.receive(b.receive(a.hello()))
+    assert isinstance(proof, ClientProof)
+    with pytest.raises(PeerError, match="protocol version"):
+        b.receive(structs.replace(proof, version=version))
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION + 2, 0, -1, 1 << 62])

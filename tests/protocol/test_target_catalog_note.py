@@ -8,7 +8,7 @@ from ckpt.base.ids import CatalogPosition, Epoch
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import LeaseRenewed, RegisterTarget
 from ckpt.protocol.events import SessionOpened
-from ckpt.protocol.target.catalog_note import NOTE_US, decode_note, encode_note
+from ckpt.protocol.target.notes.catalog_note import NOTE_US, decode_note, encode_note
 from ckpt.testing.disk import Fault
 from tests.protocol.target_world import COORDINATOR, WRITER, TargetWorld
 

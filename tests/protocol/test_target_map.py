@@ -9,7 +9,7 @@ from ckpt.format.documents.cluster_map import ClusterMap, MapEntry, encode_map, 
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.targets import AskMap, KeepMap, MapKept, MapTold, RegisterTarget
-from ckpt.protocol.target.map_note import MAP_FILE
+from ckpt.protocol.target.notes.map_note import MAP_FILE
 from ckpt.testing.disk import Fault, Keep
 from tests.protocol.target_world import CLUSTER, COORDINATOR, READER, TargetWorld
 

@@ -11,6 +11,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.documents.file import DocumentHeader
+from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.testing.disk import FakeDisk, Keep
 from ckptd.catalog.rebuild import Holdings
@@ -44,8 +45,9 @@ class DiskSource:
                     self._files[key] = (found.file, header)
                     checkpoints.add(header.checkpoint)
         map = decode_map(loaded.map) if loaded.map else None
+        files, needs = frozenset(self._files), max(OLDEST_VERSION, loaded.protocol)
         target = TargetId(self.name)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), loaded.term, map, target)
+        return Holdings(frozenset(checkpoints), files, loaded.term, needs, map, target)
 
     def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
         file, header = self._files[(kind, checkpoint)]

@@ -29,10 +29,10 @@ from ckpt.format.messages.targets import (
 )
 from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.events import Send, Session
-from ckpt.protocol.target.catalog_note import CATALOG_FILE, decode_note
 from ckpt.protocol.target.core import column_name
 from ckpt.protocol.target.disk_events import DiskDone
 from ckpt.protocol.target.documents import document_name
+from ckpt.protocol.target.notes.catalog_note import CATALOG_FILE, decode_note
 from ckpt.protocol.target.term import TERM_FILE, decode_term
 from ckpt.testing.disk import FakeDisk
 from tests.sim.oracles import Violation

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sqlite3
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import ckpt
 from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckptd.catalog.sqlite import SqliteCatalog, read_image
 from tests.client.bits import bits_of
 from tests.client.clikit import environment, run
@@ -95,11 +97,32 @@ def test_it_is_verified_written_deleted_and_told_as_its_own(cluster: Path) -> No
             save.wait(TIMEOUT_S)
     assert run("rm", f"{states.RUN}@200", environ=environ).code == 0
     status = run("status", "--json", environ=environ).document()
+    assert [each["name"] for each in status["checks"]] == ["UPGRADE_UNFINISHED"]
+    finish(environ)
+    status = run("status", "--json", environ=environ).document()
     assert (status["health"], status["checks"]) == ("HEALTH_OK", [])
     with ckpt.open(url(cluster)) as store:
         assert [each.step for each in store.steps(states.RUN)] == [300, 400]
         for step in (300, 400):
             check_step(store, step)
+
+
+def finish(environ: dict[str, str]) -> None:
+    """As a person does, who looks first."""
+    view = run("upgrade", "--json", environ=environ).document()
+    assert (view["protocol"], view["needs"], view["finished"]) == (PROTOCOL_VERSION, 1, False)
+    kinds = Counter((one["kind"], one["protocol"]) for one in view["members"])
+    assert kinds["coordinator", PROTOCOL_VERSION] == 1
+    assert kinds["target", PROTOCOL_VERSION] == 4
+    shown = run("upgrade", environ=environ).out
+    assert "nothing stands against finishing: ckpt upgrade finish" in shown
+    asked = run("upgrade", "finish", "--dry-run", environ=environ)
+    assert (asked.code, asked.out.startswith("would finish")) == (0, True)
+    assert not run("upgrade", "--json", environ=environ).document()["finished"]
+    for _ in range(2):  # Said again, it is no error.
+        said = run("upgrade", "finish", "--json", environ=environ)
+        assert (said.code, said.document()["protocol"]) == (0, PROTOCOL_VERSION)
+    assert run("upgrade", environ=environ).out.endswith("3 is not let in\n")
 
 
 def test_its_catalog_is_taken_over_whole(cluster: Path) -> None:

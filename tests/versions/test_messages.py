@@ -11,8 +11,14 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from ckpt.base.errors import Refused
 from ckpt.format.messages import MESSAGE_TYPES
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import PutDocument
+from ckpt.format.messages.versions import check_known, since
 from tests.versions import make
 from tests.versions.specimens import fields_of, specimens
 
@@ -49,6 +55,10 @@ ADDED_SINCE: Final = {
     137: "ScrubState",
     138: "ChangeTarget",
     139: "TargetChanged",
+    140: "FinishUpgrade",
+    141: "UpgradeNoted",
+    142: "KeepProtocol",
+    143: "ProtocolKept",
     148: "KeepMap",
     149: "MapKept",
     150: "AskMap",
@@ -109,6 +119,26 @@ def test_every_message_of_today_is_frozen_or_named_as_added() -> None:
     assert frozen.keys().isdisjoint(ADDED_SINCE)
     today = {number: kind.__name__ for number, kind in MESSAGE_TYPES.items()}
     assert today == {**frozen, **ADDED_SINCE}
+
+
+def test_what_a_peer_does_not_know_is_never_said_to_it() -> None:
+    for number, (message, _) in specimens().items():
+        brought = since(message)
+        assert (brought > 1) is (number in ADDED_SINCE), type(message).__name__
+        check_known(message, Role.COORDINATOR, brought)
+        if brought > 1:
+            name = type(message).__name__
+            with pytest.raises(Refused, match=f"protocol {brought - 1}, which has no {name}"):
+                check_known(message, Role.COORDINATOR, brought - 1)
+    assert max(since(message) for message, _ in specimens().values()) == PROTOCOL_VERSION
+
+
+@pytest.mark.parametrize("kind", DocumentKind)
+def test_no_kind_of_document_is_sent_to_who_does_not_know_it(kind: DocumentKind) -> None:
+    """0.1.0 knew three, and ends the session at a fourth."""
+    message = specimens()[89][0]
+    assert isinstance(message, PutDocument)
+    assert since(structs.replace(message, kind=kind)) == (2 if kind.value == "labels" else 1)
 
 
 def test_what_was_added_may_be_left_out_and_is_said_in_full() -> None:

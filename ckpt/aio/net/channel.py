@@ -91,15 +91,10 @@ class Channel:
     """See the module. What raises, raises CkptError; then only `close` may be called."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        handshake: ClientHandshake | ServerHandshake,
-        owner: ChannelOwner,
-        *,
-        unchecked: frozenset[type] = frozenset(),
-        borrower: Borrower | None = None,
-        lendables: Lendables | None = None,
-    ) -> None:
+        self, sock: socket.socket, handshake: ClientHandshake | ServerHandshake,
+        owner: ChannelOwner, *, unchecked: frozenset[type] = frozenset(),
+        borrower: Borrower | None = None, lendables: Lendables | None = None,
+    ) -> None:  # fmt: skip
         self.session = next_session()
         self.sock = sock
         self.peer: Established | None = None

@@ -47,6 +47,7 @@ from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Ping, Pong, Role
+from ckpt.format.messages.versions import check_known
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.finding import Roster
 from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
@@ -170,7 +171,8 @@ class Link:
 
         False, and nothing was queued, when the link is not open or LINK_QUEUED_BYTES_MAX are
         queued. The bulk is not copied: it must stay as it is until `sent` is called (exactly once,
-        also on closing), which may be before this returns.
+        also on closing), which may be before this returns. Raises Refused for what the peer does
+        not know, or no frame takes.
         """
         channel = self.channel
         if self.state is not LinkState.OPEN or channel is None:
@@ -179,6 +181,8 @@ class Link:
             return False
         if not channel.queued_bytes and not channel.lent_bytes:
             self.moved_us = now_us()
+        if channel.peer is not None:
+            check_known(message, channel.peer.role, channel.peer.version)
         channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
         if self.pulse is not None:
             self.pulse.asked(now_us())

@@ -45,9 +45,10 @@ the file that defines it.
     targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation, Attest, PutDocument, DropGeneration,
-                                       DropColumn, ListColumns, and VerifyColumn of reading.py
-                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ColumnsListed,
-                                       and ColumnVerified of reading.py
+                                       DropColumn, KeepProtocol, ListColumns, and VerifyColumn of
+                                       reading.py
+                   target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ProtocolKept,
+                                       ColumnsListed, and ColumnVerified of reading.py
     drains.py      drain   -> coord.   OpenStore, TellStored, TellTrouble, ForgetStore, LeaseDrain,
                                        BeginParts, TakePart, RenewDrain, EndDrain
                    coord.  -> drain    DrainLeased, PartTaken, DrainNoted
@@ -55,6 +56,8 @@ the file that defines it.
                    coord.  -> worker   RepairLeased, RepairNoted
                    admin   -> coord.   SetRepair
                    coord.  -> admin    RepairSet
+    upgrading.py   admin   -> coord.   FinishUpgrade
+                   coord.  -> admin    UpgradeNoted
 
 Any request may be answered by `Failed` instead.
 """
@@ -176,10 +179,12 @@ from ckpt.format.messages.targets import (
     DropGeneration,
     Dropped,
     KeepMap,
+    KeepProtocol,
     LeaseRenewed,
     ListColumns,
     MapKept,
     MapTold,
+    ProtocolKept,
     PutDocument,
     RegisterTarget,
     ReleaseReservation,
@@ -188,6 +193,7 @@ from ckpt.format.messages.targets import (
     Reserved,
     TargetRegistered,
 )
+from ckpt.format.messages.upgrading import FinishUpgrade, UpgradeNoted
 from ckpt.format.messages.writing import (
     AbandonColumn,
     AskPace,
@@ -218,6 +224,7 @@ Message = (
     | ChangeTarget | TargetChanged | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted | SetRepair | RepairSet
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
+    | FinishUpgrade | UpgradeNoted | KeepProtocol | ProtocolKept
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -245,6 +252,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     126: LeaseRepair, 127: RepairLeased, 128: RenewRepair, 129: EndRepair, 130: RepairNoted,
     131: SetRepair, 132: RepairSet,
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
+    140: FinishUpgrade, 141: UpgradeNoted, 142: KeepProtocol, 143: ProtocolKept,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

@@ -13,9 +13,15 @@ from msgspec import Struct
 
 from ckpt.base.ids import BootId, Epoch
 
-PROTOCOL_VERSION: Final = 2
-"""Spoken here; a peer of the neighbouring version is accepted. 2: bulks may have tags."""
+PROTOCOL_VERSION: Final = 3
+"""Spoken here, as is each from OLDEST_VERSION on. 2: bulks may have tags. 3: columns move to other
+targets, and targets are removed; earlier versions undo that (docs/decisions/0041)."""
+OLDEST_VERSION: Final = 1
 TAGS_VERSION: Final = 2
+MOVES_VERSION: Final = 3
+"""From it on a client proves what it speaks."""
+HELLO_VERSION: Final = 2
+"""Said in each client's hello: 0.1.0 takes no other than its neighbour's."""
 
 
 class Role(Enum):
@@ -69,6 +75,8 @@ class ClientProof(Struct, frozen=True, gc=False):
     wire: Wire = Wire.PLAIN
     """What the client takes the connection for: one to another host needs MAC, though a proxy
     beside the server may look like this host. Of no meaning before TAGS_VERSION."""
+    version: int = 0
+    """What the client speaks, where the server speaks MOVES_VERSION; 0: its hello said all."""
 
 
 class ServerProof(Struct, frozen=True, gc=False):
@@ -86,6 +94,8 @@ class ServerProof(Struct, frozen=True, gc=False):
     """From here on, in both directions."""
     coordinators: tuple[str, ...] = ()
     """Of a coordinator: where all of the cluster listen, as HOST:PORT; empty where it is single."""
+    needs: int = 0
+    """Who speaks less is refused here; 0: nobody is."""
 
 
 class Failed(Struct, frozen=True, gc=False):

@@ -88,6 +88,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     map: bytes | None = None
     """The digest of the cluster's map that it keeps, empty without one. None: of an earlier
     version, which keeps none."""
+    protocol: int = 0
+    """What one has to speak there, as a coordinator of the cluster said; 0: none did."""
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -99,6 +101,9 @@ class TargetRegistered(Struct, frozen=True, gc=False):
     coordinator: bytes = b""
     """Of this process: 16 random bytes. Two that began from copies of one catalog have one term;
     a target obeys the one of them that came first."""
+    protocol: int = 0
+    """What one has to speak in this cluster. The target keeps it, and obeys nobody who speaks less
+    from then on, whatever his term is."""
 
 
 class DeviceReport(Struct, frozen=True, gc=False):
@@ -139,6 +144,17 @@ class LeaseRenewed(Struct, frozen=True, gc=False):
     epoch: Epoch
     catalog: CatalogPosition | None = None
     """How far the catalog is durable, for the target to keep; None before the targets vouched."""
+
+
+class KeepProtocol(Struct, frozen=True, gc=False):
+    """The upgrade is finished: as `protocol` of TargetRegistered."""
+
+    term: int
+    protocol: int
+
+
+class ProtocolKept(Struct, frozen=True, gc=False):
+    """It is on stable storage."""
 
 
 class Reserve(Struct, frozen=True, gc=False):
@@ -263,6 +279,3 @@ class ColumnsListed(Struct, frozen=True, gc=False):
     columns: tuple[ColumnProof, ...]
     documents: tuple[DocumentSummary, ...]
     cursor: str
-    keeps_map: bool = False
-    """It may be asked for the cluster's map; a target of an earlier version ends a session for
-    that."""

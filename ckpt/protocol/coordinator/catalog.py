@@ -27,9 +27,10 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.format.messages.keeping import Retention
 from ckpt.format.messages.repairs import RepairRules
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -215,8 +216,7 @@ class TargetStanding(Enum):
     REMOVED = "removed"
     """It is no target any more, and never again."""
     ABSENT = "absent"
-    """The same as `in`, and nobody waits for its word on the catalog: that was made from targets
-    without it, and it has not come since."""
+    """In, and has not come since the catalog was made without it: its word is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,7 @@ CatalogEntry = (
     | CheckpointDeleted
     | RetentionSaid
     | RepairSaid
+    | UpgradeFinished
     | RowForgotten
     | LaunchNumbered
     | LaunchEntered
@@ -342,6 +343,8 @@ class CatalogImage:
     """What people have said stays of a run; without any rule: that is lost."""
     repair: RepairRules = field(default_factory=RepairRules)
     """What people have said of repair."""
+    protocol: int = PROTOCOL_VERSION
+    """Who speaks less is not let in. Below MOVES_VERSION while an upgrade is not finished."""
     position: CatalogPosition = BEGINNING
     """Of the newest entry that was made durable while the targets vouched for the catalog."""
     forgotten: Generation = NO_GENERATION
@@ -396,13 +399,8 @@ class CatalogImage:
         """
         match entry:
             case AttemptOpened():
-                self.rows[entry.checkpoint] = CatalogRow(
-                    entry.checkpoint,
-                    RowState.OPEN,
-                    entry.launch,
-                    entry.launch_key,
-                    entry.world_size,
-                )
+                id, launch, key = entry.checkpoint, entry.launch, entry.launch_key
+                self.rows[id] = CatalogRow(id, RowState.OPEN, launch, key, entry.world_size)
             case RowForgotten():
                 self._forget(entry.checkpoint)
             case ColumnsMoved():
@@ -416,7 +414,7 @@ class CatalogImage:
                 self._forget_labels(entry.checkpoint)
                 if entry.labels:
                     self.labels[entry.checkpoint] = entry.labels
-            case RetentionSaid() | RepairSaid():
+            case RetentionSaid() | RepairSaid() | UpgradeFinished():
                 self._note_said(entry)
             case CheckpointTombstoned():
                 self._forget_labels(entry.checkpoint)
@@ -449,13 +447,17 @@ class CatalogImage:
             case _:
                 self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
 
-    def _note_said(self, said: RetentionSaid | RepairSaid) -> None:
-        if isinstance(said, RepairSaid):
-            self.repair = said.rules
-        elif said.retention is None:
-            self.retentions.pop(said.run, None)
-        else:
-            self.retentions[said.run] = said.retention
+    def _note_said(self, said: RetentionSaid | RepairSaid | UpgradeFinished) -> None:
+        match said:
+            case RepairSaid():
+                self.repair = said.rules
+            case UpgradeFinished():
+                self.protocol = max(self.protocol, said.protocol)
+            case RetentionSaid(retention=None):
+                self.retentions.pop(said.run, None)
+            case RetentionSaid(retention=retention):
+                assert retention is not None
+                self.retentions[said.run] = retention
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         self.rows.pop(checkpoint, None)

@@ -272,7 +272,7 @@ class Confirming:
 def is_confirmed(message: Message) -> bool:
     """Whether it is answered only after a round; questions about this process need none."""
     if isinstance(message, Ask):
-        return message.what not in ("status", "coordinator")
+        return message.what not in ("status", "coordinator", "upgrade")
     return isinstance(message, CONFIRMED)
 
 

@@ -17,7 +17,8 @@ from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import CatalogPosition
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed
+from ckpt.format.messages.versions import since
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogReached, Persist
 from ckpt.protocol.coordinator.facts import Fact
 from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
@@ -59,12 +60,19 @@ class Desk:
         #: What to do when each Persist is acknowledged, by its ticket.
         self._tickets: dict[int, Then] = {}
         self._next_ticket = 1
+        self.speaks: dict[Session, int] = {}
+        """Which version of the protocol, of each session whose peer speaks less than we do.
+        Upgrading keeps it."""
+        self.needs = 0
+        """What one has to speak in this cluster, durably."""
         #: Under which entries are written; None before the targets vouched for the catalog.
         self._term: int | None = None
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
         self.full: NoSpace | None = None
         """Why the catalog takes nothing more for now; what was given to it waits."""
+        self.no_moves: CkptError | None = None
+        """Why no column goes to another target for now, and no target leaves. Upgrading sets it."""
         self.hearers: dict[type[object], tuple[Hearer, ...]] = {}
         """Of each fact, in the order in which they hear it. The machine fills it in."""
 
@@ -88,8 +96,13 @@ class Desk:
     # ----------------------------------------------------------------------- writing
 
     def send(self, session: Session, request: int, message: Message, bulk: Buffer = b"") -> None:
-        """Queue a reply or a push (request 0)."""
-        self._actions.append(Send(session, request, message, bulk))
+        """Queue a reply or a push (request 0). What the peer does not know is never said to it."""
+        if self.knows(session, message):
+            self._actions.append(Send(session, request, message, bulk))
+
+    def knows(self, session: Session, message: Message) -> bool:
+        """Whether the peer's version of the protocol has such a message."""
+        return since(message) <= self.speaks.get(session, PROTOCOL_VERSION)
 
     def fail(self, session: Session, request: int, error: CkptError) -> None:
         """Queue an error as the answer."""
@@ -115,7 +128,8 @@ class Desk:
         patience_us: int | None = None,
         late: Then | None = None,
     ) -> int:
-        """Send a question; `reply` runs exactly once, with the answer or with Failed.
+        """Send a question; `reply` runs exactly once, with the answer or with Failed; soon, where
+        the peer does not know such a question.
 
         Past its patience a question is given up as failed, or, with `late`, goes on: `late` runs
         once. Its number is returned.
@@ -123,6 +137,8 @@ class Desk:
         request = self._next_request
         self._next_request += 1
         due_us = None if patience_us is None else self.now_us + patience_us
+        if not self.knows(session, message):
+            due_us, late = self.now_us, None
         self._questions[request] = _Question(session, reply, due_us, late)
         self.send(session, request, message, bulk)
         return request

@@ -19,8 +19,8 @@
     Retaining       what stays of a run, and why                  (retaining.py)
     Standings       how targets stand: in, draining, out, removed (standings.py)
     PlacementReader where the columns of recovered ones are        (placing.py)
-    Deleter, Judge  tombstones; proved damage                     (deletion.py, judging.py,
-                    index_inquiry.py)
+    Deleter, Judge  tombstones; proved damage                     (deletion.py, judging.py)
+    Upgrading       who speaks what, and whether columns may move  (upgrading.py)
     Vouching        whether the catalog is the newest              (vouching.py)
     Confirming      whether the targets still obey this process    (confirming.py)
     Labeling        names and pins                                (labeling.py)
@@ -66,18 +66,19 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
+from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator import facts
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
-from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.preempting import Preempting
+from ckpt.protocol.coordinator.cluster.upgrading import Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import Action, Desk, Then
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
-from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, DrainRequest
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
@@ -89,7 +90,7 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.keeping.rolling_back import RollingBack
 from ckpt.protocol.coordinator.keeping.standings import StandingRequest, Standings
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy as CoordinatorPolicy
-from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.reading.health import Health, Upkeep
 from ckpt.protocol.coordinator.reading.joining import Joining
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.sharing import ReaderGroups
@@ -107,6 +108,7 @@ from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
+from ckpt.protocol.coordinator.saving.recorded import become_checkpoint
 from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import (
     Buffer,
@@ -147,6 +149,7 @@ class CoordinatorMachine:
         self._roles: dict[Session, Role] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
         self.map_keeper = MapKeeper(desk, self.members, policy.cluster)
+        self.upgrading = Upgrading(desk, self.members, image.protocol)
         self.launches = Launches(image.term)
         self.preempting = Preempting(desk, self.launches)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
@@ -171,7 +174,7 @@ class CoordinatorMachine:
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
         health = Health(
             self.members, self.checkpoints, policy, self.vouching, self.evictor, self.retaining,
-            self.repairs,
+            Upkeep(self.repairs, self.upgrading),
         )  # fmt: skip
         self.views = Views(
             context, self.checkpoints, self.files, self.drains, self.retaining, health,
@@ -253,6 +256,7 @@ class CoordinatorMachine:
         match event:
             case SessionOpened():
                 self._roles[event.session] = event.role
+                self.upgrading.opened(event)
             case SessionClosed():
                 self._closed(event.session)
             case Persisted():
@@ -286,9 +290,8 @@ class CoordinatorMachine:
             self.reservations.answered_late(event.session, event.message.reservation)
             return
         if from_target is not isinstance(event.message, TARGET_MESSAGES):
-            name = type(event.message).__name__
             if not from_target or not isinstance(event.message, LATE_ANSWERS):
-                self._desk.close(event.session, f"{name} does not belong on this session")
+                self._desk.close(event.session, f"{type(event.message).__name__} is not for here")
             return
         if is_confirmed(event.message):
             self.confirming.hold(event)
@@ -321,8 +324,6 @@ class CoordinatorMachine:
                 self.joining.join(session, request, message, self._roles[session])
             case GuardStanding():
                 self.preempting.heard(session, message)
-            case OpenPayload() if message.member:
-                self.files.open_file(session, request, message)
             case OpenPayload():
                 self._open_payload(session, request, message)
             case RequestSpares():
@@ -363,6 +364,8 @@ class CoordinatorMachine:
                 self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
                 self._answer(session, request, message)
+            case FinishUpgrade():
+                self.upgrading.finish(session, request, message)
             case _ if isinstance(message, StandingRequest):
                 self.standings.handle(session, request, message)
             case _ if isinstance(message, RepairRequest):
@@ -373,6 +376,9 @@ class CoordinatorMachine:
                 self._desk.close(session, f"{type(message).__name__} is no request")
 
     def _open_payload(self, session: Session, request: int, message: OpenPayload) -> None:
+        if message.member:
+            self.files.open_file(session, request, message)
+            return
         homes = {home.id(message.run) for home in message.homes}
         act = partial(self.opening.open_payload, session, request, message)
         self._once_placed(session, request, homes, act)
@@ -418,6 +424,7 @@ class CoordinatorMachine:
             return
         target = self.members.register(session, request, message)
         if target is not None:
+            self.upgrading.registered(session, message)
             self.vouching.registered(target, message.incarnation)
             self.map_keeper.registered(target, message)
             self.reservations.reconcile(target, message.reservations)
@@ -426,6 +433,7 @@ class CoordinatorMachine:
         self._roles.pop(session, None)
         self.joining.session_closed(session)
         self._desk.lost(session)
+        self.upgrading.closed(session)
         self.vouching.session_closed(session)
         self.confirming.session_closed(session)
         self.members.session_closed(session)
@@ -488,13 +496,5 @@ class CoordinatorMachine:
     def _recorded(self, fact: facts.AttemptRecorded) -> None:
         """An attempt becomes a checkpoint."""
         attempt = self.book.attempts[fact.checkpoint]
-        record = attempt.record
-        assert record is not None
-        checkpoint = KeptCheckpoint(
-            record.info, attempt.record_bytes, record.index_targets, index_summaries(record),
-            attempt.placement or None,
-        )  # fmt: skip
-        attempt.info = self.checkpoints.info_now(checkpoint)
-        self.checkpoints.add(checkpoint)
-        written_by = tuple(sorted(attempt.written_by))
-        self._desk.tell(facts.CheckpointCommitted(checkpoint.id, attempt.info, written_by))
+        info, written_by = become_checkpoint(attempt, self.checkpoints)
+        self._desk.tell(facts.CheckpointCommitted(info.checkpoint, info, written_by))

@@ -14,6 +14,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, DeleteStep, LabelStep, ReplaceTarget, RollBack
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.repairs import SetRepair
+from ckpt.format.messages.upgrading import FinishUpgrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def no_room(cluster: str, seen: RoomSeen) -> NoSpace | None:
 def changes_catalog(message: Message) -> bool:
     """Whether somebody asks for a change that is to be durable ahead of its answer."""
     match message:
-        case RollBack() | KeepSteps() | ChangeTarget():
+        case RollBack() | KeepSteps() | ChangeTarget() | FinishUpgrade():
             return not message.dry_run
         case _:
             return isinstance(message, DeleteStep | LabelStep | ReplaceTarget | SetRepair)

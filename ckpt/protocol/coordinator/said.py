@@ -22,3 +22,10 @@ class RepairSaid:
     """What people say of repair, all of it."""
 
     rules: RepairRules
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeFinished:
+    """Nobody who speaks less is let in any more, and never again."""
+
+    protocol: int

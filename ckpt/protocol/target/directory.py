@@ -52,6 +52,8 @@ class DirectoryLoaded:
     coordinator: bytes = b""
     """Whose term it is; empty when that is not known."""
     scrub: ScrubNote | None = None
+    protocol: int = 0
+    """What one has to speak here; 0: nothing is known of it."""
     wall_us: int | None = None
     """What a wall clock shows now; None: there is none but the process's own."""
     map: bytes = b""

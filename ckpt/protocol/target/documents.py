@@ -472,5 +472,5 @@ class Documents:
                 size, digest = entry.header.total_bytes, entry.header.digest
                 documents.append(DocumentSummary(entry.kind, checkpoint, size, digest))
         rest = cursor if count < len(behind) else ""
-        page = ColumnsListed(tuple(columns), tuple(documents), rest, keeps_map=True)
+        page = ColumnsListed(tuple(columns), tuple(documents), rest)
         self._core.send(session, request, page)

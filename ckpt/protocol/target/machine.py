@@ -25,6 +25,7 @@ from ckpt.format.messages.targets import (
     DropColumn,
     DropGeneration,
     KeepMap,
+    KeepProtocol,
     LeaseRenewed,
     ListColumns,
     PutDocument,
@@ -44,7 +45,6 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.at_rest.verifying import Verifying
-from ckpt.protocol.target.catalog_note import CatalogNote
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
     STAGING,
@@ -63,7 +63,9 @@ from ckpt.protocol.target.disk_events import (
     SpaceMeasured,
 )
 from ckpt.protocol.target.documents import Documents
-from ckpt.protocol.target.map_note import MapNote
+from ckpt.protocol.target.notes.catalog_note import CatalogNote
+from ckpt.protocol.target.notes.map_note import MapNote
+from ckpt.protocol.target.notes.needs import Needs
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
@@ -71,19 +73,19 @@ from ckpt.protocol.target.space import Reservations
 from ckpt.protocol.target.term import remove_steps, term_steps
 
 TargetEvent = (
-    SessionOpened
-    | SessionClosed
-    | Received
-    | Ticked
-    | DiskDone
-    | DiskFailed
-    | SpaceMeasured
-    | SessionDrained
-    | DirectoryLoaded
-)
+    SessionOpened | SessionClosed | Received | Ticked | DiskDone | DiskFailed | SpaceMeasured
+    | SessionDrained | DirectoryLoaded
+)  # fmt: skip
 
 Command = (
-    Reserve | ReleaseReservation | Attest | KeepMap | PutDocument | DropGeneration | DropColumn
+    Reserve
+    | ReleaseReservation
+    | Attest
+    | KeepMap
+    | KeepProtocol
+    | PutDocument
+    | DropGeneration
+    | DropColumn
 )
 """What only the coordinator may ask, under its term."""
 
@@ -109,6 +111,7 @@ class TargetMachine:
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
         self._note = CatalogNote(self._core, self._reservations)
+        self._needs = Needs(self._core, self._reservations)
         self._map = MapNote(self._core, self._reservations)
         self._presenting = Presenting(
             self._core, self._space, self._reservations, self._note, self._map, self._scrub
@@ -124,7 +127,7 @@ class TargetMachine:
         self._coordinator: Session | None = None  # The one that was dialed.
         self._registered = False  # Its commands are obeyed.
         #: What TargetRegistered said on that session; 0 before that came.
-        self._offered_term, self._offered_process = 0, b""
+        self._offered_term, self._offered_process, self._offered_protocol = 0, b"", 0
         #: When the disk last kept the offered term from being durable; None while it does not.
         #: Then no command is obeyed, but the lease is renewed: what lies here is read.
         self._held_out_us: int | None = None
@@ -138,6 +141,11 @@ class TargetMachine:
     def term(self) -> int:
         """The highest term on stable storage here."""
         return self._term
+
+    @property
+    def needs(self) -> int:
+        """What one has to speak here, durably."""
+        return self._needs.version
 
     @property
     def registered(self) -> bool:
@@ -218,16 +226,15 @@ class TargetMachine:
                 self._tick()
             case SpaceMeasured(bytes_total=total, bytes_free=free):
                 self._space.measured(total, free)
-            case SessionOpened(session=session, role=Role.COORDINATOR):
-                self._coordinator_came(session)
             case SessionOpened():
-                core.counters.sessions_opened += 1
+                self._session_opened(event)
             case SessionClosed(session=session):
                 self._session_closed(session)
             case DirectoryLoaded():
                 self._term, self._process = event.term, event.coordinator
                 self._note.stored = event.catalog
                 self._map.load(event.map)
+                self._needs.kept(event.protocol)
                 self._scrub.load(event.scrub, event.wall_us)
                 adopt(core, event)
                 self._scrub.loaded(event.scrub)
@@ -235,7 +242,15 @@ class TargetMachine:
         out, core.out = core.out, []
         return out
 
+    def _session_opened(self, event: SessionOpened) -> None:
+        stays = self._needs.opened(event)
+        if event.role is not Role.COORDINATOR:
+            self._core.counters.sessions_opened += 1
+        elif stays:
+            self._coordinator_came(event.session)
+
     def _session_closed(self, session: Session) -> None:
+        self._needs.closed(session)
         self._columns.session_closed(session)
         self._reads.session_closed(session)
         self._documents.session_closed(session)
@@ -331,6 +346,8 @@ class TargetMachine:
                 self._documents.put(session, request, message, bulk)
             case DropGeneration() | DropColumn():
                 self._documents.drop(session, request, message)
+            case KeepProtocol():
+                self._needs.keep(session, request, message)
 
     # ----------------------------------------------------------------------- coordinator
 
@@ -340,7 +357,7 @@ class TargetMachine:
             self._core.out.append(CloseSession(self._coordinator, "a newer session replaces it"))
             self._session_closed(self._coordinator)
         self._coordinator, self._registered, self._offered_term = session, False, 0
-        register = self._presenting.registration(self._term, self._process)
+        register = self._presenting.registration(self._term, self._process, self.needs)
         self._core.send(session, self._next_request(), register)
 
     def _register(self, session: Session, message: TargetRegistered) -> None:
@@ -358,8 +375,8 @@ class TargetMachine:
             self._core.out.append(CloseSession(session, why))
             return
         self.epoch, self._offered_term = message.epoch, message.term
-        self._offered_process = message.coordinator
-        if message.term == self._term:
+        self._offered_process, self._offered_protocol = message.coordinator, message.protocol
+        if message.term == self._term and message.protocol <= self.needs:
             self._accept()
         else:
             self._persist_term(session, message.term, message.coordinator)
@@ -376,21 +393,24 @@ class TargetMachine:
             self._write_term(session, term, process)
 
     def _write_term(self, session: Session, term: int, process: bytes) -> None:
-        named, aside = self._reservations.new_file("term"), self._reservations.new_file("term")
+        named, aside, third = (self._reservations.new_file("term") for _ in range(3))
+        protocol = self._offered_protocol
 
         def persisted(failure: DiskFailed | None) -> None:
             newest, self._term_pending = self._term_pending, None
             if failure is not None:
-                self._core.chain(remove_steps(named, aside), lambda _: None)
+                self._core.chain(remove_steps(named, aside, third), lambda _: None)
                 self._hold_out(failure)
                 return
             self._term, self._process = term, process
+            self._needs.kept(protocol)
             if newest is not None and newest > term:
                 self._persist_term(session, newest, self._process_pending)
             elif self._coordinator is not None and self._offered_term == term:
                 self._accept()
 
-        self._core.chain(term_steps(term, process, named, aside), persisted)
+        steps = self._needs.steps(protocol, third) + term_steps(term, process, named, aside)
+        self._core.chain(steps, persisted)
 
     def _hold_out(self, failure: DiskFailed) -> None:
         """No command is obeyed under a term that is not durable; what lies here is read all the

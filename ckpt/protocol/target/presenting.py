@@ -7,9 +7,9 @@ from msgspec import UNSET
 from ckpt.base.limits import RENEW_US
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
 from ckpt.protocol.target.at_rest.scrub import Scrub
-from ckpt.protocol.target.catalog_note import CatalogNote
 from ckpt.protocol.target.core import Core, Space
-from ckpt.protocol.target.map_note import MapNote
+from ckpt.protocol.target.notes.catalog_note import CatalogNote
+from ckpt.protocol.target.notes.map_note import MapNote
 from ckpt.protocol.target.space import Reservations
 
 
@@ -42,8 +42,12 @@ class Presenting:
         """The device fails, or is well again, and the coordinator has not heard it."""
         return self._core.device.is_failing is not self._told_failing
 
-    def registration(self, term: int, coordinator: bytes) -> RegisterTarget:
-        """The first word on a session; `term` is the highest that is durable, and whose it is."""
+    def registration(self, term: int, coordinator: bytes, needs: int) -> RegisterTarget:
+        """The first word on a session.
+
+        term, coordinator: the highest that is durable, and whose it is.
+        needs: which protocol one has to speak here.
+        """
         identity, space = self._core.identity, self._space
         self._told_scrub = self._scrub.report
         return RegisterTarget(
@@ -67,6 +71,7 @@ class Presenting:
             wire=identity.wire,
             scrub=self._told_scrub,
             map=self._map.digest,
+            protocol=needs,
         )
 
     def taken_in(self) -> None:

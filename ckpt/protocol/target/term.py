@@ -1,6 +1,7 @@
 """The highest coordinator term that a target has acknowledged, as a file: magic, u64, CRC-32.
 And whose it is, as a second one, which counts only while it names the same term: a version that
-does not know it leaves it be.
+does not know it leaves it be. A third says what a coordinator, and whoever else comes, has to speak
+(docs/decisions/0041): it only grows, whatever the term is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _TERM_MAGIC = b"CKPT"
 COORDINATOR_FILE = "coordinator"
 _COORDINATOR = struct.Struct("<4sQ16s")
 _COORDINATOR_MAGIC = b"CKPC"
+PROTOCOL_FILE = "protocol"
+_PROTOCOL = struct.Struct("<4sI")
+_PROTOCOL_MAGIC = b"CKPV"
 PROCESS_BYTES = 16
 """Of a coordinator's incarnation."""
 
@@ -56,6 +60,27 @@ def decode_coordinator(data: bytes, term: int) -> bytes:
         return b""
     magic, of_term, process = _COORDINATOR.unpack(body)
     return bytes(process) if magic == _COORDINATOR_MAGIC and of_term == term else b""
+
+
+def encode_protocol(version: int) -> bytes:
+    """The `protocol` file: magic, u32 version, CRC-32 of both, all little-endian."""
+    body = _PROTOCOL.pack(_PROTOCOL_MAGIC, version)
+    return body + crc32(body).to_bytes(4, "little")
+
+
+def decode_protocol(data: bytes) -> int:
+    """The inverse; 0 when the bytes are no such file."""
+    body = data[: _PROTOCOL.size]
+    if len(data) != _PROTOCOL.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
+        return 0
+    magic, version = _PROTOCOL.unpack(body)
+    return int(version) if magic == _PROTOCOL_MAGIC else 0
+
+
+def protocol_steps(version: int, aside: str) -> list[Step]:
+    """How it becomes durable what one has to speak; the name of a file for what is on its way."""
+    steps = _written(aside, encode_protocol(version), PROTOCOL_FILE)
+    return [*steps, partial(SyncDirectory, directory="")]
 
 
 def term_steps(term: int, process: bytes, named: str, aside: str) -> list[Step]:

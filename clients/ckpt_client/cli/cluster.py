@@ -34,8 +34,9 @@ from ckpt.format.messages.asking import (
     TargetReplaced,
 )
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import MOVES_VERSION, PROTOCOL_VERSION, Role
 from ckpt.format.messages.repairs import RepairSet, SetRepair
+from ckpt.format.messages.upgrading import FinishUpgrade, UpgradeNoted
 from ckpt.protocol.coordinator.reading.answers import (
     CoordinatorsView,
     RepairView,
@@ -43,6 +44,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     ShowView,
     StatusView,
     StepView,
+    UpgradeView,
 )
 from ckpt_client import labels
 from ckpt_client.cli.output import Output
@@ -206,6 +208,25 @@ class Conversation:
     def set_repair(self, message: SetRepair) -> None:
         """It counts, durable, when this returns. Raises Refused for what is no limit."""
         self.control.call(message, RepairSet, timeout_s=self.timeout_s)
+
+    def upgrade(self) -> UpgradeView:
+        """Who speaks what. Raises Refused by a coordinator of an earlier version."""
+        try:
+            return self._ask(UpgradeView, "upgrade")
+        except Refused:
+            spoken = self.control.protocol
+            if spoken >= MOVES_VERSION:
+                raise
+            raise Refused(
+                f"the coordinator speaks protocol {spoken}, which knows of no upgrade",
+                hint=f"upgrade it first: protocol {PROTOCOL_VERSION} is spoken here",
+            ) from None
+
+    def finish_upgrade(self, *, dry_run: bool, force: bool) -> UpgradeNoted:
+        """Durable, but for a dry run. Raises Refused naming who stands against it."""
+        message = FinishUpgrade(dry_run=dry_run, force=force)
+        answer, _ = self.control.call(message, UpgradeNoted, timeout_s=self.timeout_s)
+        return answer
 
     def coordinators(self) -> CoordinatorsView:
         """Who leads, who stands by."""

@@ -125,6 +125,10 @@ VERBS: Final = {
         "ckpt_client.cli.upkeep.repair",
         "show what lacks columns, and who makes them again",
     ),
+    "upgrade": (
+        "ckpt_client.cli.upkeep.upgrade",
+        "show what each member speaks; finish: nobody older is let in any more",
+    ),
     "local": (
         "ckpt_client.cli.upkeep.local",
         "stop: end the cluster that runs in a directory",

@@ -112,5 +112,6 @@ def take_from(backup: CatalogImage, image: CatalogImage, seen: Set[CheckpointId]
                 image.rows[id] = row
         elif row.state is RowState.COMMITTED and known is None and id in seen:
             image.rows[id] = row
+    image.protocol = max(image.protocol, backup.protocol)
     image.stores.update(backup.stores)
     image.term = max(image.term, backup.term)

@@ -122,7 +122,11 @@ def rebuild(
     """
     heard = hear(cluster, sources, backup)
     held = heard.held
-    image = CatalogImage(max(holdings.term for _, holdings in held), targets=heard.known)
+    # One target that has heard of it is enough: what has moved is found again, and nobody comes
+    # who undoes that.
+    needs = max(holdings.protocol for _, holdings in held)
+    term = max(holdings.term for _, holdings in held)
+    image = CatalogImage(term, targets=heard.known, protocol=needs)
     committed, refused = [], []
     seen = set().union(*(holdings.checkpoints for _, holdings in held))
     for checkpoint in sorted(seen):

@@ -16,13 +16,13 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
 from ckpt.format.documents.cluster_map import ClusterMap, decode_map
 from ckpt.format.documents.file import DocumentHeader
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import MOVES_VERSION, OLDEST_VERSION, Role
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.messages.targets import AskMap, ColumnsListed, ListColumns, MapTold
 from ckpt.protocol.handshake import Caller
 from ckpt.protocol.target.directory import identify
-from ckpt.protocol.target.map_note import MAP_FILE
-from ckpt.protocol.target.term import TERM_FILE, decode_term
+from ckpt.protocol.target.notes.map_note import MAP_FILE
+from ckpt.protocol.target.term import PROTOCOL_FILE, TERM_FILE, decode_protocol, decode_term
 from ckptd.target.identity import read_target_file
 
 PART_BYTES: Final = 1 * MiB
@@ -37,6 +37,8 @@ class Holdings:
     documents: frozenset[tuple[DocumentKind, CheckpointId]]
     term: int
     """The highest that it is known to have acknowledged."""
+    protocol: int = OLDEST_VERSION
+    """What it needs of whoever speaks with it: the upgrade of its cluster is finished with that."""
     map: ClusterMap | None = None
     """The cluster's map that it keeps; None without one that can be read."""
     target: TargetId = TargetId("")
@@ -92,8 +94,10 @@ class RunningTarget:
         checkpoints |= {checkpoint for _, checkpoint in documents}
         peer = self._client.peer
         term = 0 if peer is None else peer.epoch >> 32
-        held = Holdings(frozenset(checkpoints), frozenset(documents), term)
-        return self._with_map(held) if answer.keeps_map else held
+        needs = OLDEST_VERSION if peer is None else max(OLDEST_VERSION, peer.needs)
+        held = Holdings(frozenset(checkpoints), frozenset(documents), term, needs)
+        keeps_map = peer is not None and peer.version >= MOVES_VERSION
+        return self._with_map(held) if keeps_map else held
 
     def _with_map(self, held: Holdings) -> Holdings:
         answer, document = self._client.call(AskMap())
@@ -141,9 +145,10 @@ class RestingTarget:
                         checkpoints.add(header.checkpoint)
         map = _readable(self._note(MAP_FILE))
         term = decode_term(self._note(TERM_FILE)) or 0
+        needs = max(OLDEST_VERSION, decode_protocol(self._note(PROTOCOL_FILE)))
         known = read_target_file(self._directory)
         target = TargetId("" if known is None else known.target)
-        return Holdings(frozenset(checkpoints), frozenset(self._files), term, map, target)
+        return Holdings(frozenset(checkpoints), frozenset(self._files), term, needs, map, target)
 
     def document(self, kind: DocumentKind, checkpoint: CheckpointId) -> bytes:
         path, header = self._files[(kind, checkpoint)]

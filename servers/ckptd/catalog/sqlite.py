@@ -29,6 +29,7 @@ from typing import Final
 
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
@@ -49,7 +50,7 @@ from ckpt.protocol.coordinator.catalog import (
     StepForgotten,
     TargetSeen,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -78,7 +79,7 @@ from ckptd.catalog.file import (
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = standing_tables.SCHEMA_VERSION
 APPLICATION_ID: Final = 0x636B7074  # "ckpt"
 TICKETS_WAITING_MAX: Final = 1 << 20
 """Above it the disk has stood still for minutes: better to stop than to grow."""
@@ -371,7 +372,7 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         _run_all(connection, _LATER_SCHEMA)
-        if version < SCHEMA_VERSION:
+        if version < standing_tables.SCHEMA_UNFINISHED:
             _take_over(connection)
         return
     # One transaction: a crash leaves an empty file of version 0, which the next start fills.
@@ -379,7 +380,7 @@ def _create(connection: sqlite3.Connection, directory: Path, cluster: str) -> No
         connection.execute("BEGIN IMMEDIATE")
         _run_all(connection, checkpoint_tables.SCHEMA + _SCHEMA + _LATER_SCHEMA)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        standing_tables.store(connection, UpgradeFinished(PROTOCOL_VERSION))
         _set_meta(connection, "cluster", cluster)
         _set_meta(connection, "term", 0)
     sync_directory(directory)
@@ -390,7 +391,7 @@ def _take_over(connection: sqlite3.Connection) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         _run_all(connection, _FROM_SCHEMA_1)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute(f"PRAGMA user_version = {standing_tables.SCHEMA_UNFINISHED}")
 
 
 def _run_all(connection: sqlite3.Connection, script: str) -> None:
@@ -463,7 +464,7 @@ def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             label_tables.store(connection, entry)
         case RetentionSaid():
             retention_tables.store(connection, entry)
-        case CatalogReached() | CatalogOutdated() | RepairSaid():
+        case CatalogReached() | CatalogOutdated() | RepairSaid() | UpgradeFinished():
             standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
             launch_tables.store(connection, entry)

@@ -1,6 +1,8 @@
 """How far a catalog has come, and what it has forgotten. Compared with what targets keep, this
 shows an old copy (ckpt/protocol/coordinator/cluster/vouching.py). Beside it what people have said
-of repair, as JSON; what cannot be read of that, as a later version's, counts as not said.
+of repair, as JSON; what cannot be read of that, as a later version's, counts as not said. And which
+protocol the cluster needs, which the file's schema says as well: an earlier version does not open
+the catalog of a cluster whose upgrade is finished.
 
 Rows of `meta`, and a table beside those of checkpoints, made when they are missing: catalogs of
 schema 1 may lack them, and a version that does not know them leaves them be.
@@ -14,6 +16,7 @@ from typing import Final
 import msgspec
 
 from ckpt.base.ids import CatalogPosition, CheckpointId, Generation, RunName, Step
+from ckpt.format.messages.hello import MOVES_VERSION, OLDEST_VERSION
 from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.protocol.coordinator.catalog import (
     NO_GENERATION,
@@ -22,7 +25,7 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogReached,
     RowForgotten,
 )
-from ckpt.protocol.coordinator.said import RepairSaid
+from ckpt.protocol.coordinator.said import RepairSaid, UpgradeFinished
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS passed_over (
@@ -31,8 +34,12 @@ CREATE TABLE IF NOT EXISTS passed_over (
 """
 _FORGOTTEN: Final = "forgotten"
 _REPAIR: Final = "repair"
+_PROTOCOL: Final = "protocol"
+SCHEMA_VERSION: Final = 3
+SCHEMA_UNFINISHED: Final = 2
+"""Of a catalog that an earlier version made, and may go on with: it has the same tables."""
 
-StandingEntry = CatalogReached | CatalogOutdated | RowForgotten | RepairSaid
+StandingEntry = CatalogReached | CatalogOutdated | RowForgotten | RepairSaid | UpgradeFinished
 
 
 def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
@@ -44,6 +51,9 @@ def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
             _set(connection, "outdated", reason)
         case RepairSaid(rules):
             _set(connection, _REPAIR, msgspec.json.encode(rules).decode())
+        case UpgradeFinished(protocol):
+            _set(connection, _PROTOCOL, str(protocol))
+            connection.execute(f"PRAGMA user_version = {schema_of(protocol)}")
         case RowForgotten(checkpoint):
             known = _generation(connection) or NO_GENERATION
             if checkpoint.generation > known:
@@ -64,6 +74,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     image.forgotten = forgotten
     image.rebuilt_term = int(_get(connection, "rebuilt_term") or 0)
     image.rebuilt_from = int(_get(connection, "rebuilt_from") or 0)
+    image.protocol = int(_get(connection, _PROTOCOL) or OLDEST_VERSION)
     image.outdated = _get(connection, "outdated") or ""
     image.repair = decode_repair_rules((_get(connection, _REPAIR) or "{}").encode())
     for run, step, term, counter in connection.execute("SELECT * FROM passed_over"):
@@ -76,11 +87,17 @@ def note(connection: sqlite3.Connection, image: CatalogImage) -> None:
     _set(connection, "position", image.position)
     _set(connection, _FORGOTTEN, image.forgotten)
     store(connection, RepairSaid(image.repair))
+    store(connection, UpgradeFinished(image.protocol))
     _set(connection, "rebuilt_term", str(image.rebuilt_term))
     _set(connection, "rebuilt_from", str(image.rebuilt_from))
     for id in sorted(image.passed_over):
         key = (id.run, id.step, id.generation.term, id.generation.counter)
         connection.execute("INSERT OR REPLACE INTO passed_over VALUES (?, ?, ?, ?)", key)
+
+
+def schema_of(protocol: int) -> int:
+    """Of a cluster that needs it."""
+    return SCHEMA_VERSION if protocol >= MOVES_VERSION else SCHEMA_UNFINISHED
 
 
 def _generation(connection: sqlite3.Connection) -> Generation | None:

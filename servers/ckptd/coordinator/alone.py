@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import time
 
 import msgspec
@@ -16,6 +16,7 @@ from ckpt.format.messages.asking import Answer, Ask, StepDown
 from ckpt.format.messages.hello import Failed
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorRow, CoordinatorsView
 from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established
 from ckptd.coordinator.front import Front
 from ckptd.coordinator.reception import COORDINATORS
 from ckptd.http.exposition import Family
@@ -44,8 +45,12 @@ class Alone:
                 return False
         return True
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: Session, peer: Established) -> None:
         """Nobody stands by."""
+
+    def speaking(self) -> Mapping[str, int]:
+        """There is no other one."""
+        return {}
 
     def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
         """Nobody was asked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from time import time
 from typing import Final, Protocol
@@ -28,6 +28,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.checks import check
 from ckpt.protocol.events import Session
+from ckpt.protocol.handshake import Established
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.roll import Coordinator, Roll
@@ -99,7 +100,7 @@ class Colleagues:
         #: As they were when I looked last.
         self._known: dict[str, Coordinator] = {}
         #: Of those who stand by, to whom I may speak while I lead.
-        self._standing_by: set[Session] = set()
+        self._standing_by: dict[Session, Established] = {}
         #: What they said when they were asked last.
         self._standings: dict[str, CopyState] = {}
         self._heard = asyncio.Event()
@@ -133,13 +134,18 @@ class Colleagues:
                 return False
         return True
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: Session, peer: Established) -> None:
         """Who stands by holds this one."""
-        self._standing_by.add(session)
+        self._standing_by[session] = peer
+
+    def speaking(self) -> Mapping[str, int]:
+        """As they wrote themselves down, or in their sessions."""
+        known = {id: one.protocol for id, one in self._known.items() if id != self._roll.id}
+        return known | {peer.name: peer.version for peer in self._standing_by.values()}
 
     def closed(self, session: Session) -> None:
         """Any that was open."""
-        self._standing_by.discard(session)
+        self._standing_by.pop(session, None)
 
     def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
         """Whether it answered what I asked of who stands by. The bulk stays the caller's."""

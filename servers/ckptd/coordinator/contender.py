@@ -23,7 +23,7 @@ import msgspec
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, NoSpace, Unavailable
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.leading import (
     Campaign,
     CampaignEnded,
@@ -133,7 +133,7 @@ class Contender:
         self._space = FencedSpace(client, me)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
-            version("ckpt-burst"), time(), config.code,
+            version("ckpt-burst"), time(), config.code, PROTOCOL_VERSION,
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
         self._mirror = Mirror(client, self._space)

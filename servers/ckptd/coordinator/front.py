@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -57,8 +57,11 @@ class People(Protocol):
     def answers(self, session: Session, request: int, message: Message) -> bool:
         """False when the message is a term's."""
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: Session, peer: Established) -> None:
         """Who stands by holds this one."""
+
+    def speaking(self) -> Mapping[str, int]:
+        """Which version of the protocol each other coordinator speaks, by its id."""
 
     def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
         """Whether it answered what I asked of who stands by. The bulk stays the caller's."""
@@ -102,7 +105,8 @@ class Front:
             self._cluster, Role.COORDINATOR, "", boot, epoch, coordinators
         )
         self._shell = shell
-        shell.begin(self.server, self.view, self.known_people.checks)
+        people = self.known_people
+        shell.begin(self.server, self.view, people.checks, people.speaking)
 
     @property
     def cluster(self) -> str:
@@ -151,7 +155,7 @@ class Front:
         if self._shell is None:
             self.reception.opened(session)
         elif peer.role is Role.COORDINATOR:
-            self.known_people.opened(session)
+            self.known_people.opened(session, peer)
         else:
             self._sessions.add(session)
             self._shell.opened(session, peer)

@@ -12,7 +12,8 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -97,12 +98,16 @@ class CoordinatorShell:
         self._statistics = CommitStatistics()
 
     def begin(
-        self, server: Server, view: CoordinatorView, checks: Callable[[], tuple[Check, ...]]
-    ) -> None:
-        """Take the server; what a restart has to do happens now."""
+        self, server: Server, view: CoordinatorView, checks: Callable[[], tuple[Check, ...]],
+        colleagues: Callable[[], Mapping[str, int]],
+    ) -> None:  # fmt: skip
+        """Take the server; what a restart has to do happens now. `colleagues`: what the other
+        coordinators speak.
+        """
         self._server = server
         self._door = DoorWatch(server, self._report)
         self.machine.views.coordinator = view
+        self.machine.upgrading.colleagues = colleagues
         self.machine.views.own_checks = lambda: (*self._own_checks(), *checks())
         self._catalog.start(self.durable, self.failed)
         self.tick()
@@ -129,7 +134,7 @@ class CoordinatorShell:
 
     def opened(self, session: Session, peer: Established) -> None:
         self._roles[session] = peer.role
-        self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name, peer.version))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
         if isinstance(message, Ask) and message.what == BACKUP:
@@ -173,6 +178,9 @@ class CoordinatorShell:
             self._handling = False
         assert self._server is not None
         self._server.epoch = self.machine.members.epoch
+        needs = self.machine.upgrading.needs
+        if self._server.identity.needs != needs:
+            self._server.identity = replace(self._server.identity, needs=needs)
 
     def tick(self) -> None:
         """Time passes; where it leapt, this process was stopped, or its loop was."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from ckpt.aio import descriptors
@@ -126,6 +127,8 @@ class TargetShell:
         if self._probe is not None:
             self._probe.tick(now)
         self.feed(Ticked(now))
+        if self.server is not None and self.server.identity.needs != self.machine.needs:
+            self.server.identity = replace(self.server.identity, needs=self.machine.needs)
         for peer in (self.server, self.dialer):
             if peer is not None:
                 peer.epoch = self.machine.epoch
@@ -156,7 +159,7 @@ class TargetShell:
             # The coordinator is dialed, never let in: only then its word is a command.
             self._close(CloseSession(session, f"a {peer.role.value} has no business here"))
             return
-        self.feed(SessionOpened(now_us(), session, peer.role, peer.name))
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name, peer.version))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
         if bulk is None:
@@ -176,7 +179,8 @@ class TargetShell:
         """The dialed session stands."""
         self._coordinator = session
         self._report("info", "coordinator reached", {"cluster": peer.cluster})
-        self.feed(SessionOpened(now_us(), session, Role.COORDINATOR, peer.name))
+        event = SessionOpened(now_us(), session, Role.COORDINATOR, peer.name, peer.version)
+        self.feed(event)
 
     # ----------------------------------------------------------------------- events and actions
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ckpt.base.ids import CheckpointId, TargetId
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckptd.catalog.etcd import keys
@@ -183,8 +184,12 @@ class LeadingWorld(World):
 
     def _begin_catalog(self) -> None:
         meta = encode(Meta(keys.SCHEMA_VERSION, CLUSTER))
-        put = Operation(Put(SPACE.full(keys.META), meta))
-        self.etcd.store.execute("/v3/kv/txn", Transaction((), (put,)), self.clock.now_us)
+        needs = str(PROTOCOL_VERSION).encode()
+        puts = tuple(
+            Operation(Put(SPACE.full(name), value))
+            for name, value in ((keys.META, meta), (keys.PROTOCOL, needs))
+        )
+        self.etcd.store.execute("/v3/kv/txn", Transaction((), puts), self.clock.now_us)
 
     def start(self) -> None:
         self.coordinator.start()

@@ -349,8 +349,8 @@ class Membership:
             )
             self.targets = dict(sorted(self.targets.items()))
         self._adopt(target, session, domain, message)
-        registered = TargetRegistered(self.term, self.epoch, LEASE_US, self.process)
-        self._desk.send(session, request, registered)
+        said = TargetRegistered(self.term, self.epoch, LEASE_US, self.process, self._desk.needs)
+        self._desk.send(session, request, said)
         self._list(target, message.boot, "")
         return target
 

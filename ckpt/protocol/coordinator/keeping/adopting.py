@@ -157,7 +157,7 @@ class Adopter:
         if checkpoint.id in self._moving:
             return
         moves = self._adoptable(checkpoint)
-        if moves and self._desk.full is None:
+        if moves and self._desk.full is None and self._desk.no_moves is None:
             self._adopt(checkpoint, moves)
         elif not moves and not self._is_read(checkpoint):
             self._drop_surplus(checkpoint)

@@ -259,16 +259,16 @@ class _Spread:
         """All parts of the document to one target; only the last part is answered."""
         session = self._members.targets[id].session
         self._began_us[id] = self._desk.now_us
-        if session is None:
+        message = PutDocument(
+            self._members.term, self._kind, self._checkpoint, len(self._document), 0, self._digest
+        )
+        if session is None or not self._desk.knows(session, message):
             self._answered(id, False)
             return
 
         def answered(message: Message, _bulk: Buffer) -> None:
             self._answered(id, isinstance(message, DocumentStored))
 
-        message = PutDocument(
-            self._members.term, self._kind, self._checkpoint, len(self._document), 0, self._digest
-        )
         self._questions[id] = send_document(
             self._desk, session, message, self._document, answered,
             patience_us=self._patience_us, late=lambda: self._is_late(id),

@@ -95,6 +95,8 @@ class Standings:
 
     def _change(self, session: Session, request: int, message: ChangeTarget) -> None:
         target, standing = self._checked(message)
+        if standing is not TargetStanding.IN and self._desk.no_moves is not None:
+            raise self._desk.no_moves
         columns, size = self._named_on(target)
         documents = sum(self._documents_on(target))
         doubts = tuple(self._doubts(target, standing, size))

@@ -406,6 +406,34 @@ class RepairView(Struct, frozen=True):
     """Checkpoints that lack columns and are left alone, and why: they expire too soon."""
 
 
+class UpgradeMember(Struct, frozen=True):
+    """Who is here, or belongs here, and what it speaks."""
+
+    kind: str
+    """coordinator, target, stager, reader, worker or command."""
+    name: str
+    """Empty: the coordinator that leads."""
+    protocol: int | None
+    """None: it has not come to this coordinator."""
+    state: str
+
+
+class UpgradeView(Struct, frozen=True):
+    """How far the upgrade of the cluster is."""
+
+    protocol: int
+    """What the coordinator that leads speaks."""
+    needs: int
+    """Who speaks less is not let in."""
+    finished: bool
+    """Columns move, and targets leave."""
+    members: tuple[UpgradeMember, ...]
+    against: tuple[str, ...]
+    """Why it cannot be finished now."""
+    away: tuple[str, ...]
+    """Targets that are waited for, but with --force."""
+
+
 class StatusView(Struct, frozen=True):
     """The one-screen answer."""
 

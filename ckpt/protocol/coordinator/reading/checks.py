@@ -209,6 +209,15 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         mend="`ckpt repair resume`",
         clears="when it goes on, or nothing is due any more",
     ),
+    "UPGRADE_UNFINISHED": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="saves and loads go on, also with an earlier version; what is lost with a target is"
+        " made again in its own place alone, and no target is drained, taken out or removed",
+        cause="an earlier version made the catalog, and nobody has said that all are upgraded",
+        mend="upgrade what `ckpt upgrade status` names, then `ckpt upgrade finish`",
+        clears="when it is finished",
+    ),
     "RETENTION_UNSAID": CheckKind(
         WARNING,
         OK_CODE,

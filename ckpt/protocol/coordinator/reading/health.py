@@ -8,6 +8,7 @@ targets have to be started for the check to go.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
@@ -24,6 +25,7 @@ from ckpt.protocol.coordinator.cluster.devices import (
     devices_text,
 )
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.cluster.upgrading import FINISH, Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
@@ -42,13 +44,22 @@ NAMED_MAX = 3
 """So many checkpoints are named in one message."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What goes on beside saves and loads, until it is done."""
+
+    repairs: Repairs
+    upgrading: Upgrading
+
+
 class Health:
     """I look; I change nothing."""
 
     def __init__(
         self, members: Membership, checkpoints: Checkpoints, policy: CoordinatorPolicy,
-        vouching: Vouching, evictor: Evictor, retaining: Retaining, repairs: Repairs,
+        vouching: Vouching, evictor: Evictor, retaining: Retaining, upkeep: Upkeep,
     ) -> None:  # fmt: skip
+        self.upgrading = upkeep.upgrading
         self._vouching = vouching
         self._members = members
         self._checkpoints = checkpoints
@@ -56,7 +67,7 @@ class Health:
         self._marks = policy.fill
         self._evictor = evictor
         self._retaining = retaining
-        self._repairs = repairs
+        self._repairs = upkeep.repairs
 
     def problem(self) -> CkptError | None:
         """Why nobody is served now; None while people are."""
@@ -85,6 +96,7 @@ class Health:
         yield from self._lost(stores)
         yield from self._redundancy(address)
         yield from self._paused()
+        yield from self._unfinished()
         yield from _drain_checks(stores)
         yield from _unsaid_checks(self._retaining.lost())
 
@@ -235,6 +247,18 @@ class Health:
             text = f"repair is paused, and {columns} {verb} to be made again"
             text += f": {', '.join(str(one.payload) for one in due[:NAMED_MAX])}"
             yield check("REPAIR_PAUSED", text, "let it go on", "ckpt repair resume")
+
+    def _unfinished(self) -> Iterator[Check]:
+        if self.upgrading.is_finished:
+            return
+        text = "an earlier version made this cluster: no column moves, and no target leaves"
+        standing = [*self.upgrading.against(), *self.upgrading.away()]
+        if standing:
+            text += f"; {'; '.join(standing)}"
+            remedy = "upgrade these, then finish it"
+        else:
+            remedy = "finish it: earlier versions are not let in any more"
+        yield check("UPGRADE_UNFINISHED", text, remedy, FINISH)
 
     def _with_away(
         self, name: str, text: str, harmed: Sequence[KeptCheckpoint], address: str, remedy: str,

@@ -48,6 +48,7 @@ from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
 from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
+from ckpt.protocol.coordinator.reading.upgrade_view import upgrade_view
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.attempts import Attempt
 from ckpt.protocol.coordinator.saving.context import SavingContext
@@ -119,6 +120,8 @@ class Views:
                 view = self._retention(run, self._retaining.own(run), None)
             case "repair":
                 view = self.repair()
+            case "upgrade":
+                view = upgrade_view(self._health.upgrading, self._members, self._desk.needs)
             case "files":
                 view = self.files(run)
             case "members" if run is not None and step is not None:
@@ -126,7 +129,7 @@ class Views:
             case _:
                 raise Refused(
                     f"{what!r} is not one of status, coordinator, runs, steps (run), "
-                    "show (run, step), names (run), retention (run), repair, files, "
+                    "show (run, step), names (run), retention (run), repair, upgrade, files, "
                     "members (run, step)"
                 )
         return msgspec.json.encode(view)

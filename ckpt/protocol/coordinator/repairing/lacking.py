@@ -10,6 +10,9 @@ at a restart. A column is due
 
 and never while its holder is about to come. What can lose least comes first, then what no object
 store has, then the newest.
+
+While columns stay where they are (the upgrade of the cluster is not finished) only those are due
+whose holder is here without them: they are made again in their own place.
 """
 
 from __future__ import annotations
@@ -52,13 +55,15 @@ class Lacking:
         checkpoints: Checkpoints,
         holding: Callable[[CheckpointId], tuple[str, ...]],
         after_us: int | None,
+        in_place: Callable[[], bool],
     ) -> None:
         """`holding`: which object stores have a checkpoint. `after_us`: who is away for so long is
-        not waited for any more; None: nothing is ever due."""
+        not waited for any more; None: nothing is ever due. `in_place`: no column may move now."""
         self._members = members
         self._checkpoints = checkpoints
         self._holding = holding
         self._after_us = after_us
+        self._in_place = in_place
 
     def all(self, now_us: int) -> list[LackingPayload]:
         """What is due, in its order."""
@@ -97,10 +102,14 @@ class Lacking:
         """`now`: which count."""
         assert checkpoint.placement is not None
         left = len(now) - checkpoint.code.k
+        holders = checkpoint.placement[rank].columns
+        if self._in_place():
+            lost = [j for j, holder in enumerate(holders) if j not in now and self._is_here(holder)]
+            return list(map(ColumnNumber, lost)) if left >= 0 else []
         outgoing = self._checkpoints.outgoing_of(checkpoint, rank, now)
         return [
             ColumnNumber(j)
-            for j, holder in enumerate(checkpoint.placement[rank].columns)
+            for j, holder in enumerate(holders)
             if j in outgoing or (j not in now and left >= 0 and self._is_due(holder, left, now_us))
         ]
 
@@ -114,6 +123,10 @@ class Lacking:
         left = len(now) - checkpoint.code.k
         payload = PayloadId(checkpoint.id, rank)
         return LackingPayload(payload, columns, left, stored, checkpoint.info.committed_at_s)
+
+    def _is_here(self, holder: TargetId | None) -> bool:
+        target = self._members.targets.get(holder) if holder is not None else None
+        return target is not None and target.state is TargetState.LIVE and target.stays
 
     def _is_due(self, holder: TargetId | None, left: int, now_us: int) -> bool:
         target = self._members.targets.get(holder) if holder is not None else None

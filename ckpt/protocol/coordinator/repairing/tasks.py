@@ -140,8 +140,9 @@ class Repairs:
         self._retaining = context.retaining
         after_us = context.policy.rebuild_after_us
         self._lacking = Lacking(
-            context.members, context.checkpoints, context.drains.holding, after_us
-        )
+            context.members, context.checkpoints, context.drains.holding, after_us,
+            lambda: context.desk.no_moves is not None,
+        )  # fmt: skip
         self.documents = Respreader(context.desk, context.members, context.checkpoints, after_us)
         """Copies of indexes and commit records, which need no worker."""
         self.mender = Mender(
@@ -315,7 +316,7 @@ class Repairs:
                 self._reserver.release(allotment)
             elif left:
                 column = left.pop(0)
-                self._reserver.replace(allotment, column, partial(placed, column))
+                self._find_place(task, column, partial(placed, column))
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
                 task.alone = self._is_read_alone(task)
@@ -337,6 +338,20 @@ class Repairs:
         next_column()
         at_once = False
         return found
+
+    def _find_place(
+        self, task: RepairTask, column: ColumnNumber, then: Callable[[Place | None], None]
+    ) -> None:
+        """Wherever it fits; while no column may move, where it was."""
+        checkpoint = self._checkpoints.get(task.payload.checkpoint)
+        if self._desk.no_moves is None:
+            self._reserver.replace(task.allotment, column, then)
+        elif checkpoint is None or checkpoint.placement is None:
+            then(None)
+        else:
+            own = checkpoint.placement[task.payload.rank].columns[column]
+            assert own is not None, "what has no holder is not due in its own place"
+            self._reserver.reserve_there(task.allotment, column, own, then)
 
     def _allotment(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> Allotment:
         """Who holds a copy of the payload, named or not, takes no other column of it."""

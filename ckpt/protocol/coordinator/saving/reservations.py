@@ -297,6 +297,14 @@ class Reserver:
         allotment.intended[column] = target
         self._reserve(allotment, target, answered)
 
+    def reserve_there(
+        self, allotment: Allotment, column: ColumnNumber, target: TargetId,
+        then: Callable[[Place | None], None],
+    ) -> None:  # fmt: skip
+        """On this target or nowhere."""
+        allotment.intended[column] = target
+        self._reserve(allotment, target, then)
+
     def replace(
         self, allotment: Allotment, column: ColumnNumber, then: Callable[[Place | None], None]
     ) -> None:

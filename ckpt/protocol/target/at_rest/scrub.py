@@ -42,7 +42,7 @@ from ckpt.protocol.target.core import (
     column_name,
 )
 from ckpt.protocol.target.disk_events import PASSING_ERRNOS, DiskFailed, ReadAt, ReleaseBulk
-from ckpt.protocol.target.note_file import NoteFile
+from ckpt.protocol.target.notes.note_file import NoteFile
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
 

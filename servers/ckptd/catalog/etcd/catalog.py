@@ -30,14 +30,16 @@ from ckpt.aio.clock import draw, now_us
 from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
 from ckpt.base.rests import Rests
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
+from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
-from ckptd.catalog.etcd.fence import Fence, FencedSpace
+from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta
 from ckptd.catalog.etcd.folding import Writes, fold
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import images_of
 from ckptd.catalog.etcd.opening import admitted, all_keys
 from ckptd.catalog.etcd.url import EtcdUrl
+from ckptd.catalog.etcd.words import encode
 from ckptd.catalog.sqlite import write_copy
 
 OPEN_S: Final = 30.0
@@ -248,6 +250,10 @@ class EtcdCatalog:
         self._waiting.popleft()
         try:
             writes = fold(self._folded, persist.entries)
+            if keys.PROTOCOL in writes.values:
+                # An earlier version looks there whether it may lead.
+                meta = Meta(keys.schema_of(self._folded.protocol), self.cluster)
+                writes.values[keys.META] = encode(meta)
             writes.check(f"a ticket of {len(persist.entries)} entries")
         except KeyError as error:
             self._unfit = CkptError(f"the catalog cannot be written: {error} is not there")

@@ -154,7 +154,7 @@ def _last(cluster: str, image: CatalogImage, fence: Fence) -> Writes:
     term = max(image.term, fence.term)
     return Writes(
         {
-            keys.META: encode(Meta(keys.SCHEMA_VERSION, cluster)),
+            keys.META: encode(Meta(keys.schema_of(image.protocol), cluster)),
             keys.TERM: str(term).encode(),
             keys.COPYING: None,
         }

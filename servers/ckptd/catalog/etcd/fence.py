@@ -32,6 +32,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, NotFound, Refused, Unavailable
+from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.leading import KeyHolder
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
@@ -222,7 +223,9 @@ class FencedSpace:
             Compare(self._space.full(each), "VERSION", version=0)
             for each in (keys.META, keys.COPYING)
         )
-        request = Transaction(absent, (_put(name, encode(meta)),))
+        # Who begins one has no earlier version beside it.
+        needs = _put(self._space.full(keys.PROTOCOL), str(PROTOCOL_VERSION).encode())
+        request = Transaction(absent, (_put(name, encode(meta)), needs))
         await self._client.call("kv/txn", request, TransactionDone, deadline)
         made = await self.meta(deadline)
         if made is None:

@@ -30,6 +30,8 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     target/ID                 JSON: domain, directory, incarnation, place, standing
     retention/RUN             JSON: the rules
     repair                    JSON: what people have said of repair
+    protocol                  who speaks less is not let in; none: the upgrade from a version that
+                              knew no such key is not finished, and meta has schema 1
 
 Each value is whole: putting it twice is putting it once.
 """
@@ -40,6 +42,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, RunName, TargetId
+from ckpt.format.messages.hello import MOVES_VERSION
 
 META: Final = "meta"
 LEADER: Final = "leader"
@@ -53,13 +56,21 @@ OUTDATED: Final = "outdated"
 REBUILT: Final = "rebuilt"
 COPYING: Final = "copying"
 REPAIR: Final = "repair"
+PROTOCOL: Final = "protocol"
 FIRST: Final = ""
 LAST: Final = "\x7f"
 """Names are ASCII without control characters: all are between the two."""
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+SCHEMA_UNFINISHED: Final = 1
+"""Of a catalog that an earlier version began, and may go on with."""
 
 OF_CHECKPOINTS: Final = ("row", "record", "label", "unsettled", "passed_over")
 """Kinds of keys that a generation has, at most one of each."""
+
+
+def schema_of(protocol: int) -> int:
+    """Of a cluster that needs it."""
+    return SCHEMA_VERSION if protocol >= MOVES_VERSION else SCHEMA_UNFINISHED
 
 
 def of_checkpoint(kind: str, id: CheckpointId) -> str:

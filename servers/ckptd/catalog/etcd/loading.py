@@ -23,6 +23,7 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
+from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, decode_retention
 from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.plan.drains import StorePolicy
@@ -42,7 +43,7 @@ _Value = TypeVar("_Value")
 
 def load(term: int, pairs: Iterable[tuple[str, bytes]]) -> CatalogImage:
     """Of (name, value) in any order. Raises Corrupt naming the key that cannot be read."""
-    image = CatalogImage(term)
+    image = CatalogImage(term, protocol=OLDEST_VERSION)
     # A key stands ahead of those below it, and a row's ahead of its documents'.
     for name, value in sorted(pairs, key=lambda pair: (not pair[0].startswith("row/"), pair[0])):
         try:
@@ -84,6 +85,8 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
             image.outdated = value.decode()
         case [keys.REPAIR]:
             image.repair = decode_repair_rules(value)
+        case [keys.PROTOCOL]:
+            image.protocol = int(value)
         case [keys.REBUILT]:
             rebuilt = _json(value, RebuiltValue)
             image.rebuilt_term, image.rebuilt_from = rebuilt.term, rebuilt.targets

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.errors import Busy, CkptError, NotFound
+from ckpt.format.messages.hello import TAGS_VERSION
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import LEASE_S
@@ -50,6 +51,8 @@ class Coordinator(Struct, frozen=True):
     """It runs since then, by its own wall clock."""
     code: str = ""
     """By which it would plan saves."""
+    protocol: int = TAGS_VERSION
+    """The newest that it speaks; an earlier version does not say."""
 
 
 class Roll:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.ids import CheckpointId, Home, LaunchNumber, Rank, RunName, Step, TargetId
+from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.keeping import encode_retention
 from ckpt.format.messages.repairs import RepairRules
 from ckpt.protocol.coordinator.catalog import (
@@ -37,7 +38,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid
+from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -117,6 +118,7 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
         KeyedValue(keys.OUTDATED, _outdated),
         KeyedValue(keys.REBUILT, _rebuilt),
         KeyedValue(keys.REPAIR, _repair),
+        KeyedValue(keys.PROTOCOL, _protocol),
     )
     ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
     for kind in keys.OF_CHECKPOINTS:
@@ -143,6 +145,8 @@ def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
             yield _target(entry.target)
         case RepairSaid():
             yield KeyedValue(keys.REPAIR, _repair)
+        case UpgradeFinished():
+            yield KeyedValue(keys.PROTOCOL, _protocol)
         case RetentionSaid():
             yield _retention(entry.run)
         case LabelsSent() | CheckpointLabeled():
@@ -188,6 +192,10 @@ def _rebuilt(image: CatalogImage) -> bytes | None:
 
 def _repair(image: CatalogImage) -> bytes | None:
     return msgspec.json.encode(image.repair) if image.repair != RepairRules() else None
+
+
+def _protocol(image: CatalogImage) -> bytes | None:
+    return str(image.protocol).encode() if image.protocol > OLDEST_VERSION else None
 
 
 # --------------------------------------------------------------------------- checkpoints

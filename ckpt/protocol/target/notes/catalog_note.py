@@ -13,7 +13,7 @@ import struct
 from ckpt.base.ids import CatalogPosition
 from ckpt.format.checksum import crc32
 from ckpt.protocol.target.core import Core
-from ckpt.protocol.target.note_file import NoteFile
+from ckpt.protocol.target.notes.note_file import NoteFile
 from ckpt.protocol.target.space import Reservations
 
 CATALOG_FILE = "catalog"

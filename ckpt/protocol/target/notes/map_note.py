@@ -10,7 +10,7 @@ from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.messages.targets import MapKept, MapTold
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.core import Core
-from ckpt.protocol.target.note_file import NoteFile
+from ckpt.protocol.target.notes.note_file import NoteFile
 from ckpt.protocol.target.space import Reservations
 
 MAP_FILE = "map"
