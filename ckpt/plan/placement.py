@@ -8,8 +8,11 @@ Goals, in this order:
    rule leaves no room for is absent, never squeezed in.
 2. Every wider or narrower domain holds no more than its share of targets would, where rule 1 leaves
    a choice: two targets of one device are not taken while another device is free.
-3. The least loaded targets first. With equal domains, targets differ by at most one column, so
-   max/mean over a burst of more than 20 columns for each target is at most 1.05.
+3. The least loaded targets first, with room taken into account as that gets short (filling.py):
+   loads are divided by weights, and one of weight w < 1 stands back in all but w of the turns. What
+   each payload needs comes first, so that no room is wasted that goals 1 and 2 allow to be used.
+   With equal domains and room, targets differ by at most one column, so max/mean over a burst of
+   more than 20 columns for each target is at most 1.05.
 4. Few sets of targets can lose data together. A large cluster is cut into groups of at least
    GROUP_TARGETS_MIN targets, each spread over all domains, and a payload stays inside one group.
    With 1024 targets, three random losses share a group in 1 of 2,000 cases; free choice over the
@@ -32,53 +35,34 @@ algorithm", 1971): when columns are absent, no cleverer order would have placed 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import BootId, Domain, TargetId
+from ckpt.base.ids import Domain, TargetId
 from ckpt.erasure.code import Code
+from ckpt.plan.filling import DomainRooms, needed
+from ckpt.plan.seating import (
+    Candidate,
+    CandidateSeat,
+    Rooms,
+    budget_of,
+    golden,
+    groups_by_load,
+    rooms_of,
+    seated,
+)
 
 Level = Literal["target", "device", "host", "rack", "power"]
 """What counts as one failure domain, narrowest first."""
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
-GROUP_TARGETS_MIN: Final = 24
-"""A cluster is cut into groups when each gets at least so many targets,
-and three times the code's columns.
-"""
-
 DomainKey = tuple[str, ...]
-
-
-class Candidate(Struct, frozen=True, gc=False):
-    """A target that might take a column."""
-
-    target: TargetId
-    boot: BootId
-    domain: Domain
-    device: str
-    """Targets that name the same device share its `bytes_free`; empty when it shares with nobody.
-    """
-    bytes_free: int
-    """Of the device, reservations already taken off."""
-    load_bytes: int
-    """Bytes of columns that this burst already gave to it."""
-    live: bool = True
-    """A target that is down takes nothing, but keeps its place, so that groups stay what they were.
-    """
-    parity_bytes: int = 0
-    """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
-    own_bytes_free: int | None = None
-    """What the target's own capacity leaves, besides the device; None when only the device counts.
-    """
-    slow: bool = False
-    """It comes after all that are not: a place where nothing else is left, else a spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +121,13 @@ def place(
     assert max_per_domain >= 1
     assert spare_count >= 0
     assert turn >= 0
-    everyone = _seats(candidates, turn)
-    home: Sequence[_Seat] = everyone
-    best: list[_Seat] = []
-    for seats in (*_groups_by_load(code, candidates, turn), everyone):
+    rooms = rooms_of(candidates)
+    everyone = seated(candidates, rooms, turn)
+    home: Sequence[CandidateSeat] = everyone
+    best: list[CandidateSeat] = []
+    for seats in chain(groups_by_load(code, candidates, rooms, turn), (everyone,)):
         table = _Table(column_bytes, level, max_per_domain, seats, code.n)
-        table.fill(seats, code.n)
+        table.fill(table.needed_first(seats, rooms), code.n)
         if len(table.taken) > len(best):
             home, best = seats, table.taken
         if len(best) == code.n:
@@ -172,7 +157,8 @@ def pick_replacement(
     `others` hold the payload's other columns; `excluded` are targets that already failed it. Empty
     when no live target has room without breaking the domain rule.
     """
-    seats = [s for s in _seats(candidates, turn) if s.candidate.target not in excluded]
+    everyone = seated(candidates, rooms_of(candidates), turn)
+    seats = [s for s in everyone if s.candidate.target not in excluded]
     table = _Table(column_bytes, level, max_per_domain, seats, len(others) + 1)
     for holder in others:
         table.note(holder.target, holder.domain)
@@ -226,11 +212,6 @@ def survivable(code: Code, placed: Sequence[Domain | None], level: Level) -> Sur
     return Survivable(loss_max, domains, level)
 
 
-def group_count(code: Code, target_count: int) -> int:
-    """Into how many groups a cluster of so many targets is cut, nearly equal in size."""
-    return max(1, target_count // max(GROUP_TARGETS_MIN, 3 * code.n))
-
-
 def domain_key(target: TargetId, domain: Domain, level: Level) -> DomainKey:
     """What equal-failing targets have in common at this level."""
     match level:
@@ -258,19 +239,22 @@ def _keys(target: TargetId, domain: Domain) -> tuple[str, ...]:
     return tuple(f"{level} {'/'.join(domain_key(target, domain, level))}" for level in LEVELS)
 
 
+class _Shares(Struct, frozen=True):
+    """Of the usable targets. Not to be changed: every payload that is placed asks for it."""
+
+    columns: dict[str, int]
+    """A domain's even share of the columns: its share of the targets, rounded up."""
+    crowds: tuple[int, ...]
+    """Of each level, how many targets its largest domain has."""
+
+
 @lru_cache(maxsize=32)
-def _shares(usable: frozenset[tuple[TargetId, Domain]], column_count: int) -> dict[str, int]:
-    """A domain's even share of the columns: its share of the usable targets, rounded up. Not to be
-    changed: every payload that is placed asks for it."""
-    size = Counter(key for target, domain in usable for key in _keys(target, domain)[1:])
-    return {key: -(-column_count * targets // len(usable)) for key, targets in size.items()}
-
-
-class _Seat(Struct, frozen=True, gc=False):
-    """A candidate at its position in its group's fixed order."""
-
-    candidate: Candidate
-    position: int
+def _shares(usable: frozenset[tuple[TargetId, Domain]], column_count: int) -> _Shares:
+    keys = [_keys(target, domain) for target, domain in usable]
+    size = Counter(key for each in keys for key in each[1:])
+    share = {key: -(-column_count * targets // len(usable)) for key, targets in size.items()}
+    crowds = tuple(max(Counter(names).values()) for names in zip(*keys, strict=True))
+    return _Shares(share, crowds or (1,) * len(LEVELS))
 
 
 class _Table:
@@ -284,11 +268,12 @@ class _Table:
         column_bytes: int,
         level: Level,
         max_per_domain: int,
-        seats: Iterable[_Seat],
+        seats: Iterable[CandidateSeat],
         column_count: int,
     ) -> None:
-        self.taken: list[_Seat] = []
+        self.taken: list[CandidateSeat] = []
         self._column_bytes = column_bytes
+        self._column_count = column_count
         self._level = LEVELS.index(level)
         self._max_per_domain = max_per_domain
         self._targets: set[TargetId] = set()
@@ -297,28 +282,61 @@ class _Table:
 
         usable = [s.candidate for s in seats if _has_room(s.candidate, column_bytes)]
         standing = frozenset([(c.target, c.domain) for c in usable])
-        self._share = _shares(standing, column_count)
+        shares = _shares(standing, column_count)
+        self._share, self._crowd = shares.columns, shares.crowds[self._level]
 
-    def fits(self, seat: _Seat) -> bool:
+    def fits(self, seat: CandidateSeat) -> bool:
         c = seat.candidate
         if c.target in self._targets or not _has_room(c, self._column_bytes):
             return False
-        key = _keys(c.target, c.domain)[self._level]
-        room = c.bytes_free - self._reserved.get(_budget(c), 0)
+        key = self._domain(seat)
+        room = c.bytes_free - self._reserved.get(budget_of(c), 0)
         return room >= self._column_bytes and self._held.get(key, 0) < self._max_per_domain
 
-    def is_even(self, seat: _Seat) -> bool:
+    def is_even(self, seat: CandidateSeat) -> bool:
         c = seat.candidate
         keys = _keys(c.target, c.domain)[1:]
         held, share = self._held, self._share
         return not any(key in held and held[key] >= share.get(key, 1) for key in keys)
 
-    def take(self, seat: _Seat) -> None:
+    def take(self, seat: CandidateSeat) -> None:
         c = seat.candidate
         self.taken.append(seat)
-        budget = _budget(c)
+        budget = budget_of(c)
         self._reserved[budget] = self._reserved.get(budget, 0) + self._column_bytes
         self.note(c.target, c.domain)
+
+    def needed_first(self, seats: Sequence[CandidateSeat], rooms: Rooms) -> Sequence[CandidateSeat]:
+        """Those without which room is wasted, then the others, each in their order."""
+        if not self._is_anybody_needed(seats, rooms):
+            return seats
+        by_domain: dict[str, list[CandidateSeat]] = {}
+        for seat in filter(self.fits, seats):
+            by_domain.setdefault(self._domain(seat), []).append(seat)
+        domains = [self._domain_rooms(key, held, rooms) for key, held in by_domain.items()]
+        found = zip(by_domain.values(), needed(domains, self._column_count), strict=True)
+        first = {
+            held[i].position for held, some in found for i in some if not held[i].candidate.slow
+        }
+        return sorted(seats, key=lambda seat: seat.position not in first)
+
+    def _is_anybody_needed(self, seats: Sequence[CandidateSeat], rooms: Rooms) -> bool:
+        """No domain may have more than all payloads to come can use: most often that is seen at
+        once.
+        """
+        free = [rooms[seat.candidate.target] for seat in seats]
+        columns = sum(free) - self._column_bytes * self._column_count
+        return (
+            self._column_bytes > 0
+            and self._crowd * max(free, default=0) * self._column_count > columns
+        )
+
+    def _domain_rooms(self, key: str, held: list[CandidateSeat], rooms: Rooms) -> DomainRooms:
+        columns = tuple(rooms[seat.candidate.target] // self._column_bytes for seat in held)
+        return DomainRooms(columns, min(self._max_per_domain, self._share.get(key, 1)))
+
+    def _domain(self, seat: CandidateSeat) -> str:
+        return _keys(seat.candidate.target, seat.candidate.domain)[self._level]
 
     def note(self, target: TargetId, domain: Domain) -> None:
         """Somebody holds a column there already, on space that is no longer free."""
@@ -326,7 +344,7 @@ class _Table:
         for key in _keys(target, domain):
             self._held[key] = self._held.get(key, 0) + 1
 
-    def fill(self, seats: Sequence[_Seat], count: int) -> None:
+    def fill(self, seats: Sequence[CandidateSeat], count: int) -> None:
         """Take until `count` are taken: first only where it keeps domains even,
         then anywhere allowed.
         """
@@ -344,51 +362,9 @@ def _has_room(candidate: Candidate, column_bytes: int) -> bool:
     return candidate.live and candidate.bytes_free >= column_bytes and fits_own
 
 
-def _groups_by_load(
-    code: Code, candidates: Sequence[Candidate], turn: int
-) -> Iterable[list[_Seat]]:
-    """Each group in its order of choice, the least loaded group first;
-    none when the cluster is one group.
-    """
-    groups = _groups(code, candidates)
-    if len(groups) == 1:
-        return
-    means = [_mean_load(group) for group in groups]
-    for i in sorted(range(len(groups)), key=lambda i: (means[i], (i - turn) % len(groups))):
-        yield _seats(groups[i], turn)
-
-
-def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Candidates dealt out in domain order, so that neighbours in a rack or host land
-    in different groups.
-    """
-    ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
-    count = group_count(code, len(ordered))
-    return [ordered[i::count] for i in range(count)]
-
-
-def _mean_load(group: Sequence[Candidate]) -> float:
-    live = [c.load_bytes for c in group if c.live]
-    return sum(live) / len(live) if live else math.inf
-
-
-def _seats(candidates: Sequence[Candidate], turn: int) -> list[_Seat]:
-    """Least loaded first, the slow last; equals in an order that another turn permutes."""
-    ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
-    prime = _prime_from(len(ordered))
-    stride, shift = 1 + turn % (prime - 1), _golden(turn, prime)
-    seats = [_Seat(c, i) for i, c in enumerate(ordered)]
-    seats.sort(
-        key=lambda s: (
-            s.candidate.slow,
-            s.candidate.load_bytes,
-            (s.position * stride + shift) % prime,
-        )
-    )
-    return seats
-
-
-def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[TargetId | None, ...]:
+def _assign_roles(
+    code: Code, seats: Sequence[CandidateSeat], turn: int
+) -> tuple[TargetId | None, ...]:
     """Column numbers for the chosen targets: parity to those that have least of it,
     data to the others.
 
@@ -397,7 +373,7 @@ def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[Target
     see every second role.
     """
     ordered = [s.candidate for s in sorted(seats, key=lambda s: s.position)]
-    shift = _golden(turn, len(ordered))
+    shift = golden(turn, len(ordered))
     rotated = ordered[shift:] + ordered[:shift]
     parity_count = max(0, len(rotated) - code.k)
     by_parity = sorted(range(len(rotated)), key=lambda i: (rotated[i].parity_bytes, -i))
@@ -405,24 +381,3 @@ def _assign_roles(code: Code, seats: Sequence[_Seat], turn: int) -> tuple[Target
     data = [c.target for i, c in enumerate(rotated) if i not in parity]
     last = [c.target for i, c in enumerate(rotated) if i in parity]
     return (*data, *last, *[None] * (code.n - len(rotated)))
-
-
-def _golden(turn: int, size: int) -> int:
-    """A number below `size` that fills the circle evenly, for turns of any step width.
-
-    Multiples of the golden ratio do (Knuth, TAOCP 3, 6.4, theorem S); here in 32-bit fixed point.
-    """
-    return ((turn * 0x9E3779B1) & 0xFFFFFFFF) * size >> 32
-
-
-def _prime_from(size: int) -> int:
-    """The smallest prime that is at least `size`, and at least 2."""
-    prime = max(2, size)
-    while any(prime % factor == 0 for factor in range(2, math.isqrt(prime) + 1)):
-        prime += 1
-    return prime
-
-
-def _budget(candidate: Candidate) -> str:
-    """Whose `bytes_free` it is: the device's, or the target's own."""
-    return f"device {candidate.device}" if candidate.device else f"target {candidate.target}"

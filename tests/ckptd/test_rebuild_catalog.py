@@ -232,7 +232,7 @@ def test_without_any_target_nothing_is_written(tmp_path: Path) -> None:
 
 def test_the_command_replaces_the_catalog_and_keeps_the_old_one(tmp_path: Path) -> None:
     made = load_or_create(tmp_path, ClusterOptions(targets=2), "host", "test")
-    for id in made.target_ids:
+    for id in made.first_ids:
         (tmp_path / "targets" / id).mkdir(parents=True)
         (tmp_path / "targets" / id / "term").write_bytes(encode_term(7))
     begin_term(tmp_path, None, "lost")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.local.children import ChildPlan
 from tests.waiting import wait_until
 
 SUPERVISOR = """
@@ -165,6 +166,16 @@ def test_a_held_child_stays_down_until_its_hold_goes(tmp_path: Path, start: list
     (tmp_path / "a.held").unlink()
     running.wait_ready("a", start_count=2)
     running.stop()
+
+
+def test_a_child_whose_place_is_gone_is_held_too(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    plan = ChildPlan("a", lambda: (), tmp_path / "log", hold=place / "held", place=place)
+    assert plan.is_held
+    place.mkdir()
+    assert not plan.is_held
+    (place / "held").touch()
+    assert plan.is_held
 
 
 def test_when_the_supervisor_is_killed_no_child_is_left_not_even_a_stopped_one(

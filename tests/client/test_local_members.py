@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt_client.cli.cluster import is_running
 from tests.client.bits import bits_of
 from tests.client.clikit import run
 from tests.waiting import ASKED_S, wait_until
@@ -51,16 +52,10 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
         assert target(url, LEAVING)["columns"] == 0
         assert "draining" in run("status", "--store", url).out
 
-        busy = run("target", "remove", LEAVING, "--store", url)
-        assert (busy.code, "end it first" in busy.err) == (11, True)
-        assert run("target", "hold", LEAVING, "--store", url).code == 0
         pid = target(url, LEAVING)["pid"]
         assert isinstance(pid, int)
-        os.kill(pid, signal.SIGTERM)
-        wait_until(
-            lambda: run("target", "remove", LEAVING, "--store", url).code == 0,
-            "it has ended", WAIT_S, ASKED_S,
-        )  # fmt: skip
+        assert run("target", "remove", LEAVING, "--store", url).code == 0
+        assert not is_running(pid)
         assert target(url, LEAVING) == {}
         health = run("status", "--json", "--store", url).document()["health"]
         assert health == "HEALTH_OK"
@@ -69,6 +64,66 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
             assert isinstance(found, dict)
             assert bits_of(found["a"]) == bits_of(state["a"])
     assert "removed" in run("target", "in", LEAVING, "--store", url).err
+
+
+def test_a_directory_is_one_target_more_and_goes_again(url: str, tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    add = ("target", "add", str(place), "--store", url)
+    shared = run(*add)
+    assert (shared.code, "is on the device of target t0" in shared.err) == (2, True)
+    before = {id: target(url, id)["pid"] for id in ("t0", "t5")}
+
+    added = run(*add, "--force", "--json").document()
+    assert (added["id"], added["directory"]) == ("t6", str(place))
+    assert {id: target(url, id)["pid"] for id in before} == before
+    assert run(*add, "--force").code == 2
+    states = {step: {"a": np.arange(step * 50_000)} for step in range(1, 9)}
+    with ckpt.open(url) as store:
+        for step, state in states.items():
+            store.save("r", step, state).wait(WAIT_S)
+    assert target(url, "t6")["columns"]
+
+    directory = f"{tmp_path}/burst"
+    assert run("local", "stop", directory).code == 0
+    # As an unmounted one: it is waited for.
+    place.rename(tmp_path / "unmounted")
+    assert target(url, "t6")["state"] == "down"
+    (tmp_path / "unmounted").rename(place)
+    wait_until(lambda: target(url, "t6")["state"] == "live", "it is back", WAIT_S, ASKED_S)
+    assert target(url, "t6")["columns"]
+    assert run("target", "drain", "t6", "--wait", "--store", url).code == 0
+    pid = target(url, "t6")["pid"]
+    assert run("target", "remove", "t6", "--store", url).code == 0
+    assert not is_running(pid)
+    assert (target(url, "t6"), place.is_dir()) == ({}, True)
+    wait_until(
+        lambda: "t6" not in Path(directory, "ready.json").read_text(), "its place is left",
+        WAIT_S, ASKED_S,
+    )  # fmt: skip
+    with ckpt.open(url) as store:
+        for step, state in states.items():
+            found = store.load("r", step)
+            assert isinstance(found, dict)
+            assert bits_of(found["a"]) == bits_of(state["a"])
+    again = run("target", "add", "--force", "--name", "t6", "--store", url)
+    assert (again.code, "t6 was a target" in again.err) == (2, True)
+
+
+def test_a_target_whose_loss_would_lose_data_is_not_ended(url: str) -> None:
+    with ckpt.open(url) as store:
+        store.save("r", 1, {"a": np.arange(100_000)}).wait(WAIT_S)
+    gone, last = [f"t{i}" for i in range(6) if target(url, f"t{i}")["columns"]][:2]
+    assert run("target", "hold", gone, "--store", url).code == 0
+    pid = target(url, gone)["pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: target(url, gone)["state"] == "down", "it is away", WAIT_S, ASKED_S)
+    pid = target(url, last)["pid"]
+    refused = run("target", "remove", last, "--store", url)
+    assert (refused.code, "too little is left" in refused.err) == (2, True)
+    assert target(url, last)["pid"] == pid
+    assert is_running(pid)
+    assert run("target", "release", gone, "--store", url).code == 0
 
 
 def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
@@ -93,6 +148,9 @@ def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
         (("in", "t0", "--wait"), "only drain and out take --wait"),
         (("drain", "t0", "--wait", "--dry-run"), "without --dry-run"),
         (("drain", "t0", "--incarnation", "00"), "only replace takes --incarnation"),
+        (("drain", "t0", "--name", "t9"), "only add takes --name"),
+        (("add", "d", "--dry-run"), "add takes no --dry-run"),
+        (("add", "d"), "ckptd target --id ID --directory DIR --coordinator 127.0.0.1:9"),
     ],
 )
 def test_a_word_that_would_do_nothing_is_refused(words: tuple[str, ...], named: str) -> None:

@@ -101,6 +101,8 @@ def test_what_does_not_belong_together_is_refused(
 
 def empty(directory: Path, pid: int) -> None:
     """As an operator who has put a new disk there: its process comes again by itself."""
+    # While it stands still: what it writes meanwhile would be in the way of who removes it.
+    os.kill(pid, signal.SIGSTOP)
     for each in directory.iterdir():
         if each.is_dir():
             shutil.rmtree(each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpt.base.ids import BootId, Domain, Rank, TargetId
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
-from ckpt.plan.placement import Candidate
+from ckpt.plan.seating import Candidate
 
 
 def cluster(target_count: int, host_count: int, bytes_free: int = 1 << 50) -> list[Candidate]:

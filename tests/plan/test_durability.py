@@ -26,7 +26,8 @@ from ckpt.plan.durability.outlook import (
     replicated,
 )
 from ckpt.plan.durability.trials import Tried, tried
-from ckpt.plan.placement import LEVELS, domain_key, group_count
+from ckpt.plan.placement import LEVELS, domain_key
+from ckpt.plan.seating import group_count
 from tests.plan.clusters import cluster
 
 DAY = 1 / 365.25

@@ -17,7 +17,6 @@ from ckpt.base.ids import Domain, TargetId
 from ckpt.erasure.code import Code
 from ckpt.plan.placement import (
     LEVELS,
-    Candidate,
     Holder,
     Level,
     Placement,
@@ -29,6 +28,7 @@ from ckpt.plan.placement import (
     place,
     survivable,
 )
+from ckpt.plan.seating import Candidate
 from tests.plan.clusters import candidate, cluster
 
 MiB = 1 << 20

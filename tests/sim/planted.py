@@ -16,14 +16,8 @@ from ckpt.erasure.codec import codec_for
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import RegisterTarget
-from ckpt.plan.placement import (
-    Candidate,
-    Holder,
-    Level,
-    Placement,
-    Survivable,
-    place,
-)
+from ckpt.plan.placement import Holder, Level, Placement, Survivable, place
+from ckpt.plan.seating import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster import launches
 from ckpt.protocol.coordinator.cluster.launches import Launches

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId
+from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US
 from ckpt.protocol.target.core import column_name
 from tests.sim import faults
 from tests.sim.last_checks import SETTLE_US
@@ -21,8 +22,10 @@ from tests.sim.world import RUN, World
 TARGETS = 9
 STEPS = (10, 20)
 REBUILD_AFTER_US = 2_000_000
-ROUND_US = 60_000_000
-"""So long everything may take to be whole again once faults have ended."""
+ROUND_US = NO_ROOM_REST_US + 30_000_000
+"""So long everything may take to be whole again once faults have ended. What found no place, as on
+a disk that was full, is tried again after a rest.
+"""
 APART = {
     "F7 rot", "F7 document", "F8 misplaced", "F14 trainer", "F14 stager", "F14 reader", "F21 lost",
     "F21 wiped",

@@ -24,7 +24,7 @@ from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckpt.plan.durability.group import Hazards, PlacementGroup
 from ckpt.plan.durability.markov import loss_chance
-from ckpt.plan.placement import group_count
+from ckpt.plan.seating import group_count
 
 YEAR_S: Final = 365.25 * 86_400
 REPLICAS: Final = Code(1, 2)

@@ -55,7 +55,6 @@ from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 HOLD_NAME: Final = "held"
 """In a target's directory: the supervisor does not start it."""
-TARGETS_FOLDER: Final = "targets"
 READY_POLL_S: Final = 0.05
 
 View = TypeVar("View")
@@ -100,11 +99,6 @@ class LocalMade(msgspec.Struct, frozen=True):
     code: str
     linger_s: float
     restart: str = "always"
-
-    @property
-    def target_ids(self) -> tuple[str, ...]:
-        """As the supervisor names them."""
-        return tuple(f"t{number}" for number in range(self.targets))
 
 
 _ready_decoder = msgspec.json.Decoder(LocalReady)

@@ -38,6 +38,7 @@ from typing import Annotated, Final
 
 from msgspec import structs
 
+from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, RunName, TargetId
@@ -168,12 +169,13 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
     An old catalog is kept beside it as `catalog.sqlite.N`. Raises Busy while the cluster runs.
     """
     local = read_cluster(directory / FILE_NAME)
-    folders = [directory / "targets" / id for id in local.target_ids]
+    ids = target_ids(directory, local.targets)
+    folders = [directory / TARGETS_FOLDER / id for id in ids]
     sources = [RestingTarget(folder, local.cluster) for folder in folders]
     kept = None if backup is None else read_backup(backup, local.cluster)
     found = rebuild(local.cluster, sources, kept)
-    for id, folder in zip(local.target_ids, folders, strict=True):
-        domain = local.domain(id, device_of(directory))
+    for id, folder in zip(ids, folders, strict=True):
+        domain = local.domain(id, device_of(directory if id in local.first_ids else folder))
         seen = TargetSeen(TargetId(id), domain, str(folder), incarnation_of(folder))
         found.image.targets[seen.target] = at_rest(found.image.targets.get(seen.target), seen)
     return found, write_rebuilt(directory, found)

@@ -74,6 +74,15 @@ class ChildPlan:
     restart: RestartPolicy = RestartPolicy.ALWAYS
     hold: Path | None = None
     """While this file exists the child is not started."""
+    place: Path | None = None
+    """Nor while there is no such directory."""
+
+    @property
+    def is_held(self) -> bool:
+        """It is not to be started now."""
+        # A device that fails says so of each path: that is no place either.
+        is_gone = self.place is not None and not os.path.isdir(self.place)
+        return is_gone or (self.hold is not None and os.path.exists(self.hold))
 
 
 class Child:
@@ -126,6 +135,11 @@ class Supervisor:
         child = self.children[plan.name] = Child(plan)
         return child
 
+    def forget(self, name: str) -> None:
+        """A child that does not run is none any more."""
+        assert self.children[name].process is None
+        del self.children[name]
+
     def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
         """Wake `run_once` for a descriptor of the owner's, such as a signal wakeup pipe."""
         self._selector.register(descriptor, selectors.EVENT_READ, on_readable)
@@ -165,7 +179,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         plan = child.plan
-        if plan.hold is not None and plan.hold.exists():
+        if plan.is_held:
             child.start_at_s = time.monotonic() + HOLD_POLL_S
             return
         make_private_directory(plan.log.parent)

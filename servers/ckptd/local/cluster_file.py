@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import write_aside
+from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
@@ -20,7 +21,6 @@ from ckptd.local.children import RestartPolicy
 
 FILE_NAME: Final = "cluster.toml"
 TARGETS_DEFAULT: Final = 7
-TARGETS_MAX: Final = 64
 LINGER_DEFAULT_S: Final = 300.0
 
 
@@ -50,7 +50,7 @@ class ClusterFile:
     device: str
     """MAJOR:MINOR of the device of DIR, when it was made."""
     targets: int
-    """How many, each with a directory below DIR/targets."""
+    """How many it was made with, each with a directory below DIR/targets."""
     code: str
     """K+M, the erasure code: K + M columns of a payload, of which any K give it back."""
     keep: int
@@ -94,8 +94,8 @@ class ClusterFile:
         )
 
     @property
-    def target_ids(self) -> tuple[str, ...]:
-        """`t0` .. in order."""
+    def first_ids(self) -> tuple[str, ...]:
+        """`t0` .. in order, without those that were added later."""
         return tuple(f"t{number}" for number in range(self.targets))
 
     def domain(self, target: str, device: str) -> str:

@@ -6,6 +6,7 @@
     DIR/ready.json        only while it serves: address, http, pid, cluster, boot, targets
     DIR/lock              whoever opens the store holds it until connected; so does an idle stop
     DIR/logs/*.log        stderr of each child               DIR/targets/t0 ..    their directories
+                          and those that were added (ckpt/aio/local_targets.py), started at once
     DIR/catalog.sqlite, coordinator.lock, metrics.token      the coordinator's
     DIR/drain.toml        options of `ckptd drain`, which then also runs here (docs/drain.md)
     DIR/repair.toml       likewise of `ckptd repair`, which runs here once columns are to be made
@@ -24,11 +25,10 @@ import fcntl
 import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from ckpt.aio.durable import write_aside
+from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.limits import SCRUB_PERCENT
@@ -55,6 +56,7 @@ from ckptd.local.cluster_file import (
 )
 from ckptd.local.directory_lock import LOCK_NAME, lock_directory
 from ckptd.local.last_words import why_it_ended
+from ckptd.local.stop_signals import StopSignals
 from ckptd.log import Reporter, configure, reporter
 
 READY_NAME: Final = "ready.json"
@@ -230,7 +232,7 @@ class LocalCluster:
         """Serve until stopped or idle. Raises Unavailable when the coordinator cannot start."""
         for program in (COORDINATOR, TARGET):
             cli.load(program)  # Imported once, before they are forked.
-        with _Signals(self._supervisor, self._stop):
+        with StopSignals(self._supervisor, self._stop):
             try:
                 self._coordinator = self._supervisor.add(self._coordinator_plan())
                 while not self._stop_reason:
@@ -282,21 +284,28 @@ class LocalCluster:
 
     def _target_plan(self, id: str, address: str) -> ChildPlan:
         cluster = self._cluster
-        directory = self._directory / "targets" / id
-        make_directory(directory)
+        directory, first = self._place(id), id in cluster.first_ids
+        if first:
+            make_directory(directory)
+        device = self._device if first else device_of(directory)
         argv = [
             TARGET,
             *("--id", id, "--directory", str(directory), "--coordinator", address),
             *("--listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)),
-            *("--cluster", cluster.cluster, "--domain", cluster.domain(id, self._device)),
+            *("--cluster", cluster.cluster, "--domain", cluster.domain(id, device)),
         ]
-        if cluster.capacity_bytes:
+        # What one device has is parted among those that DIR was made with.
+        shares = device == self._device
+        if cluster.capacity_bytes and shares:
             argv += ["--capacity-bytes", str(cluster.capacity_bytes // cluster.targets)]
-        if SCRUB_VARIABLE not in os.environ:
-            # They share one device.
+        if SCRUB_VARIABLE not in os.environ and shares:
             argv += ["--scrub-percent", str(max(1, SCRUB_PERCENT // cluster.targets))]
         policy = RestartPolicy(cluster.restart)
-        return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME)
+        place = None if first else directory
+        return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME, place)
+
+    def _place(self, id: str) -> Path:
+        return self._directory / TARGETS_FOLDER / id
 
     def _drain_plan(self, coordinator: Child) -> ChildPlan:
         argv = [
@@ -332,13 +341,32 @@ class LocalCluster:
         if child.state is ChildState.READY:
             self._asker = HttpAsker(str(child.ready["http"]), self._secret, timeout_s=1.0)
             if not self._targets:
-                for id in self._cluster.target_ids:
-                    plan = self._target_plan(id, str(child.ready["address"]))
-                    self._targets[id] = self._supervisor.add(plan)
+                self._follow_targets()
                 if (self._directory / f"{DRAIN}.toml").exists():
                     self._drain = self._supervisor.add(self._drain_plan(child))
         elif not self._targets:
             raise why_it_ended(COORDINATOR, child.exit_status, self._log(COORDINATOR))
+
+    def _follow_targets(self) -> None:
+        """Some may have been added, and some removed."""
+        assert self._coordinator is not None
+        address = str(self._coordinator.ready["address"])
+        try:
+            ids = target_ids(self._directory, self._cluster.targets)
+            plans = [self._target_plan(id, address) for id in ids if self._is_new(id)]
+        except OSError:  # A disk does not say now.
+            return
+        for plan in plans:
+            self._targets[plan.name] = self._supervisor.add(plan)
+        for id in [id for id in self._targets if id not in ids and self._targets[id].pid is None]:
+            del self._targets[id]
+            self._supervisor.forget(id)
+            self._write_ready()
+
+    def _is_new(self, id: str) -> bool:
+        """A device that is not there, such as an unmounted one, is waited for."""
+        is_here = id in self._cluster.first_ids or os.path.isdir(self._place(id))
+        return is_here and id not in self._targets
 
     # ----------------------------------------------------------------------- ready and idle
 
@@ -357,6 +385,7 @@ class LocalCluster:
                 return
             if self._unwritten:
                 self._write_ready()
+            self._follow_targets()
             sessions = self._ask_sessions()
             if sessions.get("repair_due") and REPAIR not in self._supervisor.children:
                 self._supervisor.add(self._repair_plan())
@@ -372,7 +401,7 @@ class LocalCluster:
         started = {
             id
             for id, child in self._targets.items()
-            if child.exit_status is None and not _is_held(child)
+            if child.exit_status is None and (child.pid is not None or not child.plan.is_held)
         }
         sessions = self._ask_sessions()
         live = started.intersection(_named(sessions, "live"))
@@ -411,7 +440,7 @@ class LocalCluster:
                 "id": id,
                 "pid": child.pid if child.state is ChildState.READY else None,
                 "address": child.ready.get("address"),
-                "directory": str(self._directory / "targets" / id),
+                "directory": str(self._place(id)),
             }
             for id, child in self._targets.items()
         ]
@@ -466,30 +495,3 @@ def _named(sessions: Mapping[str, object], what: str) -> list[object]:
     """Targets that the coordinator's `/v1/sessions` names."""
     found = sessions.get(what)
     return found if isinstance(found, list) else []
-
-
-def _is_held(child: Child) -> bool:
-    return child.plan.hold is not None and child.pid is None and child.plan.hold.exists()
-
-
-class _Signals:
-    """While I am entered, a stop signal wakes the loop and calls `stop` with its name."""
-
-    def __init__(self, supervisor: Supervisor, stop: Callable[[str], None]) -> None:
-        self._supervisor = supervisor
-        self._stop = stop
-        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def __enter__(self) -> None:
-        self._supervisor.watch(self._pipe[0], self._drain)
-        signal.set_wakeup_fd(self._pipe[1])
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _frame: self._stop(signal.Signals(number).name))
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-        for descriptor in self._pipe:
-            os.close(descriptor)
-
-    def _drain(self) -> None:
-        os.read(self._pipe[0], 4096)

@@ -41,7 +41,7 @@ from ckpt.format.messages.targets import (
     ScrubReport,
     TargetRegistered,
 )
-from ckpt.plan.placement import Candidate
+from ckpt.plan.seating import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.cluster.holdings import ProvedColumns

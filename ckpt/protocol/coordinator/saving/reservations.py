@@ -29,7 +29,8 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.plan.placement import Candidate, Holder, pick_replacement, place
+from ckpt.plan.placement import Holder, pick_replacement, place
+from ckpt.plan.seating import Candidate
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
     OWN_HOLD,

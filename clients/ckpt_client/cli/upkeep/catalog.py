@@ -24,10 +24,10 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.durable import write_aside
+from ckpt.aio.local_targets import TARGETS_FOLDER
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.cluster import (
-    TARGETS_FOLDER,
     CatalogCopy,
     check_idle,
     conversation,

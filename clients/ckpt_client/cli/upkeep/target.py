@@ -5,8 +5,12 @@ drain, undrain  it takes nothing new, and what it has moves to other targets, ma
                 repair`; it counts until it is there. undrain takes that back.
 out, in         the same for a target that may not come back: what it held is made again at once,
                 without waiting for it. in takes that back.
-remove          it is no target any more, for good: end its process first. Deletions that waited for
-                it end; its name and its directory are refused from then on.
+remove          it is no target any more, for good: end its process first; that of a local cluster
+                is ended for you. Deletions that waited for it end; its name and its directory are
+                refused from then on.
+add             of a local cluster: an empty directory, on another device, is one target more. It is
+                started at once, and takes its share of the next saves. On a storage node of other
+                clusters start `ckptd target`.
 replace         a directory that was emptied, or another one, asks for the place of target ID
                 (DIRECTORY_UNKNOWN in `ckpt status`): from now on it is the target. What the old
                 directory holds counts no more, also when it comes back.
@@ -21,21 +25,24 @@ beforehand, --force does it all the same.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
+from ckpt.aio.local_targets import TARGETS_FOLDER, leave_place, target_ids
 from ckpt.aio.private import make_private_directory
-from ckpt.base.errors import CkptError, NotFound, Refused
+from ckpt.base.errors import Busy, CkptError, NotFound, Refused, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.units import format_bytes
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.protocol.coordinator.reading.answers import TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
-    TARGETS_FOLDER,
     Conversation,
     conversation,
     is_running,
@@ -45,13 +52,16 @@ from ckpt_client.cli.cluster import (
 )
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
-from ckpt_client.url import LocalUrl
+from ckpt_client.local.adding import LocalPlaces
+from ckpt_client.local.cluster import is_supervised
+from ckpt_client.url import LocalUrl, parse_url
 
 EXAMPLE = (
     "ckpt target ls\n"
     "ckpt target drain node7-nvme0 --dry-run\n"
     "ckpt target drain node7-nvme0 --wait\n"
     "ckpt target remove node7-nvme0\n"
+    "ckpt target add /mnt/nvme1/burst --store ckpt+local:///scratch/burst\n"
     "ckpt target replace node8-nvme1 --store ckpt://10.0.0.1:7070\n"
     "ckpt target hold t3 --store ckpt+local:///scratch/burst"
 )
@@ -62,24 +72,28 @@ STANDINGS: Final = {
     "in": "in",
     "remove": "removed",
 }
-ACTIONS: Final = ("ls", *STANDINGS, "replace", "hold", "release")
+ACTIONS: Final = ("ls", *STANDINGS, "add", "replace", "hold", "release")
 LOOK_S: Final = 1.0
+POLL_S: Final = 0.1
 RECORD_S: Final = 5.0
 """Between two lines of progress in JSON."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("id", metavar="ID", nargs="?", help="of the target; ls shows all")
+    parser.add_argument("id", metavar="ID", nargs="?", help="of the target; add: its directory")
     parser.add_argument(
         "--dry-run", action="store_true", help="of drain, out, in, remove: only say what follows"
     )
     parser.add_argument(
-        "--force", action="store_true", help="of the same: whatever speaks against it"
+        "--force",
+        action="store_true",
+        help="of the same: whatever speaks against it; of add: on a device that has a target",
     )
     parser.add_argument(
         "--wait", action="store_true", help="of drain, out: until all that it has is elsewhere"
     )
+    parser.add_argument("--name", metavar="ID", help="of add: of the new target, such as t7")
     parser.add_argument(
         "--incarnation", metavar="HEX", help="of replace: which directory, when several ask"
     )
@@ -87,11 +101,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     action = arguments.action
-    if (action == "ls") is (arguments.id is not None):
+    if action != "add" and (action == "ls") is (arguments.id is not None):
         raise Refused("ls takes no ID" if arguments.id else f"{action} of which target?")
     _check_flags(arguments)
     if action == "ls":
         return _list(arguments, output)
+    if action == "add":
+        return _add(arguments, output)
     if action == "replace":
         return _replace(arguments, output)
     if action in STANDINGS:
@@ -104,15 +120,19 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     action = arguments.action
     if arguments.incarnation and action != "replace":
         raise Refused("only replace takes --incarnation")
-    if (arguments.dry_run or arguments.force) and action not in STANDINGS:
+    if arguments.name and action != "add":
+        raise Refused("only add takes --name")
+    if arguments.force and action not in (*STANDINGS, "add"):
         raise Refused(f"{action} takes neither --dry-run nor --force")
+    if arguments.dry_run and action not in STANDINGS:
+        raise Refused(f"{action} takes no --dry-run")
     if arguments.wait and (action not in ("drain", "out") or arguments.dry_run):
         raise Refused("only drain and out take --wait, without --dry-run")
 
 
 def _hold(arguments: argparse.Namespace, output: Output) -> int:
     directory = named_local(arguments, f"target {arguments.action}")
-    ids = read_made(directory).target_ids
+    ids = target_ids(directory, read_made(directory).targets)
     if arguments.id not in ids:
         raise NotFound(
             f"the cluster in {directory} has no target {arguments.id!r}",
@@ -152,17 +172,73 @@ def _change(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         if arguments.action == "undrain":
             _check_draining(talk, arguments.id)
-        changed = talk.change_target(
-            TargetId(arguments.id), standing, force=arguments.force, dry_run=arguments.dry_run
-        )
-        if standing == "removed" and not arguments.dry_run and isinstance(talk.url, LocalUrl):
-            # Its supervisor would start it, and it would be refused, for ever.
-            _mark(Path(talk.url.directory), arguments.id, is_held=True)
+        local = isinstance(talk.url, LocalUrl) and standing == "removed" and not arguments.dry_run
+        changed = (_remove_local if local else _changed)(talk, arguments)
         if arguments.wait:
             _wait(talk, changed, output)
     output.document({**asdict(changed), "dry_run": arguments.dry_run})
     _tell_change(changed, arguments, output)
     return ExitCode.OK
+
+
+def _changed(talk: Conversation, arguments: argparse.Namespace) -> TargetChanged:
+    id, standing = TargetId(arguments.id), STANDINGS[arguments.action]
+    return talk.change_target(id, standing, force=arguments.force, dry_run=arguments.dry_run)
+
+
+def _remove_local(talk: Conversation, arguments: argparse.Namespace) -> TargetChanged:
+    """What speaks against it is heard before its process ends. One that was added leaves its place;
+    of the first ones that is held: their supervisor would start it, and it would be refused, for
+    ever.
+    """
+    directory, id = named_local(arguments, "target remove"), arguments.id
+    try:
+        changed = _changed(talk, arguments)
+    except Busy:
+        changed = _ended_first(talk, directory, arguments)
+    if not leave_place(directory, id, read_made(directory).targets):
+        _mark(directory, id, is_held=True)
+    return changed
+
+
+def _ended_first(
+    talk: Conversation, directory: Path, arguments: argparse.Namespace
+) -> TargetChanged:
+    """Its process goes, for good; when it is not removed all the same it comes back."""
+    deadline_s = time.monotonic() + arguments.timeout
+    pid = _pid(directory, arguments.id)
+    was_held = _mark(directory, arguments.id, is_held=True)
+    try:
+        _end(directory, arguments.id)
+        while True:
+            try:
+                if not is_running(pid):
+                    return _changed(talk, arguments)
+            except Busy:
+                # Its coordinator has not heard that yet.
+                if time.monotonic() >= deadline_s:
+                    raise
+            if time.monotonic() >= deadline_s:
+                raise Busy(f"process {pid} of {arguments.id} has not ended yet")
+            time.sleep(POLL_S)
+    except CkptError:
+        _mark(directory, arguments.id, is_held=was_held)
+        raise
+
+
+def _end(directory: Path, id: str) -> None:
+    """SIGTERM to exactly this process: the descriptor is taken first, then looked at once more."""
+    pid = _pid(directory, id)
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if _pid(directory, id) == pid:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        finally:
+            os.close(descriptor)
 
 
 def _check_draining(talk: Conversation, id: str) -> None:
@@ -208,6 +284,49 @@ def _tell_change(changed: TargetChanged, arguments: argparse.Namespace, output: 
         output.line(f"all that it had is elsewhere; end its process, then: ckpt target remove {id}")
     elif changed.columns and changed.standing not in ("in", "removed"):
         output.line(f"{what} are made again on other targets; ckpt repair shows how far that is")
+
+
+# --------------------------------------------------------------------------- one more
+
+
+def _add(arguments: argparse.Namespace, output: Output) -> int:
+    url = parse_url(arguments.store)
+    if not isinstance(url, LocalUrl):
+        raise Refused(
+            f"{url.address} is no cluster of this machine: its targets are started where they are",
+            hint=f"on the storage node: ckptd target --id ID --directory DIR"
+            f" --coordinator {url.address} --domain POWER/RACK/HOST/DEVICE",
+        )
+    directory = Path(url.directory)
+    made = read_made(directory)
+    if not is_supervised(directory):
+        raise Refused(
+            f"the cluster in {directory} does not run", hint=f"start it: ckptd local {directory}"
+        )
+    wanted = None if arguments.id is None else Path(arguments.id)
+    places = LocalPlaces(directory, made.targets)
+    id = places.add(wanted, arguments.name, force=arguments.force)
+    with conversation(arguments, output) as talk:
+        view = _live(talk, id, arguments, output)
+    output.document({"id": id, "directory": str(places.place(id).resolve()), "target": view})
+    output.line(f"{id} is a target, in {places.place(id).resolve()}")
+    return ExitCode.OK
+
+
+def _live(talk: Conversation, id: str, arguments: argparse.Namespace, output: Output) -> TargetView:
+    """Once it counts. It stays added when that takes too long."""
+    deadline_s = time.monotonic() + arguments.timeout
+    with output.waiting(f"starting {id}"):
+        while True:
+            for view in talk.status().targets:
+                if view.id == id and view.state == "live":
+                    return view
+            if time.monotonic() >= deadline_s:
+                log = named_local(arguments, "target add") / "logs" / f"{id}.log"
+                raise Unavailable(
+                    f"{id} is added, and not live yet", hint=f"see {log}; ckpt target ls"
+                )
+            time.sleep(POLL_S)
 
 
 # --------------------------------------------------------------------------- which directory

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.local_targets import TARGETS_FOLDER
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import CkptError, NotFound, Refused
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
@@ -27,7 +28,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.cli.advice import with_store
-from ckpt_client.cli.cluster import TARGETS_FOLDER, Conversation, read_made
+from ckpt_client.cli.cluster import Conversation, read_made
 from ckpt_client.cli.output import Output, Tone
 from ckpt_client.control import Control
 from ckpt_client.doctor import findings, probes

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Unavailable
@@ -35,7 +36,6 @@ from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckpt_client.cli.advice import Local, TargetProcess, is_corrupt, with_store
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
-    TARGETS_FOLDER,
     LocalMade,
     LocalReady,
     allocated_bytes,
@@ -162,7 +162,7 @@ def _local_status(directory: Path, arguments: argparse.Namespace, output: Output
     pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     known_here = [
         TargetProcess(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
-        for id in made.target_ids
+        for id in target_ids(directory, made.targets)
     ]
     local = Local(directory, restarts=made.restart == "always", targets=known_here)
     place = CoordinatorStatus(
@@ -185,7 +185,7 @@ def _local_status(directory: Path, arguments: argparse.Namespace, output: Output
         return _silent(directory, made, ready, CoordinatorStatus(ready.address, pid), check)
     known = {target.id: target for target in view.targets}
     targets = []
-    for id in dict.fromkeys((*made.target_ids, *known)):
+    for id in dict.fromkeys((*target_ids(directory, made.targets), *known)):
         held = (_folder(directory, id) / HOLD_NAME).exists()
         if id in known:
             said = known[id].pid if is_running(known[id].pid) else None
@@ -267,7 +267,9 @@ def _stopped(directory: Path, made: LocalMade) -> Status:
     )
     return Status(
         coordinator=CoordinatorStatus(None, None),
-        targets=tuple(_resting(directory, id, "stopped", None) for id in made.target_ids),
+        targets=tuple(
+            _resting(directory, id, "stopped", None) for id in target_ids(directory, made.targets)
+        ),
         cluster=made.cluster,
         running=False,
         health="HEALTH_WARN",
@@ -288,7 +290,10 @@ def _silent(
     pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
     return Status(
         coordinator=place,
-        targets=tuple(_resting(directory, id, "unknown", pids.get(id)) for id in made.target_ids),
+        targets=tuple(
+            _resting(directory, id, "unknown", pids.get(id))
+            for id in target_ids(directory, made.targets)
+        ),
         cluster=made.cluster,
         running=True,
         health="HEALTH_ERR",

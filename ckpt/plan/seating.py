@@ -1,0 +1,205 @@
+"""In which order do candidates come, in which turn?
+
+Nothing here is random: equal arguments give equal orders, in whatever order candidates come. Why it
+is this order is said in placement.py, and in filling.py what room has to do with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Final
+
+from msgspec import Struct
+
+from ckpt.base.ids import BootId, Domain, TargetId
+from ckpt.erasure.code import Code
+from ckpt.plan.filling import AMPLE, WEIGHT_MIN, weight
+
+GROUP_TARGETS_MIN: Final = 24
+"""A cluster is cut into groups when each gets at least so many targets,
+and three times the code's columns.
+"""
+
+Rooms = Mapping[TargetId, int]
+
+
+class Candidate(Struct, frozen=True, gc=False):
+    """A target that might take a column."""
+
+    target: TargetId
+    boot: BootId
+    domain: Domain
+    device: str
+    """Targets that name the same device share its `bytes_free`; empty when it shares with nobody.
+    """
+    bytes_free: int
+    """Of the device, reservations already taken off."""
+    load_bytes: int
+    """Bytes of columns that this burst already gave to it."""
+    live: bool = True
+    """A target that is down takes nothing, but keeps its place, so that groups stay what they were.
+    """
+    parity_bytes: int = 0
+    """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
+    own_bytes_free: int | None = None
+    """What the target's own capacity leaves, besides the device; None when only the device counts.
+    """
+    usable_bytes: int = 0
+    """What its columns may take in all; 0 when that is not known: then there is plenty of room."""
+    slow: bool = False
+    """It comes after all that are not: a place where nothing else is left, else a spare."""
+
+
+class CandidateSeat(Struct, frozen=True, gc=False):
+    """A candidate at its position in its group's fixed order."""
+
+    candidate: Candidate
+    position: int
+
+
+def group_count(code: Code, target_count: int) -> int:
+    """Into how many groups a cluster of so many targets is cut, nearly equal in size."""
+    return max(1, target_count // max(GROUP_TARGETS_MIN, 3 * code.n))
+
+
+def rooms_of(candidates: Sequence[Candidate]) -> Rooms:
+    """What each may still take: its own, and its part of what its device has."""
+    budgets = [budget_of(c) for c in candidates]
+    sharing = Counter(budget for c, budget in zip(candidates, budgets, strict=True) if c.live)
+    return {
+        c.target: _room(c, sharing[budget]) for c, budget in zip(candidates, budgets, strict=True)
+    }
+
+
+def _room(candidate: Candidate, sharing: int) -> int:
+    of_device = candidate.bytes_free // max(1, sharing)
+    own = of_device if candidate.own_bytes_free is None else candidate.own_bytes_free
+    return max(0, min(of_device, own)) if candidate.live else 0
+
+
+def _weights(candidates: Sequence[Candidate], rooms: Rooms) -> list[float]:
+    """Of each candidate beside these others."""
+    shares = [_free_share(c) for c in candidates]
+    if min(shares, default=1.0) >= AMPLE:
+        return [1.0] * len(candidates)
+    most = max((rooms[c.target] for c in candidates), default=0)
+    return [
+        weight(rooms[c.target], most, share) for c, share in zip(candidates, shares, strict=True)
+    ]
+
+
+def _free_share(candidate: Candidate) -> float:
+    own = candidate.own_bytes_free
+    free = candidate.bytes_free if own is None else min(own, candidate.bytes_free)
+    return free / candidate.usable_bytes if candidate.usable_bytes else 1.0
+
+
+def _stands_back(weight: float, turn: int, position: int) -> bool:
+    """In all but this part of the turns: in a small burst loads alone do not tell who is next."""
+    return weight < 1.0 and _silver(turn + position) >= weight
+
+
+def groups_by_load(
+    code: Code, candidates: Sequence[Candidate], rooms: Rooms, turn: int
+) -> Iterable[list[CandidateSeat]]:
+    """Each group in its order of choice, the least loaded group first;
+    none when the cluster is one group.
+    """
+    groups = _groups(code, candidates)
+    if len(groups) == 1:
+        return
+    weights = _group_weights(candidates, groups, rooms)
+    keys = [
+        (
+            _stands_back(weights[i], turn, i),
+            _mean_load(groups[i]) / weights[i],
+            (i - turn) % len(groups),
+            i,
+        )
+        for i in range(len(groups))
+    ]
+    for *_, i in sorted(keys):
+        yield seated(groups[i], rooms, turn)
+
+
+def _group_weights(
+    candidates: Sequence[Candidate], groups: Sequence[Sequence[Candidate]], rooms: Rooms
+) -> list[float]:
+    """Beside the group of most weight."""
+    of_target = {
+        c.target: weight
+        for c, weight in zip(candidates, _weights(candidates, rooms), strict=True)
+        if c.live
+    }
+    means = [
+        fmean([of_target[c.target] for c in group if c.live] or [WEIGHT_MIN]) for group in groups
+    ]
+    most = max(means)
+    return [mean / most for mean in means]
+
+
+def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Candidates dealt out in domain order, so that neighbours in a rack or host land
+    in different groups.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
+    count = group_count(code, len(ordered))
+    return [ordered[i::count] for i in range(count)]
+
+
+def _mean_load(group: Sequence[Candidate]) -> float:
+    live = [c.load_bytes for c in group if c.live]
+    return sum(live) / len(live) if live else math.inf
+
+
+def seated(candidates: Sequence[Candidate], rooms: Rooms, turn: int) -> list[CandidateSeat]:
+    """Least loaded first, for their room; the slow last; equals in an order that another turn
+    permutes.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
+    weights = _weights(ordered, rooms)
+    # Most often all weigh the same, and every payload that is placed asks.
+    evenly = min(weights, default=1.0) == 1.0
+    prime = _prime_from(len(ordered))
+    stride, shift = 1 + turn % (prime - 1), golden(turn, prime)
+    seats = [CandidateSeat(c, i) for i, c in enumerate(ordered)]
+    seats.sort(
+        key=lambda s: (
+            s.candidate.slow,
+            not evenly and _stands_back(weights[s.position], turn, s.position),
+            s.candidate.load_bytes / weights[s.position],
+            (s.position * stride + shift) % prime,
+        )
+    )
+    return seats
+
+
+def golden(turn: int, size: int) -> int:
+    """A number below `size` that fills the circle evenly, for turns of any step width.
+
+    Multiples of the golden ratio do (Knuth, TAOCP 3, 6.4, theorem S); here in 32-bit fixed point.
+    """
+    return ((turn * 0x9E3779B1) & 0xFFFFFFFF) * size >> 32
+
+
+def _silver(turn: int) -> float:
+    """As `golden`, below 1 and by the square root of 2: what one of them orders, the other does not
+    know.
+    """
+    return ((turn * 0x6A09E667) & 0xFFFFFFFF) / (1 << 32)
+
+
+def _prime_from(size: int) -> int:
+    """The smallest prime that is at least `size`, and at least 2."""
+    prime = max(2, size)
+    while any(prime % factor == 0 for factor in range(2, math.isqrt(prime) + 1)):
+        prime += 1
+    return prime
+
+
+def budget_of(candidate: Candidate) -> str:
+    """Whose `bytes_free` it is: the device's, or the target's own."""
+    return f"device {candidate.device}" if candidate.device else f"target {candidate.target}"
