@@ -9,7 +9,7 @@ from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.messages.asking import ChangeTarget, TargetChanged
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import KeepMap
-from ckpt.protocol.coordinator.cluster.map_keeping import PATIENCE_US, TARGETS_A_TICK
+from ckpt.protocol.coordinator.cluster.map_keeping import PATIENCE_US, REST_US, TARGETS_A_TICK
 from ckpt.protocol.events import Send
 from tests.protocol.coordinated_target import CLUSTER, FakeTarget
 from tests.protocol.coordinating import SECOND_US, Bench
@@ -87,9 +87,12 @@ def test_who_could_not_store_it_and_who_was_silent_are_sent_it_again(bench: Benc
     drain(bench, "t2")
     bench.tick(2)
     assert [stands(each)["t2"] for each in (refusing, silent)] == ["in", "in"]
+    before = sent(bench)
+    bench.tick(REST_US / SECOND_US / 2)
+    assert sent(bench) == before, "nobody is asked at every tick"
     refusing.refuses.clear()
     silent.silent.clear()
-    bench.tick(PATIENCE_US / SECOND_US + 1)
+    bench.tick((PATIENCE_US + REST_US) / SECOND_US + 1)
     assert [stands(each)["t2"] for each in (refusing, silent)] == ["draining", "draining"]
 
 

@@ -24,6 +24,8 @@ TARGETS_A_TICK: Final = 32
 """So that a new version costs no burst its place on the wire."""
 PATIENCE_US: Final = 30_000_000
 """A target that has not answered by then is asked again."""
+REST_US: Final = 5_000_000
+"""Before one that could not store it is asked again."""
 
 
 class MapKeeper:
@@ -42,10 +44,13 @@ class MapKeeper:
         self._kept: dict[TargetId, bytes] = {}
         #: Who has been sent one and has not answered.
         self._asked: set[TargetId] = set()
+        #: Until when those rest that could not store it.
+        self._rests_us: dict[TargetId, int] = {}
 
     def registered(self, target: Target, message: RegisterTarget) -> None:
         """What it has; one of an earlier version keeps none."""
         self._asked.discard(target.id)
+        self._rests_us.pop(target.id, None)
         if message.map is None:
             self._kept.pop(target.id, None)
         else:
@@ -79,8 +84,9 @@ class MapKeeper:
         self._desk.persist((), durable)
 
     def _lacks(self, id: TargetId) -> bool:
-        kept = self._kept.get(id)
-        return bool(self._document) and id not in self._asked and kept not in (None, self._digest)
+        kept, rests = self._kept.get(id), self._rests_us.get(id, 0) > self._desk.now_us
+        waits = rests or id in self._asked
+        return bool(self._document) and not waits and kept not in (None, self._digest)
 
     def _send(self, target: Target) -> None:
         assert target.session is not None
@@ -93,5 +99,7 @@ class MapKeeper:
 
     def _answered(self, id: TargetId, digest: bytes, answer: Message, _bulk: Buffer) -> None:
         self._asked.discard(id)
-        if isinstance(answer, MapKept) and id in self._kept:
+        if not isinstance(answer, MapKept):
+            self._rests_us[id] = self._desk.now_us + REST_US
+        elif id in self._kept:
             self._kept[id] = digest
