@@ -301,8 +301,21 @@ def test_what_a_commit_never_promised_is_skipped(tmp_path: Path) -> None:
         assert code == 0
 
 
-def test_a_damaged_copy_of_the_index_is_found(cluster: Cluster, store: ckpt.Store) -> None:
-    save(store, "index", 1)
+def test_a_damaged_copy_of_the_index_is_found(tmp_path: Path) -> None:
+    directory = tmp_path / "burst"
+    directory.mkdir(mode=0o700)
+    # Else what a drill meets is mended before the next one.
+    (directory / "coordinator.toml").write_text("repair = false\n")
+    cluster = Cluster(directory, CLUSTER_OPTIONS)
+    try:
+        with ckpt.open(cluster.url) as store:
+            save(store, "index", 1)
+            _check_a_damaged_index(cluster)
+    finally:
+        assert run("local", "stop", str(directory)).code == 0
+
+
+def _check_a_damaged_index(cluster: Cluster) -> None:
     copies = cluster.indexes_of("index", 1)
     assert len(copies) == 3
     victim = min(copies)
