@@ -5,6 +5,7 @@ found by the check that finds nothing in ckpt_torch as it is.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -110,13 +111,18 @@ def test_a_copy_that_does_not_wait_for_the_caller_s_event(
 def test_a_tensor_that_is_freed_under_its_copy(
     device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
-    whole = TorchAccelerator.copy_out
+    whole, freed = TorchAccelerator.copy_out, threading.Event()
+
+    def of_clones(self: TorchAccelerator, plan: OutPlan, sources: Sequence[Any]) -> StreamPoint:
+        clones = [source.clone() for source in sources]
+        return whole(self, plan, clones, self.now())
 
     def of_passing_clones(
         self: TorchAccelerator, plan: OutPlan, sources: Sequence[Any], after: StreamPoint
     ) -> StreamPoint:
-        clones = [source.clone() for source in sources]
-        return whole(self, plan, clones, self.now())
+        moment = of_clones(self, plan, sources)
+        freed.set()
+        return moment
 
     if planted:
         monkeypatch.setattr(TorchAccelerator, "copy_out", of_passing_clones)
@@ -126,6 +132,8 @@ def test_a_tensor_that_is_freed_under_its_copy(
             future = begin(device, store, f"freed-{planted}/{step}", on_device(numbers(step)))
             device.wait_held()
             torch.accelerator.current_stream().synchronize()
+            assert freed.wait(WAIT_S) if planted else not freed.is_set()
+            freed.clear()
         future.result(WAIT_S)
         with finding(planted):
             check_loads(store, f"freed-{planted}/{step}", numbers(step))

@@ -52,15 +52,18 @@ def test_a_guarded_optimizer_steps_after_the_copy(cluster: str, guards_all: bool
     net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
     optimizer = torch.optim.AdamW(net.parameters())
     run = f"{cluster}/guarded-{guards_all}"
-    wanted = []
+    wanted, saves = [], []
     with ckpt_torch.guard() if guards_all else ckpt_torch.guard(optimizer) as guard:
         for step in range(STEPS):
             net(torch.ones(2, 512)).square().mean().backward()
             optimizer.step()
             wanted.append(copied(net.state_dict()))
             state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-            ckpt_torch.async_save(state, checkpoint_id=f"{run}/{step}", staging="overlap")
+            name = f"{run}/{step}"
+            saves.append(ckpt_torch.async_save(state, checkpoint_id=name, staging="overlap"))
         assert guard.waited_s >= 0
+    for save in saves:
+        save.result(60)
     for step in range(STEPS):
         found = {"net": copied(net.state_dict())}
         ckpt_torch.load(found, checkpoint_id=f"{run}/{step}", timeout_s=60)
