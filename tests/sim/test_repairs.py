@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, TargetId
-from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.facts import CheckpointPlaced
@@ -169,8 +168,7 @@ def looked_once(self: Repairs) -> None:
 
 def records_are_forgotten(self: Respreader, checkpoint: KeptCheckpoint) -> None:
     """Only indexes are made again."""
-    record = decode_record(checkpoint.record_bytes)
-    self._read_index(record, self._checkpoints.index_copies(checkpoint))
+    self._spread_index(checkpoint.id)
 
 
 _register = Membership._adopt
