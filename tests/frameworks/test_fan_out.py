@@ -57,7 +57,7 @@ def save_job(url: str, seed: int) -> None:
     dcp.save({"model": model(seed)}, storage_writer=CkptWriter(f"{url}/fan-dcp/{seed}"))
 
 
-TRIES = 3
+TRIES = 10
 """On a busy machine a rank may come when its pair has read and gone: then both have read."""
 
 
