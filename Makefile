@@ -32,6 +32,8 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+# pytest; in CI a test that fails beside others runs once more, by itself.
+PYTEST := $(BIN)/python -m tests.again
 NATIVE := $(wildcard ckpt/native/source/*)
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
@@ -78,48 +80,48 @@ demo: $(READY)
 	$(BIN)/ckpt demo
 
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		$(if $(filter tests,$(TESTS)),$(APART:%=--ignore=%)) $(TESTS)
 
 test-faults: $(READY)
-	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" $(FAULTS)
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" $(FAULTS)
 
 # An environment with the base and one with [server] for each Python, in which users' commands run.
 test-wheel: $(WHEEL_READY)
-	$(BIN)/pytest tests/wheel
+	$(PYTEST) tests/wheel
 
 # As light as the core, but the benchmark's own: Python alone, no root. The crowd has the machine to
 # itself: a target that is not run for long, beside other tests, counts as late, and is made up for.
 test-bench: $(READY)
-	$(BIN)/pytest -m "not slow" tests/e2e/test_crowds.py
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests/bench_e2e
+	$(PYTEST) -m "not slow" tests/e2e/test_crowds.py
+	$(PYTEST) -n $(WORKERS) -m "not slow" tests/bench_e2e
 
 # One gateway for all workers. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
 test-stores: $(STORES_READY)
-	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
 
 # Members on loopback, each test file's own. Without an etcd one loud line, and all are skipped.
 test-ha: $(READY)
 	$(BIN)/python -m tests.ha.finding
-	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" tests/ha
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" tests/ha
 
 # Every adapter against the real package. A file's tests share one cluster and its gloo ranks.
 test-frameworks: $(FRAMEWORKS_READY)
-	$(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow" \
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		-o faulthandler_timeout=590 --durations=12 tests/frameworks
 
 # One worker: the accelerator is one. Elsewhere all are skipped, after one loud line.
 test-gpu: $(FRAMEWORKS_READY)
 	$(BIN)/python -m tests.gpu.finding
-	$(BIN)/pytest -n 0 -m "not slow" tests/gpu
+	$(PYTEST) -n 0 -m "not slow" tests/gpu
 
 # Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
 # on each cell of the fault matrix must be hit: make soak.
 test-sim: $(READY)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants
-	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(BIN)/pytest -n 0 \
+	$(PYTEST) -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants
+	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 
 # What runs in processes of its own is found by their data files: all are new.
