@@ -87,7 +87,7 @@ class Bench:
         self.term = 1
         self.process = b""
         """Of the coordinator, as it says."""
-        self.rebuilt_from = 0
+        self.rebuilt_from = self.rebuilt_term = 0
         self.durable: list[object] = []
         self.persist_at_once = True
         self.tickets: list[Persist] = []
@@ -113,6 +113,7 @@ class Bench:
         made = CatalogImage(self.term, protocol=self.protocol)
         image = apply_all(made, self.durable)  # type: ignore[arg-type]
         image.process, image.rebuilt_from = self.process, self.rebuilt_from
+        image.rebuilt_term = self.rebuilt_term
         return CoordinatorMachine(self.policy, image, secret=SECRET, wall_s=lambda: self.wall_s)
 
     def tick(self, seconds: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import AttemptCommitted, Certified
 from tests.protocol.coordinating import Bench
-from tests.protocol.test_coordinator_members import File, Writer
+from tests.protocol.file_writers import File, Writer
 
 
 def come_back(gone: int) -> tuple[Bench, Writer, File, list[Message]]:

@@ -216,6 +216,34 @@ def test_one_holder_that_is_away_leaves_missing_columns_unjudged_until_it_is_bac
     assert answer.info.checkpoint.step == 1
 
 
+def test_a_catalog_made_again_proves_no_loss_while_any_target_is_away() -> None:
+    """What had moved was known to the old catalog alone: it is found again as targets list."""
+    bench = Bench(4)
+    id = bench.save(1)
+    away = next(t.id for t in bench.targets.values() if not t.columns)
+    bench.rebuilt_term = bench.term
+    bench.restart(*(one for one in bench.targets if one != away))
+    restart_without(bench, id, 0, 1)
+    unproved = judged(report(bench, id))
+    assert not unproved.proved
+    assert "away" in unproved.reason
+    assert bench.tell(bench.session(), Resolve(RUN, None)) == []
+    assert bench.states() == {str(id): "committed"}
+    bench.start(away)
+    assert judged(report(bench, id)).proved
+
+
+def test_what_was_saved_since_a_catalog_was_made_again_is_where_its_index_says() -> None:
+    bench = Bench(4)
+    bench.rebuilt_term = bench.term
+    bench.restart(*bench.targets)
+    id = bench.save(1)
+    away = next(t.id for t in bench.targets.values() if not t.columns)
+    bench.stop(away)
+    restart_without(bench, id, 0, 1)
+    assert judged(report(bench, id)).proved
+
+
 def test_a_suspicion_that_proves_nothing_is_examined_once_for_each_boot() -> None:
     bench = Bench()
     bench.save(1)

@@ -7,146 +7,28 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Generation, LaunchNumber, Rank, Step
+from ckpt.base.ids import CheckpointId, ColumnNumber, Generation, Step
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import (
     Member,
     encode_members,
     entry_name,
-    member_table,
     name_of_entry,
-    plan_member,
 )
-from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import (
     AttemptAborted,
-    AttemptCommitted,
-    Certify,
-    CommitInfo,
     CommitMembers,
-    OpenPayload,
     PayloadGivenUp,
     PayloadPlanned,
+    RequestSpares,
+    SparesNamed,
 )
 from ckpt.format.messages.targets import DropColumn, PutDocument, Reserve
-from ckpt.format.messages.writing import ColumnProof
-from ckpt.format.table import encode_table
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.saving.members import NUMBERS_HELD
-from ckpt.protocol.events import Session
-from tests.protocol.coordinated_target import DIGEST
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
-
-
-class Writer:
-    """One process that writes files."""
-
-    def __init__(self, bench: Bench, process: str = "host/1/a") -> None:
-        self.bench = bench
-        self.process = process
-        self.saves = 0
-        self.session = bench.session(Role.STAGER)
-
-    def write(self, name: str, content: bytes = b"x", step: int = 1) -> File:
-        """Open, seal and certify."""
-        file = self.open(name, content, step)
-        file.seal_and_certify()
-        return file
-
-    def open(self, name: str, content: bytes = b"x", step: int = 1) -> File:
-        self.saves += 1
-        file = File(self, f"{step}/{name}", content, step, self.saves)
-        file.take_plan(self.bench.tell(self.session, file.question()))
-        return file
-
-    def commit(
-        self, checkpoint: CheckpointId, *files: File | Member, session: Session | None = None
-    ) -> list[Message]:
-        members = [one.member if isinstance(one, File) else one for one in files]
-        session = session or self.bench.session()
-        return self.bench.tell(session, CommitMembers(checkpoint), encode_members(members))
-
-    def reconnect(self) -> None:
-        self.session = self.bench.session(Role.STAGER)
-
-
-class File:
-    """One written file."""
-
-    def __init__(self, writer: Writer, name: str, content: bytes, step: int, save: int) -> None:
-        self.writer = writer
-        self.member = Member(name, len(content), xxh3_128(content))
-        self.layout = plan_member(name, len(content))
-        self.step = Step(step)
-        self.save = save
-        self.plan: PayloadPlanned | None = None
-        self.proofs: list[ColumnProof] = []
-
-    def question(self) -> OpenPayload:
-        return OpenPayload(
-            RUN, self.step, LaunchNumber(0), Rank(0), 0, self.writer.process,
-            self.layout.payload_bytes, save=self.save, member=self.member.name,
-        )  # fmt: skip
-
-    def resume(self) -> list[Message]:
-        question = replace(self.question(), resume=self.checkpoint, rank=self.number)
-        return self.writer.bench.tell(self.writer.session, question)
-
-    def take_plan(self, answers: list[Message]) -> None:
-        plans = [one for one in answers if isinstance(one, PayloadPlanned)]
-        self.plan = plans[0] if plans else None
-
-    @property
-    def number(self) -> Rank:
-        assert self.plan is not None
-        return self.plan.payload.rank
-
-    @property
-    def checkpoint(self) -> CheckpointId:
-        assert self.plan is not None
-        return self.plan.payload.checkpoint
-
-    def seal(self) -> None:
-        assert self.plan is not None
-        for j, place in enumerate(self.plan.places):
-            id = ColumnId(self.plan.payload, ColumnNumber(j))
-            target = self.writer.bench.targets[place.target]
-            target.seal(id, place, self.plan, self.layout.payload_bytes)
-            self.proofs.append(target.columns[id])
-
-    def certify(self, member: Member | None = None) -> list[Message]:
-        assert self.plan is not None
-        table = encode_table(member_table(self.number, member or self.member))
-        certificate = Certify(
-            self.plan.payload, LaunchNumber(0), 0, tuple(self.proofs), self.plan.code,
-            self.layout.payload_bytes, self.plan.cell_bytes, DIGEST, self.layout.document_offset,
-            len(self.layout.document), 0, table_bytes=len(table),
-        )  # fmt: skip
-        return self.writer.bench.tell(self.writer.session, certificate, table)
-
-    def seal_and_certify(self) -> list[Message]:
-        self.seal()
-        return self.certify()
-
-
-def committed(answers: list[Message]) -> CommitInfo:
-    (answer,) = [one for one in answers if isinstance(one, AttemptCommitted)]
-    return answer.info
-
-
-def refused(answers: list[Message]) -> str:
-    (answer,) = answers
-    assert isinstance(answer, Failed)
-    assert answer.code == "refused"
-    return answer.message
-
-
-def resolved_ranks(bench: Bench, checkpoint: CheckpointId) -> list[int]:
-    """The numbers in the committed placement."""
-    held = bench.machine.checkpoints.get(checkpoint)
-    assert held is not None
-    return sorted(held.placement)
+from tests.protocol.file_writers import File, Writer, committed, refused, resolved_ranks
 
 
 def test_files_of_two_writers_meet_in_one_attempt_and_commit_together() -> None:
@@ -415,6 +297,25 @@ def test_a_file_that_was_replaced_does_not_come_back_after_a_restart() -> None:
     bench.tick(1)
     (refused,) = a.commit(older.checkpoint, older)
     assert isinstance(refused, Failed), "nothing of it may be committed"
+
+
+def test_space_that_a_discarded_file_had_asked_for_goes_back() -> None:
+    bench = Bench()
+    a, b = Writer(bench, "host/1/a"), Writer(bench, "host/2/b")
+    older = a.write("x", b"older")
+    b.write("x", b"newer")
+    b.open("y")
+    bench.restart("t0", "t1", "t2", "t3")
+    a.reconnect()
+    older.resume()
+    assert older.plan is not None
+    spares = RequestSpares(older.plan.payload, ColumnNumber(0), ())
+    (named,) = bench.tell(a.session, spares)
+    assert isinstance(named, SparesNamed)
+    (spare,) = named.spares
+    assert spare.reservation in bench.targets[spare.target].reservations
+    older.certify()
+    assert spare.reservation not in bench.targets[spare.target].reservations
 
 
 def test_a_recovered_list_to_which_nobody_comes_back_ends() -> None:

@@ -20,8 +20,8 @@ from ckpt.protocol.coordinator.reading import rounds
 from ckpt.protocol.events import Session
 from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, every, team
+from tests.protocol.file_writers import Writer, committed
 from tests.protocol.numbered import STEP, ByNumber, names_both, readers, together
-from tests.protocol.test_coordinator_members import Writer, committed
 from tests.protocol.test_coordinator_rounds import CONFIRMED, Loader, loaders
 
 HELD_S = rounds.ROUND_HELD_US // SECOND_US

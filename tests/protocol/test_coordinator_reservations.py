@@ -283,6 +283,38 @@ def test_space_of_an_earlier_term_goes_back_once_however_often_its_target_comes(
     for _ in range(3):
         bench.stop(holder.id)
         bench.start(holder.id)
-    bench.tick(60)
+    bench.tick(61)
     assert holder.reservations == set()
     assert len(bench.asked(holder.id, ReleaseReservation, mark)) == count
+
+
+def test_space_of_an_earlier_term_is_left_to_a_save_that_comes_back() -> None:
+    """What goes back ends its stream, and nothing says whose each is."""
+    bench = Bench(5)
+    rank = RankFake(bench)
+    rank.open(1)
+    holders = {place.target for place in rank.places().values()}
+    bench.restart(*bench.targets)
+    rank.reconnect()
+    rank.resume(1, rank.payload.checkpoint)
+    bench.tick(120)
+    assert holders <= set(held(bench))
+    rank.seal_all()
+    rank.certify()
+    assert len(rank.commits()) == 1
+    bench.tick(1)
+    standing = {t.id for t in bench.targets.values() for r in t.reservations if r >> 32 < 2}
+    assert standing == set()
+
+
+def test_space_of_an_earlier_term_does_not_wait_for_ever_for_a_save_of_then() -> None:
+    bench = Bench(5)
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.restart(*bench.targets)
+    rank.reconnect()
+    rank.resume(1, rank.payload.checkpoint)
+    bench.tick(599)
+    assert held(bench) != []
+    bench.tick(1)
+    assert held(bench) == []

@@ -20,7 +20,7 @@ from ckpt.protocol.coordinator.room import RoomSeen
 from ckpt.protocol.coordinator.saving.members import NUMBERS_HELD
 from tests.protocol.coordinated_target import CLUSTER
 from tests.protocol.coordinating import RUN, Bench, RankFake, team
-from tests.protocol.test_coordinator_members import File, Writer
+from tests.protocol.file_writers import File, Writer
 from tests.protocol.test_coordinator_rounds import loaders
 
 

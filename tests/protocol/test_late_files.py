@@ -19,7 +19,7 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.events import Received
 from tests.protocol.coordinating import Bench
-from tests.protocol.test_coordinator_members import Writer, committed, resolved_ranks
+from tests.protocol.file_writers import Writer, committed, resolved_ranks
 
 
 def test_a_file_that_was_replaced_does_not_come_back_to_who_dropped_it() -> None:

@@ -128,6 +128,25 @@ def test_a_drop_ends_a_document_whose_parts_have_not_all_come() -> None:
     assert world.machine.bytes_used == 0
 
 
+@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.RECORD, DocumentKind.LABELS])
+def test_a_document_that_comes_after_its_drop_is_not_stored(kind: DocumentKind) -> None:
+    world = _ready()
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    put_document(world, kind, INDEX)
+    dropped, refused = _answers(world)
+    assert isinstance(dropped, Dropped)
+    assert isinstance(refused, Failed)
+    assert refused.code == "aborted"
+    assert world.disk.list_directory("documents") == world.disk.list_directory("staging") == []
+
+
+def test_a_tombstone_that_comes_after_its_drop_is_stored() -> None:
+    world = _ready()
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    put_document(world, DocumentKind.TOMBSTONE, b"gone")
+    assert isinstance(_answers(world)[1], DocumentStored)
+
+
 def test_one_column_is_dropped_and_may_be_written_again() -> None:
     world, column = _ready(), Column()
     store(world, column)

@@ -108,6 +108,7 @@ from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
+from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.recorded import become_checkpoint
 from ckpt.protocol.coordinator.saving.reservations import Reserver
 from ckpt.protocol.events import (
@@ -134,13 +135,9 @@ class CoordinatorMachine:
     """
 
     def __init__(
-        self,
-        policy: CoordinatorPolicy,
-        image: CatalogImage,
-        *,
-        secret: bytes,
+        self, policy: CoordinatorPolicy, image: CatalogImage, *, secret: bytes,
         wall_s: Callable[[], float],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`wall_s` is asked only for the time that people see in a commit, and for rules of
         retention by age (P12).
         """
@@ -154,8 +151,9 @@ class CoordinatorMachine:
         self.preempting = Preempting(desk, self.launches)
         self.checkpoints = Checkpoints(self.members, policy.report_level)
         self._make_keeping_parts(image, wall_s)
-        self.reservations = Reserver(desk, self.members, policy.spread, self.evictor)
         self.book = AttemptBook()
+        orphans = Orphans(desk, self.members, self.book, policy.orphan_grace_us)
+        self.reservations = Reserver(desk, self.members, policy.spread, self.evictor, orphans)
         generations = Generations(self.checkpoints, self.book, self.deleter)
         self.vouching = Vouching(desk, self.members, image, policy, generations)
         self.confirming = Confirming(desk, self.members, self.book, self.vouching)
@@ -189,7 +187,7 @@ class CoordinatorMachine:
     def _make_keeping_parts(self, image: CatalogImage, wall_s: Callable[[], float]) -> None:
         policy, desk = self.policy, self._desk
         self.placing = PlacementReader(desk, self.members, self.checkpoints)
-        self.judge = Judge(desk, self.members, self.checkpoints)
+        self.judge = Judge(desk, self.members, self.checkpoints, image.rebuilt_term)
         self.homes = Homes(desk, self.checkpoints)
         self.drains = DrainQueue(desk, self.checkpoints, image.stores, image.term)
         self.retaining = Retaining(

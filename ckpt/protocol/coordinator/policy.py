@@ -43,8 +43,6 @@ class SpreadRule:
     level: Level
     max_per_domain: int = 1
     spare_count: int = 1
-    orphan_grace_us: int = 60_000_000
-    """How long streams may still use reservations that an earlier coordinator gave out."""
     repair_share: float = 0.0
     """Of each target's space, that saves do not get: what is lost is made again there."""
 
@@ -61,6 +59,8 @@ class CoordinatorPolicy:
     max_per_domain: int = 1
     spare_count: int = 1
     orphan_grace_us: int = 60_000_000
+    """How long streams may use reservations that an earlier coordinator gave out, where none of its
+    saves is under way."""
     rebuild_after_us: int | None = 300_000_000
     """The columns of a target that is away for so long are made again elsewhere; None: nothing that
     is lost is."""
@@ -75,9 +75,7 @@ class CoordinatorPolicy:
     @property
     def spread(self) -> SpreadRule:
         share = 0.0 if self.rebuild_after_us is None else REPAIR_SHARE
-        return SpreadRule(
-            self.level, self.max_per_domain, self.spare_count, self.orphan_grace_us, share
-        )
+        return SpreadRule(self.level, self.max_per_domain, self.spare_count, share)
 
     @property
     def report_level(self) -> Level:

@@ -86,6 +86,7 @@ class Columns:
         self._credit = Credit(core)
         reservations.on_ready = self.admit
         reservations.on_lost = self._lost
+        reservations.on_released = self._released
 
     # ----------------------------------------------------------------------- begin
 
@@ -469,6 +470,11 @@ class Columns:
         """The reserved file failed or never came to be: nobody can use it any more."""
         for waiter in list(self._by_reservation.get(reservation.id, ())):
             self._fail(waiter, "failed", "the reserved space is gone")
+
+    def _released(self, reservation: Reservation) -> None:
+        """Nobody waits for what would be sealed there: its save has ended, or it went elsewhere."""
+        for user in list(self._by_reservation.get(reservation.id, ())):
+            self._fail(user, "aborted", "its space was given back")
 
     def check(self) -> None:
         """Assert the invariants that the module states."""

@@ -116,6 +116,10 @@ class Documents:
         if not (message.offset >= 0 and end <= message.total_bytes <= INDEX_BYTES_MAX):
             core.fail(session, request, "refused", f"document bytes {message.offset} to {end}")
             return
+        if message.checkpoint in core.dropped and message.kind is not DocumentKind.TOMBSTONE:
+            # It set out before the drop was decided, and nobody would look for it.
+            core.fail(session, request, "aborted", "this generation was dropped here")
+            return
         standing = core.documents.get(key)
         # Coordinators word a tombstone differently: any says that the generation is deleted.
         same = standing is not None and (

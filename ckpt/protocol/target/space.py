@@ -6,8 +6,8 @@
                    gone                   gone                     gone (the file became the column)
 
 Invariants: a file belongs to at most one reservation and a reservation to at most one stream; a
-reservation is given only when the budget holds it. Restarts forget all: the coordinator reserves
-again.
+reservation is given only when the budget holds it; no seal begins under one that was given back,
+whose stream ends with it. Restarts forget all: the coordinator reserves again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reservation:
     askers: list[tuple[Session, int]] = field(default_factory=list)
     """Requests that are answered when the space is held."""
     released: bool = False
-    """Given back while in use: freed when its owner ends."""
+    """Given back while in use: freed when its stream has ended."""
 
 
 class Reservations:
@@ -68,6 +68,8 @@ class Reservations:
         """Called when a file was allocated. Columns, which owns the streams, sets it."""
         self.on_lost: Callable[[Reservation], None] = lambda _reservation: None
         """Called when that failed, or the file was given back before it. Columns sets it."""
+        self.on_released: Callable[[Reservation], None] = lambda _reservation: None
+        """Called when one that is in use was given back. Columns sets it."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -117,14 +119,16 @@ class Reservations:
         self._core.out.append(Preallocate(op, file, message.file_bytes))
 
     def release(self, message: ReleaseReservation) -> None:
-        """Free it; when a stream uses it, that takes effect when the stream ends."""
+        """Free it. A stream that uses it ends, unless its seal is on the disk's way."""
         reservation = self._held.get(message.reservation)
         if reservation is None:
             return
         if reservation.state is ReservationState.READY:
             self.discard(reservation)
-        else:
-            reservation.released = True
+            return
+        reservation.released = True
+        if reservation.state is ReservationState.USED:
+            self.on_released(reservation)
 
     # ----------------------------------------------------------------------- for streams
 

@@ -55,7 +55,8 @@ class CoordinatorConfig:
     spare_count: Annotated[int, "TARGETS"] = 1
     """Spares that a plan names for each payload."""
     orphan_grace_s: int = 60
-    """So long after a restart, streams may still use space that the coordinator before gave out."""
+    """So long after a restart, streams may use space that the coordinator before gave out, where
+    none of its saves is under way."""
     repair: bool = True
     """What is lost is made again: copies of documents here, columns by ckptd repair."""
     rebuild_after_s: int = 300

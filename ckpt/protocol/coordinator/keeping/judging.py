@@ -66,10 +66,14 @@ class Judge:
     and some stripe must be past repair.
     """
 
-    def __init__(self, desk: Desk, members: Membership, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, desk: Desk, members: Membership, checkpoints: Checkpoints, rebuilt_term: int
+    ) -> None:
+        """`rebuilt_term`: up to which the catalog was made again from the targets; 0: none was."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
+        self._rebuilt_term = rebuilt_term
         #: Payloads under examination: one inquiry for all who ask.
         self._open: dict[PayloadId, _Inquiry] = {}
         #: Payloads that were examined unasked, each with the checkpoint that could not be read for
@@ -173,11 +177,16 @@ class Judge:
             self._examine(inquiry, holder)
 
     def _suspects(self, holder: KeptCheckpoint, rank: Rank) -> Iterable[TargetId | None]:
-        """Who may have a column of the payload. Once one has moved, that is everybody: where a
-        catalog was made again from the targets, a new place is known only when its target lists.
-        """
+        """Who may have a column of the payload."""
         assert holder.placement is not None
-        return self._members.targets if holder.moved else holder.placement[rank].columns
+        by_index = holder.placement[rank].columns
+        return self._members.targets if self._may_be_anywhere(holder) else by_index
+
+    def _may_be_anywhere(self, holder: KeptCheckpoint) -> bool:
+        """Once a column has moved, everybody may have one. Where a catalog was made again from the
+        targets, that it has moved is known only when its target lists.
+        """
+        return bool(holder.moved) or holder.id.generation.term <= self._rebuilt_term
 
     def _boots(self, columns: Iterable[TargetId | None]) -> tuple[BootId, ...] | None:
         """None while a holder is not here, or has not listed what it holds."""
@@ -189,7 +198,7 @@ class Judge:
     def _examine(self, inquiry: _Inquiry, checkpoint: KeptCheckpoint) -> None:
         assert checkpoint.placement is not None
         inquiry.open_questions = 1
-        if checkpoint.moved and self._boots(self._members.targets) is None:
+        if self._may_be_anywhere(checkpoint) and self._boots(self._members.targets) is None:
             inquiry.unproved.append("a target that may have a column of it is away")
         if any(column.payload == inquiry.payload for column in checkpoint.surplus):
             inquiry.unproved.append("a copy of a column is about to be named in its place")

@@ -92,7 +92,7 @@ class Certifying:
             elif not attempt.has(payload):
                 self._desk.fail(session, request, discarded(payload.id))
             elif len(message.proofs) - gone < payload.layout.code.floor:
-                del attempt.payloads[payload.id.rank]
+                self._ending.drop_file(attempt, payload)
                 self._desk.fail(session, request, discarded(payload.id))
             else:
                 self._accept(request, attempt, payload, message, table, standing)

@@ -27,7 +27,7 @@ from ckpt.format.messages.saving import (
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
 from ckpt.protocol.coordinator.desk import Then
-from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted
+from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted, FileDropped
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.saving.attempts import (
     ABORTABLE,
@@ -164,9 +164,16 @@ class Ending:
         if not payload.member:
             self.abort(attempt, error)
             return
-        del attempt.payloads[payload.id.rank]
+        self.drop_file(attempt, payload)
         if payload.session is not None:
             self._desk.fail(payload.session, payload.request, error)
+
+    def drop_file(self, attempt: Attempt, payload: Payload) -> None:
+        """The attempt goes on without it: its space goes back, and its columns go."""
+        del attempt.payloads[payload.id.rank]
+        if payload.allotment is not None:
+            self._reservations.release(payload.allotment)
+        self._desk.tell(FileDropped(payload.id))
 
     def abort(self, attempt: Attempt, error: CkptError) -> None:
         """End an attempt for good: durable first, then announced, then its columns go.

@@ -34,7 +34,6 @@ from ckpt.format.members import (
 )
 from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.facts import FileDropped
 from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
@@ -64,7 +63,6 @@ class Members:
     ) -> None:
         self._desk = context.desk
         self._book = context.book
-        self._reservations = context.reservations
         self._placing = context.placing
         self._opening = opening
         self._committer = committer
@@ -189,7 +187,7 @@ class Members:
             return False
         payload = attempt.payloads.get(message.payload.rank)
         if payload is not None and not attempt.closed:
-            self._drop(attempt, payload)
+            self._ending.drop_file(attempt, payload)
         self._desk.fail(session, request, Aborted(message.message, hint=message.hint))
         return True
 
@@ -202,23 +200,17 @@ class Members:
             for payload in list(attempt.payloads.values()):
                 away = payload.away_since_us
                 if away is not None and now - away >= STAGER_AWAY_US:
-                    self._drop(attempt, payload)
+                    self._ending.drop_file(attempt, payload)
             # A recovered one without a writer is Ending's to abort, later.
             if not attempt.payloads and not (attempt.recovered and not self._settled(attempt)):
                 text = f"{attempt.checkpoint}: nobody is left who writes files of it"
                 self._ending.abort(attempt, Aborted(text, hint="write them again"))
 
-    def _drop(self, attempt: Attempt, payload: Payload) -> None:
-        del attempt.payloads[payload.id.rank]
-        if payload.allotment is not None:
-            self._reservations.release(payload.allotment)
-        self._desk.tell(FileDropped(payload.id))
-
     def _drop_replaced(self, attempt: Attempt) -> None:
         newest = _newest(attempt)
         for payload in list(attempt.payloads.values()):
             if payload.certified and newest[payload.member] is not payload:
-                self._drop(attempt, payload)
+                self._ending.drop_file(attempt, payload)
 
     # ----------------------------------------------------------------------- close
 
@@ -263,7 +255,7 @@ class Members:
             return
         for payload in list(attempt.payloads.values()):
             if not any(payload is one for one in chosen):
-                self._drop(attempt, payload)
+                self._ending.drop_file(attempt, payload)
         attempt.world_size = 1 + max(payload.id.rank for payload in chosen)
         attempt.closed = True
 

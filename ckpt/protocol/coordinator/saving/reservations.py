@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
-from ckpt.base.ids import BootId, ColumnNumber, Rank, ReservationId, RunName, TargetId
+from ckpt.base.ids import ColumnNumber, Rank, ReservationId, RunName, TargetId
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
@@ -44,6 +44,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.saving.kept_space import candidates, kept_bytes
+from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
 from ckpt.protocol.events import Buffer, Session
 
@@ -67,11 +68,13 @@ class Reserver:
         members: Membership,
         rule: SpreadRule,
         evictor: Evictor,
+        orphans: Orphans,
     ) -> None:
         self._desk = desk
         self._members = members
         self._rule = rule
         self._evictor = evictor
+        self._orphans = orphans
         #: The number of the last reservation that was asked for, within this term.
         self._counter = 0
         #: Counts placements: each turn seats the targets in another order.
@@ -82,8 +85,6 @@ class Reserver:
         self._standing: dict[StandingKey, Allotment] = {}
         #: Searches for columns without a place; all try again on every tick.
         self._waiting: list[SpareSearch] = []
-        #: Reservations of an earlier term, and when to release them: their streams have until then.
-        self._orphans: dict[tuple[TargetId, BootId, ReservationId], int] = {}
 
     # ----------------------------------------------------------------------- for a save
 
@@ -182,6 +183,7 @@ class Reserver:
         """Standing space that nobody came for, and space of an earlier term, goes back. Columns
         that wait for a place try again.
         """
+        self._orphans.tick()
         now = self._desk.now_us
         waiting, self._waiting = self._waiting, []
         for search in waiting:
@@ -189,26 +191,15 @@ class Reserver:
         for key, allotment in list(self._standing.items()):
             if now - allotment.idle_since_us >= STANDING_LIFE_US:
                 self.release(self._standing.pop(key))
-        for orphan in [orphan for orphan, due_us in self._orphans.items() if due_us <= now]:
-            del self._orphans[orphan]
-            id, boot, reservation = orphan
-            target = self._members.targets.get(id)
-            if target is not None and target.boot == boot and target.session is not None:
-                self._desk.send(
-                    target.session, 0, ReleaseReservation(self._members.term, reservation)
-                )
 
     def reconcile(self, target: Target, held: tuple[ReservationId, ...]) -> None:
-        """A target came with reservations: what nobody knows any more goes back.
-
-        Those of an earlier coordinator may still be used by streams, so they are left for a while.
+        """A target came with reservations: what nobody knows any more goes back; of an earlier
+        term later.
         """
         assert target.session is not None
+        self._orphans.found(target, held)
         for reservation in held:
-            if reservation >> 32 < self._members.term:
-                due_us = self._desk.now_us + self._rule.orphan_grace_us
-                self._orphans.setdefault((target.id, target.boot, reservation), due_us)
-            elif reservation not in self._known:
+            if reservation >> 32 == self._members.term and reservation not in self._known:
                 self._desk.send(
                     target.session, 0, ReleaseReservation(self._members.term, reservation)
                 )
