@@ -329,29 +329,6 @@ def test_a_dropped_generation_is_gone_durably_but_for_its_tombstone() -> None:
     assert page.documents == ()
 
 
-def test_pages_list_every_column_and_document_once() -> None:
-    world = _ready()
-    columns = [Column(rank=rank, payload_bytes=5000) for rank in range(7)]
-    for number, column in enumerate(columns, start=1):
-        store(world, column, request=20 + number, reservation=number)
-    put_document(world, DocumentKind.RECORD, RECORD)
-    cursor, listed, documents, pages = "", [], [], 0
-    while True:
-        world.messages(READER)
-        world.tell(READER, ListColumns(cursor, count_max=3))
-        (page,) = world.messages(READER)
-        assert isinstance(page, ColumnsListed)
-        listed += [each.column for each in page.columns]
-        documents += list(page.documents)
-        pages += 1
-        cursor = page.cursor
-        if not cursor:
-            break
-    assert sorted(listed) == sorted(each.id for each in columns)
-    assert len(documents) == 1
-    assert pages == 3
-
-
 def test_only_what_is_sealed_is_attested() -> None:
     world, column, other = _ready(), Column(), Column(column=2)
     store(world, column)
@@ -390,7 +367,7 @@ def test_so_many_dropped_generations_are_remembered_and_no_more() -> None:
 
 def test_a_page_holds_no_more_than_the_meta_of_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     two = 2 * (PROOF_BYTES_MAX + len(CHECKPOINT.run.encode()))
-    monkeypatch.setattr("ckpt.protocol.target.documents.META_BUDGET_BYTES", two)
+    monkeypatch.setattr("ckpt.protocol.target.listing.META_BUDGET_BYTES", two)
     world = _ready()
     for number in range(1, 6):
         store(world, Column(rank=number, payload_bytes=5000), request=number, reservation=number)

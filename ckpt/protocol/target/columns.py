@@ -394,6 +394,11 @@ class Columns:
             for stream in self._streams.values()
         )
 
+    def sealing_now(self) -> frozenset[ColumnId]:
+        """Columns whose seal is on the disk's way."""
+        streams = self._streams.values()
+        return frozenset(one.column for one in streams if one.state is StreamState.SEALING)
+
     def failed_seals(self, checkpoint: CheckpointId, only: ColumnId | None) -> dict[ColumnId, str]:
         """Columns of it, or this one alone, that nobody knows and that may have a name on disk."""
         return {

@@ -20,13 +20,10 @@ from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.format.messages.targets import (
-    ColumnsListed,
     DocumentStored,
-    DocumentSummary,
     DropColumn,
     DropGeneration,
     Dropped,
-    ListColumns,
     PutDocument,
 )
 from ckpt.protocol.events import Buffer, Session
@@ -34,8 +31,6 @@ from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
     COLUMNS,
     DOCUMENTS,
-    META_BUDGET_BYTES,
-    PROOF_BYTES_MAX,
     Completion,
     Core,
     DocumentKey,
@@ -448,33 +443,3 @@ class Documents:
         self._wait()
         for session, request, message in waiting:
             self.drop(session, request, message)
-
-    # ----------------------------------------------------------------------- list
-
-    def list_page(self, session: Session, request: int, message: ListColumns) -> None:
-        """Columns in name order, then documents; as many as one frame's meta holds."""
-        names: list[tuple[str, SealedColumn | StoredDocument]] = []
-        names += [(f"c/{each.name}", each) for each in self._core.columns.values()]
-        names += [(f"d/{each.name}", each) for each in self._core.documents.values()]
-        names.sort(key=lambda pair: pair[0])
-        behind = [pair for pair in names if pair[0] > message.cursor]
-        columns, documents, cursor, budget = [], [], message.cursor, META_BUDGET_BYTES
-        count = 0
-        for name, entry in behind[: max(1, message.count_max)]:
-            checkpoint = (
-                entry.header.column.payload.checkpoint
-                if isinstance(entry, SealedColumn)
-                else entry.header.checkpoint
-            )
-            budget -= PROOF_BYTES_MAX + len(checkpoint.run.encode())
-            if budget < 0:
-                break
-            cursor, count = name, count + 1
-            if isinstance(entry, SealedColumn):
-                columns.append(self._core.proof(entry))
-            else:
-                size, digest = entry.header.total_bytes, entry.header.digest
-                documents.append(DocumentSummary(entry.kind, checkpoint, size, digest))
-        rest = cursor if count < len(behind) else ""
-        page = ColumnsListed(tuple(columns), tuple(documents), rest)
-        self._core.send(session, request, page)

@@ -63,6 +63,7 @@ from ckpt.protocol.target.disk_events import (
     SpaceMeasured,
 )
 from ckpt.protocol.target.documents import Documents
+from ckpt.protocol.target.listing import Listing
 from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
 from ckpt.protocol.target.notes.needs import Needs
@@ -108,6 +109,7 @@ class TargetMachine:
         self._documents = Documents(
             self._core, self._space, self._reservations, self._columns, self._tables, self._reads
         )
+        self._listing = Listing(self._core, self._columns)
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
         self._note = CatalogNote(self._core, self._reservations)
@@ -218,6 +220,7 @@ class TargetMachine:
             case DiskDone() | DiskFailed():
                 core.complete(event)
                 self._documents.retry_drops()
+                self._listing.look()
                 if self._presenting.has_turned and self._may_renew:
                     self._renew()
             case SessionDrained(session=session):
@@ -254,6 +257,7 @@ class TargetMachine:
         self._columns.session_closed(session)
         self._reads.session_closed(session)
         self._documents.session_closed(session)
+        self._listing.session_closed(session)
         self._held = [each for each in self._held if each.session != session]
         if session == self._coordinator:
             self._coordinator, self._registered, self._held_out_us = None, False, None
@@ -291,7 +295,7 @@ class TargetMachine:
             case AskMap():
                 self._map.tell(session, request)
             case ListColumns():
-                self._documents.list_page(session, request, message)
+                self._listing.asked(session, request, message)
             case _ if isinstance(message, Command):
                 self._command(event, message)
             case TargetRegistered():
@@ -446,6 +450,7 @@ class TargetMachine:
         self._reads.ticked()
         self._columns.ticked()
         self._scrub.ticked()
+        self._listing.look()
         if self._core.device.begin_probe(self._core.now_us):
             self._core.probe(self._reservations.new_file("probe"))
         self._try_term_again()
