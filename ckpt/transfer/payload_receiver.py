@@ -292,7 +292,7 @@ class PayloadReceiver:
             nearest_address(where),
             Caller(
                 self._options.secret,
-                Role.READER,
+                self._options.role,
                 self._options.name,
                 server_role=Role.TARGET,
                 cluster=self._options.cluster,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ckpt.base.errors import Lost
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.layout import Layout
+from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.protocol.events import Report
 from ckpt.protocol.reader.events import ReadLimits
@@ -57,6 +58,7 @@ class ReceiverOptions:
     secret: bytes
     name: str
     cluster: str = ""
+    role: Role = Role.READER
     concurrent_max: int = 4
     """Payloads under way at once."""
     limits: ReadLimits = field(default_factory=ReadLimits)

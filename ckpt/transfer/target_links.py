@@ -22,6 +22,7 @@ class SenderOptions:
     name: str
     """`HOST:PID`, for people."""
     cluster: str = ""
+    role: Role = Role.STAGER
 
 
 class TargetLinks:
@@ -44,7 +45,7 @@ class TargetLinks:
                 self._address(place),
                 Caller(
                     self._options.secret,
-                    Role.STAGER,
+                    self._options.role,
                     self._options.name,
                     server_role=Role.TARGET,
                     cluster=self._options.cluster,

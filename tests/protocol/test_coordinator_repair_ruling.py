@@ -15,7 +15,8 @@ from ckpt.format.messages.repairs import (
     SetRepair,
     decode_repair_rules,
 )
-from ckpt.format.messages.targets import Attest, ReleaseReservation, Reserve
+from ckpt.format.messages.targets import Attest, LeaseRenewed, ReleaseReservation, Reserve
+from ckpt.protocol.coordinator.repairing.pacing import URGENT
 from ckpt.protocol.coordinator.repairing.rate import ENOUGH_S, HALF_S, RepairRate
 from ckpt.protocol.coordinator.repairing.tasks import LOOK_US
 from ckpt.protocol.coordinator.room import RoomSeen
@@ -111,6 +112,14 @@ def test_limits_take_the_place_of_the_options_each_by_itself() -> None:
     assert bench.machine.repairs.ruling.limits == SIX
     assert said(bench, SetRepair(as_configured=True)) == RepairRules()
     assert pace(worker).bytes_per_s == 2 * LIMITS.floor_bytes
+
+
+def test_targets_hear_what_repair_may_take_at_most_beside_others() -> None:
+    bench = paced_bench()
+    assert bench.sent(LeaseRenewed)[-1].repair_bytes == URGENT * LIMITS.floor_bytes
+    said(bench, SetRepair(floor_bytes=3, cap_bytes=10))
+    bench.tick(2)
+    assert bench.sent(LeaseRenewed)[-1].repair_bytes == 10
 
 
 def test_a_cap_below_the_floor_is_refused_whoever_said_the_floor() -> None:

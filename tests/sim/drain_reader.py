@@ -76,6 +76,7 @@ class TierReader(ReaderNode):
         """Read and verified, by rank."""
         self._owner, self._tally = owner, tally
         self._for_repair = for_repair
+        self.role = Role.DRAIN if for_repair else Role.READER
         self._entries: dict[int, IndexPayload] | None = None
         #: Rank -> who wants its payload.
         self._waiting: dict[int, list[Callable[[], None]]] = {}

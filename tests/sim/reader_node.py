@@ -130,6 +130,8 @@ class ReaderNode:
         self._wants_parts = False
         self.reads_parts = True
         """False: I am done when I have read the whole."""
+        self.role = Role.READER
+        """To targets."""
         self._clock, self._network, self._oracles = clock, network, oracles
         self._coordinator, self._target_of, self._run = coordinator, target_of, run
         self._requests = itertools.count(1)
@@ -424,7 +426,7 @@ class ReaderNode:
         waiting.append((request, message))
         if len(waiting) == 1:
             self._network.dial(
-                self, self._target_of(target), Role.READER, Role.TARGET,
+                self, self._target_of(target), self.role, Role.TARGET,
                 failed=lambda: self._dial_failed(target),
                 opened=lambda session: self._dialed(target, session),
             )  # fmt: skip

@@ -196,7 +196,7 @@ class RepairNode:
                 self._end("its target does not answer")
 
         self._network.dial(
-            self, self._target_of(stream.lost.place.target), Role.STAGER, Role.TARGET,
+            self, self._target_of(stream.lost.place.target), Role.DRAIN, Role.TARGET,
             failed=failed, opened=opened,
         )  # fmt: skip
 

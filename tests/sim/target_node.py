@@ -167,7 +167,7 @@ class TargetNode:
 
     def session_opened(self, session: Session, role: Role, name: str) -> None:
         self._session_count += 1
-        if role is Role.READER:
+        if role in (Role.READER, Role.DRAIN):
             self._readers[session] = None
         self._handle(SessionOpened(self._clock.now_us, session, role, name))
 

@@ -33,7 +33,8 @@ class Role(Enum):
     COORDINATOR = "coordinator"
     ADMIN = "admin"
     DRAIN = "drain"
-    """A worker of `ckptd drain` or `ckptd repair`: keeps no idle cluster awake."""
+    """A worker of `ckptd drain` or `ckptd repair`: keeps no idle cluster awake. To a target one of
+    the latter, which comes after all others."""
 
 
 class Wire(Enum):

@@ -144,6 +144,8 @@ class LeaseRenewed(Struct, frozen=True, gc=False):
     epoch: Epoch
     catalog: CatalogPosition | None = None
     """How far the catalog is durable, for the target to keep; None before the targets vouched."""
+    repair_bytes: int = 0
+    """A second, that it gives to those who make columns again while others use it; 0: any."""
 
 
 class KeepProtocol(Struct, frozen=True, gc=False):

@@ -17,7 +17,7 @@ removed, never used again. Once SEALING, only the disk can stop it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -393,6 +393,10 @@ class Columns:
             and only in (None, stream.column)
             for stream in self._streams.values()
         )
+
+    def sessions(self) -> Iterator[Session]:
+        """Of each stream."""
+        return (session for session, _ in self._streams)
 
     def sealing_now(self) -> frozenset[ColumnId]:
         """Columns whose seal is on the disk's way."""

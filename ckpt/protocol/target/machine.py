@@ -72,6 +72,7 @@ from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
 from ckpt.protocol.target.term import remove_steps, term_steps
+from ckpt.protocol.target.workers import Workers
 
 TargetEvent = (
     SessionOpened | SessionClosed | Received | Ticked | DiskDone | DiskFailed | SpaceMeasured
@@ -105,7 +106,9 @@ class TargetMachine:
         self._reservations = Reservations(self._core, self._space)
         self._tables = TableCache(self._core)
         self._columns = Columns(self._core, self._reservations, self._tables)
-        self._reads = Reads(self._core, self._tables)
+        self._workers = Workers(self._core)
+        self._workers.writing = self._columns.sessions
+        self._reads = Reads(self._core, self._tables, self._workers)
         self._documents = Documents(
             self._core, self._space, self._reservations, self._columns, self._tables, self._reads
         )
@@ -247,6 +250,8 @@ class TargetMachine:
 
     def _session_opened(self, event: SessionOpened) -> None:
         stays = self._needs.opened(event)
+        if event.role is Role.DRAIN:
+            self._workers.opened(event.session)
         if event.role is not Role.COORDINATOR:
             self._core.counters.sessions_opened += 1
         elif stays:
@@ -256,6 +261,7 @@ class TargetMachine:
         self._needs.closed(session)
         self._columns.session_closed(session)
         self._reads.session_closed(session)
+        self._workers.closed(session)
         self._documents.session_closed(session)
         self._listing.session_closed(session)
         self._held = [each for each in self._held if each.session != session]
@@ -300,7 +306,8 @@ class TargetMachine:
                 self._command(event, message)
             case TargetRegistered():
                 self._register(session, message)
-            case LeaseRenewed(epoch=epoch, catalog=position) if session == self._coordinator:
+            case LeaseRenewed(epoch, position, repair_bytes) if session == self._coordinator:
+                self._workers.bytes_per_s = repair_bytes
                 self.epoch = epoch
                 self._note.told(position)
             case Failed(message=text):

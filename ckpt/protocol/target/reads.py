@@ -1,7 +1,7 @@
 """Reading at rest: whole blocks from the disk, verified, and only the wanted bytes sent.
 
 A job is one question of one session. Jobs of a session run one after another, sessions take turns
-piece by piece. A piece is one disk read of at most `read_piece_bytes`.
+piece by piece, workers' after all others'. A piece is one disk read of at most `read_piece_bytes`.
 
     question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
 
@@ -53,14 +53,20 @@ from ckpt.protocol.target.read_jobs import (
     StreamJob,
 )
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
+from ckpt.protocol.target.workers import Workers
+
+
+def _everybody(_session: Session) -> bool:
+    return True
 
 
 class Reads:
     """I answer readers, piece by piece, fairly and within bounds."""
 
-    def __init__(self, core: Core, tables: TableCache) -> None:
+    def __init__(self, core: Core, tables: TableCache, workers: Workers) -> None:
         self._core = core
         self._tables = tables
+        self._workers = workers
 
         #: Sessions that read, in turn order: the first is asked next.
         self._readers: OrderedDict[Session, Reader] = OrderedDict()
@@ -169,26 +175,53 @@ class Reads:
                 self._core.out.append(ReleaseBulk(op))
 
     def pump(self) -> None:
-        """Ask the disk for as many pieces as the windows hold, one session after another."""
+        """Ask the disk for as many pieces as the windows hold, one session after another; then for
+        workers, while others are here within their share.
+        """
         if not self._readers:
             return
-        limits = self._core.limits
         gone = self._gone_bytes()
         busy = gone + sum(each.held_bytes for each in self._readers.values())
-        idle_turns = 0
+        if not self._workers:
+            self._take_turns(busy, gone, _everybody)
+            return
+        busy = self._take_turns(busy, gone, lambda session: session not in self._workers)
+        if self._is_used_by_others:
+            self._take_turns(busy, gone, self._workers.may_read, self._workers.read)
+        else:
+            self._take_turns(busy, gone, self._workers.__contains__)
+
+    @property
+    def _is_used_by_others(self) -> bool:
+        """Not by workers alone."""
+        reads = (
+            session not in self._workers and (reader.jobs or reader.held_bytes)
+            for session, reader in self._readers.items()
+        )
+        return any(reads) or self._workers.are_beside_writers
+
+    def _take_turns(
+        self, busy: int, gone: int, may: Callable[[Session], bool],
+        took: Callable[[int], None] = lambda _bytes: None,
+    ) -> int:  # fmt: skip
+        """Of those that may, until nobody can have more; how many bytes are busy then."""
+        limits, idle_turns = self._core.limits, 0
         while idle_turns < len(self._readers):
             session, reader = next(iter(self._readers.items()))
             self._readers.move_to_end(session)
             mine = reader.held_bytes
             room = mine + limits.read_piece_bytes <= limits.read_window_bytes
             room = room and busy + limits.read_piece_bytes <= limits.read_pool_bytes
-            taken = self._turn(reader) if room or (mine == 0 and not gone) else None
+            fits = room or (mine == 0 and not gone)
+            taken = self._turn(reader) if fits and may(session) else None
             if taken is None:
                 idle_turns += 1
             else:
                 busy += taken
+                took(taken)
                 self._step_bytes_max = max(self._step_bytes_max, taken)
                 idle_turns = 0
+        return busy
 
     def _gone_bytes(self) -> int:
         """What the disk still reads for sessions that have closed."""

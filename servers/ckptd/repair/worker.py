@@ -21,6 +21,7 @@ from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import (
     EndRepair,
     LeaseRepair,
@@ -107,8 +108,8 @@ class RepairWorker:
             lost = found.lost
             rebuild_columns(
                 replace(lost, source=self._evenly(lost.source, lost.places)),
-                ReceiverOptions(secret=self._secret, name=self._name, cluster=found.cluster),
-                SenderOptions(self._secret, self._name, found.cluster),
+                ReceiverOptions(self._secret, self._name, found.cluster, Role.DRAIN),
+                SenderOptions(self._secret, self._name, found.cluster, Role.DRAIN),
                 lambda size: self._turn(lease, size),
             )
 

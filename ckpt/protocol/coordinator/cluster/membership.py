@@ -157,7 +157,8 @@ class Membership:
         self.term = image.term
         self.process = image.process
         """This one among all that began from a copy of the same catalog."""
-        self.version = 0
+        self.version = self.repair_bytes = 0
+        """Of the map; and what a target gives to repair beside others, as `Repairs` has set it."""
         self.targets: dict[TargetId, Target] = {
             id: _known_target(seen) for id, seen in sorted(image.targets.items())
         }
@@ -375,7 +376,8 @@ class Membership:
         target.counters = message.counters
         self._note_device(target, message.device)
         target.scrub = target.scrub if message.scrub is UNSET else message.scrub
-        self._desk.send(session, request, LeaseRenewed(self.epoch, self._desk.position))
+        renewed = LeaseRenewed(self.epoch, self._desk.position, self.repair_bytes)
+        self._desk.send(session, request, renewed)
 
     def session_closed(self, session: Session) -> None:
         """A target without its session does not count; it may register again at once."""

@@ -52,6 +52,11 @@ def paced(
     return RepairPace(max(1, load.k * budget // max(1, most)), renew_us)
 
 
+def most_beside_others(limits: RepairLimits) -> int:
+    """What a target gives while somebody saves or loads, for whatever payloads."""
+    return _budget(limits, is_busy=True, is_urgent=True)
+
+
 def _budget(limits: RepairLimits, *, is_busy: bool, is_urgent: bool) -> int:
     """Of one target."""
     if not is_busy:

@@ -43,7 +43,7 @@ from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.mending import Mender
-from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, paced
+from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, most_beside_others, paced
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
@@ -225,6 +225,7 @@ class Repairs:
         """Who is silent, and what nobody needs any more; copies of documents."""
         self.documents.tick()
         self.mender.tick()
+        self._members.repair_bytes = most_beside_others(self.ruling.limits)
         now = self._desk.now_us
         self.rate.passed(now, is_working=bool(self.in_hand()))
         self._cut_rests()
