@@ -150,6 +150,12 @@ def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]
     return [ordered[i::count] for i in range(count)]
 
 
+def group_numbers(code: Code, candidates: Sequence[Candidate]) -> dict[TargetId, int]:
+    """The placement group of each."""
+    groups = _groups(code, candidates)
+    return {one.target: number for number, group in enumerate(groups) for one in group}
+
+
 def _mean_load(group: Sequence[Candidate]) -> float:
     live = [c.load_bytes for c in group if c.live]
     return sum(live) / len(live) if live else math.inf

@@ -373,14 +373,16 @@ class Store(Keeper):
 
     def steps(self, run: str) -> list[Commit]:
         """The newest commit of each step, ascending. A run that never saved has none, and what a
-        rollback has set aside is none of them: `names` has it.
+        rollback has set aside is none of them: `names` has it. What the tier has lost and an object
+        store has is one of them for a store that was opened with `durable`, as for its loads.
         """
         self._check_usable()
         self._connection.ensure_answers()
         views = _steps_decoder.decode(self._control.ask("steps", check_run_name(run)))
         newest: dict[int, Commit] = {}
         for view in views:
-            if view.state == "committed" and not view.aside:
+            can_be_had = view.state == "committed" or bool(view.stored and self._settings.durable)
+            if can_be_had and not view.aside:
                 newest[view.step] = commit_from_view(view)
         return [newest[step] for step in sorted(newest)]
 

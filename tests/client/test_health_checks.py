@@ -221,7 +221,7 @@ def a_checkpoint_that_an_object_store_has(folder: Path) -> None:
         wait_until(lambda: bool(case.status().document()["stores"]), "a store", PATIENCE_S, ASKED_S)
         wait_until(drained, "all is drained", PATIENCE_S, ASKED_S)
         spoil(case)
-        case.prove("CHECKPOINT_LOST", f"^ckpt fetch {RUN_NAME}@1$")
+        case.prove("CHECKPOINT_STORED", "^ckpt fetch --lost$", "whole in an object store")
         listed = run("ls", "--json", environ=case.environ).document()["steps"]
         assert [each["step"] for each in listed if each["readable"]] == [1, 2]
 
@@ -449,7 +449,8 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "CHECKPOINT_UNREACHABLE": [
         too_many_columns_on_targets_that_are_down, too_many_columns_that_are_gone,
     ],
-    "CHECKPOINT_LOST": [a_checkpoint_that_is_lost, a_checkpoint_that_an_object_store_has],
+    "CHECKPOINT_LOST": [a_checkpoint_that_is_lost],
+    "CHECKPOINT_STORED": [a_checkpoint_that_an_object_store_has],
     "DRAIN_FAILING": [a_store_that_cannot_be_used],
     "DRAIN_STOPPED": [a_store_that_nobody_serves],
     "ROT": [a_last_header_that_rots],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.objects.drainkit import (
     draining,
     rot,
     save,
+    state_of,
     wait_drained,
 )
 
@@ -81,3 +83,52 @@ def test_damage_that_one_rank_meets_leaves_the_launch_on_its_step(
     with launched(cluster.url, 2, launch="torn 3", durable=sink.url) as team:
         loads = done(every(team, "load", run="torn", version=2, filler_bytes=FILLER_BYTES))
         assert [(a["step"], a["equal"], a["source"]) for a in loads] == [(2, True, "store")] * 2
+
+
+def test_all_that_is_lost_is_fetched_with_its_names_pins_and_metrics(
+    cluster: Cluster, sink: FileSink, tmp_path: Path
+) -> None:
+    known = {"loss": 0.5}
+    with ckpt.open(cluster.url, launch="saves") as store:
+        for step in (1, 2, 3):
+            saves = [
+                store.save("gone", step, state_of(r, step), rank=r, world_size=2, metrics=known)
+                for r in range(2)
+            ]
+            for one in saves:
+                one.wait(60.0)
+        command("tag", "gone@2", "best", "--store", cluster.url)
+        command("pin", "gone@2", "--store", cluster.url)
+        wait_drained(sink, "gone", 1, 2, 3)
+        for step in (2, 3):
+            rot(cluster, "gone", step)
+            line = ("export", f"gone@{step}", str(tmp_path / "out"), "--format", "npz")
+            command(*line, "--store", cluster.url, codes=(4,))
+        states = {view["step"]: view["state"] for view in listed(cluster, "gone")}
+        assert states == {1: "committed", 2: "stored", 3: "stored"}
+        assert store.latest("gone") == 1
+        line = ("fetch", "--lost", "gone", "--store", cluster.url)
+        left = command(*line, "--json", codes=(11,)).document()["left"]
+        assert [one["step"] for one in left] == [3, 2], "its trainer is there"
+    with ckpt.open(cluster.url, durable=sink.url, launch="looks") as other:
+        assert other.latest("gone") == 3
+    dry = command(*line, "--dry-run", "--json").document()
+    assert [one["step"] for one in dry["fetched"]] == [3, 2]
+    assert "2 checkpoints fetched" in command(*line).out
+    views = listed(cluster, "gone")
+    assert [(view["step"], view["state"], view["metrics"]) for view in views] == [
+        (step, "committed", known) for step in (1, 2, 3)
+    ]
+    assert [(view["names"], view["pinned"]) for view in views] == [
+        ([], False), (["best"], True), ([], False),
+    ]  # fmt: skip
+    with ckpt.open(cluster.url, launch="after") as store:
+        for step in (2, 3):
+            assert_same(store.load("gone", step, whole=True), step)
+    assert "0 checkpoints fetched" in command(*line).out
+
+
+def listed(cluster: Cluster, run_name: str) -> list[dict[str, object]]:
+    found = command("ls", run_name, "--store", cluster.url, "--json").document()["steps"]
+    assert isinstance(found, list)
+    return found

@@ -39,7 +39,14 @@ def test_a_healthy_cluster_says_so() -> None:
     assert (view["health"], view["checks"], view["attempts"]) == ("HEALTH_OK", [], [])
     assert (view["cluster"], view["code"], view["term"]) == ("c1", "2+1", 1)
     assert view["runs"] == [
-        {"run": "run", "steps": 2, "latest": 2, "bytes": 20_000, "committed_at_s": 1.5}
+        {
+            "run": "run",
+            "steps": 2,
+            "latest": 2,
+            "bytes": 20_000,
+            "committed_at_s": 1.5,
+            "is_open": False,
+        }
     ]
     targets = view["targets"]
     assert isinstance(targets, list)
@@ -69,6 +76,7 @@ def test_a_step_is_shown_with_what_may_be_lost_now_and_where_its_columns_are() -
         "targets_survivable_at_commit": 1, "domains_survivable_at_commit": 1, "warnings": [],
         "referenced_bytes": 0, "homes": [], "documents_missing": 0,
         "names": [], "pinned": False, "metrics": {}, "aside": False,
+        "stored": [],
     }  # fmt: skip
     (columns,) = view["columns"]
     where = dict(zip(columns["targets"], columns["live"], strict=True))

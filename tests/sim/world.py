@@ -57,6 +57,8 @@ class World:
     """`TARGET/FILE` of the document of which a fault has harmed one copy; empty: of none."""
     many_steps: bool = False
     """Launches save often enough that a save may refer to an earlier one."""
+    disk_bytes: int = DISK_BYTES
+    """Of each disk, once faults have ended."""
 
     @classmethod
     def build(
@@ -239,7 +241,7 @@ class World:
         for target in self.targets.values():
             target.stopped, target.disk_slow = False, 1
             target.disk.faults.clear()
-            target.disk.bytes_total = DISK_BYTES
+            target.disk.bytes_total = self.disk_bytes
             target.start()
             target.measure()  # Nobody may be refused for room that is there again.
 

@@ -59,6 +59,8 @@ ADDED_SINCE: Final = {
     141: "UpgradeNoted",
     142: "KeepProtocol",
     143: "ProtocolKept",
+    144: "BalanceTargets",
+    145: "TargetsBalanced",
     148: "KeepMap",
     149: "MapKept",
     150: "AskMap",

@@ -84,6 +84,7 @@ from ckpt.format.messages.asking import (
     TargetChanged,
     TargetReplaced,
 )
+from ckpt.format.messages.balancing import BalanceTargets, TargetsBalanced
 from ckpt.format.messages.drains import (
     BeginParts,
     DrainLeased,
@@ -224,7 +225,7 @@ Message = (
     | ChangeTarget | TargetChanged | StepDown | SteppedDown | Ping | Pong | AskScrub | ScrubState
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted | SetRepair | RepairSet
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
-    | FinishUpgrade | UpgradeNoted | KeepProtocol | ProtocolKept
+    | FinishUpgrade | UpgradeNoted | KeepProtocol | ProtocolKept | BalanceTargets | TargetsBalanced
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -253,6 +254,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     131: SetRepair, 132: RepairSet,
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
     140: FinishUpgrade, 141: UpgradeNoted, 142: KeepProtocol, 143: ProtocolKept,
+    144: BalanceTargets, 145: TargetsBalanced,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""

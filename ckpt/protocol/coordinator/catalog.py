@@ -1,11 +1,10 @@
-"""What the coordinator keeps on stable storage: the entries,
-and the image that a restart begins from.
+"""What the coordinator keeps on stable storage: entries, and the image that a restart begins from.
 
 Only numbering a launch, opening an attempt, deciding, committing, aborting and deleting are
 durable; stagers and targets report everything else again. Most entries move a checkpoint along
 
     OPEN -> DECIDED -> COMMITTED -> TOMBSTONED -> DELETED
-      \\-> ABORTED        \\-> DAMAGED (stays listed, is never read here)
+      \\-> ABORTED        \\-> DAMAGED (stays listed, is not read here until it is found again)
 
 The shell stores entries in order and applies the same fold (`apply_entry`) when it loads them.
 """
@@ -102,6 +101,13 @@ class CheckpointDamaged:
 
     checkpoint: CheckpointId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """What was proved beyond repair is there again: its columns were read whole."""
+
+    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +253,21 @@ class CatalogOutdated:
     reason: str
 
 
+RowMoved = (
+    AttemptDecided | RowCommitted | RowAborted | CheckpointDamaged | CheckpointFound
+    | CheckpointTombstoned | CheckpointDeleted
+)  # fmt: skip
+"""Each has its row in another state."""
 CatalogEntry = (
     StoreOpened
     | StoreHolds
     | CheckpointDrained
     | StoreForgotten
     | AttemptOpened
-    | AttemptDecided
-    | RowCommitted
-    | RowAborted
-    | CheckpointDamaged
-    | CheckpointTombstoned
+    | RowMoved
     | ColumnsMoved
     | LabelsSent
     | CheckpointLabeled
-    | CheckpointDeleted
     | RetentionSaid
     | RepairSaid
     | UpgradeFinished
@@ -476,15 +482,7 @@ def forget_old_turns(turns: dict[int, Kept], newest: int) -> None:
         del turns[turn]
 
 
-def _after(
-    row: CatalogRow,
-    entry: AttemptDecided
-    | RowCommitted
-    | RowAborted
-    | CheckpointDamaged
-    | CheckpointTombstoned
-    | CheckpointDeleted,
-) -> CatalogRow:
+def _after(row: CatalogRow, entry: RowMoved) -> CatalogRow:
     match entry:
         case AttemptDecided():
             return replace(row, state=RowState.DECIDED, record=entry.record)
@@ -494,6 +492,8 @@ def _after(
             return replace(row, state=RowState.ABORTED, reason=f"{entry.code}: {entry.message}")
         case CheckpointDamaged():
             return replace(row, state=RowState.DAMAGED, reason=entry.reason)
+        case CheckpointFound():
+            return replace(row, state=RowState.COMMITTED, reason="")
         case CheckpointTombstoned():
             return replace(row, state=RowState.TOMBSTONED, reason=entry.reason)
         case CheckpointDeleted():

@@ -172,7 +172,7 @@ class CoordinatorMachine:
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
         health = Health(
             self.members, self.checkpoints, policy, self.vouching, self.evictor, self.retaining,
-            Upkeep(self.repairs, self.upgrading),
+            Upkeep(self.repairs, self.upgrading, self.drains),
         )  # fmt: skip
         self.views = Views(
             context, self.checkpoints, self.files, self.drains, self.retaining, health,

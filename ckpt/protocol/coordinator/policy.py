@@ -71,6 +71,9 @@ class CoordinatorPolicy:
     """The command that rebuilds an old catalog; `{targets}` becomes the targets' addresses."""
     watermarks: Watermarks = field(default_factory=Watermarks)
     fill: FillMarks = field(default_factory=FillMarks)
+    balance_above: float | None = None
+    """A device of which a larger share is taken sheds columns to emptier ones; None: none does by
+    itself."""
 
     @property
     def spread(self) -> SpreadRule:

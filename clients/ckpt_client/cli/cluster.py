@@ -33,6 +33,7 @@ from ckpt.format.messages.asking import (
     TargetChanged,
     TargetReplaced,
 )
+from ckpt.format.messages.balancing import BalanceTargets, TargetsBalanced
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.format.messages.hello import MOVES_VERSION, PROTOCOL_VERSION, Role
 from ckpt.format.messages.repairs import RepairSet, SetRepair
@@ -193,6 +194,12 @@ class Conversation:
         """
         message = ChangeTarget(id, standing, force=force, dry_run=dry_run)
         answer, _ = self.control.call(message, TargetChanged, timeout_s=self.timeout_s)
+        return answer
+
+    def balance_targets(self, *, dry_run: bool, stop: bool) -> TargetsBalanced:
+        """How far it is. Raises Refused where nothing is to be balanced, or can be."""
+        message = BalanceTargets(dry_run=dry_run, stop=stop)
+        answer, _ = self.control.call(message, TargetsBalanced, timeout_s=self.timeout_s)
         return answer
 
     def repair(self) -> RepairView:

@@ -65,6 +65,9 @@ class CoordinatorConfig:
     """What repair may take of each target in a second while somebody saves or loads."""
     repair_cap_bytes: Annotated[int, "BYTES/S"] = 0
     """And while nobody does; 0 is no cap."""
+    balance_above_percent: int = 85
+    """Of a device's space: above it columns go to emptier devices, by ckptd repair; 0 moves none by
+    itself."""
     keep: Annotated[int, "STEPS"] = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
@@ -109,6 +112,8 @@ class CoordinatorConfig:
         check_limits(self._repair_limits)
         if not 0 <= self.evict_below_percent <= self.evict_above_percent <= 100:
             raise Refused("0 <= evict_below_percent <= evict_above_percent <= 100")
+        if not 0 <= self.balance_above_percent <= 100:
+            raise Refused("balance_above_percent is from 0 to 100")
         if not 0 < self.nearfull_percent <= self.full_percent <= 100:
             raise Refused("0 < nearfull_percent <= full_percent <= 100")
 
@@ -130,6 +135,7 @@ class CoordinatorConfig:
             repair=self._repair_limits,
             keep=self.keep or None,
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
+            balance_above=self.balance_above_percent / 100 or None,
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
             mend=mending_command(self.directory, "{targets}"),
         )

@@ -20,9 +20,11 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from ckpt.protocol.coordinator.reading.answers import RepairView, StoreStatus
+from ckpt.protocol.coordinator.reading.stored import STORED, state_text
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
 
@@ -72,7 +74,7 @@ def coordinator_families(
         "ckpt_catalog_full", Kind.GAUGE, "1 while etcd has no room: no save begins, commits wait."
     ).add(int(catalog_full))
     yield from _commits(statistics)
-    yield from _runs(machine.checkpoints)
+    yield from _runs(machine.checkpoints, machine.drains)
     yield from _survival(machine.checkpoints)
     yield from _targets(machine.members)
     yield from _drains(stores)
@@ -141,16 +143,20 @@ def _commits(statistics: CommitStatistics) -> Iterator[Family]:
     ).add(statistics.rank_seconds_lost)
 
 
-def _runs(checkpoints: Checkpoints) -> Iterator[Family]:
+def _runs(checkpoints: Checkpoints, drains: DrainQueue) -> Iterator[Family]:
     newest: dict[str, KeptCheckpoint] = {}
-    states: Counter[RowState] = Counter()
+    states: Counter[str] = Counter()
     for checkpoint in checkpoints.all():
-        states[checkpoint.state] += 1
-        if checkpoint.state is RowState.COMMITTED and not checkpoint.is_aside:
+        state = state_text(drains, checkpoint)
+        states[state] += 1
+        if state in (RowState.COMMITTED.value, STORED) and not checkpoint.is_aside:
             newest[checkpoint.id.run] = checkpoint  # `all` is ascending within a run.
-    by_state = Family("ckpt_checkpoints", Kind.GAUGE, "Generations in the catalog by state.")
-    for state in (RowState.COMMITTED, RowState.DAMAGED, RowState.TOMBSTONED):
-        by_state.add(states[state], state=state.value)
+    by_state = Family(
+        "ckpt_checkpoints", Kind.GAUGE,
+        "Generations in the catalog by state; stored: lost here, and whole in an object store.",
+    )  # fmt: skip
+    for state in ("committed", STORED, "damaged", "tombstoned"):
+        by_state.add(states[state], state=state)
     yield by_state
     steps = Family("ckpt_last_committed_step", Kind.GAUGE, "Newest step that a load would find.")
     times = Family(

@@ -295,6 +295,12 @@ class Launches:
         known.begun = number
         return True
 
+    def is_open(self, run: RunName) -> bool:
+        """Whether a process of the newest launch that has saved has a store open."""
+        known = self.runs.get(run)
+        newest = None if known is None else known.launches.get(known.begun)
+        return newest is not None and any(member.live for member in newest.members.values())
+
     def begun(self, run: RunName) -> LaunchNumber:
         """The newest launch that has saved; 0 before the first."""
         known = self.runs.get(run)

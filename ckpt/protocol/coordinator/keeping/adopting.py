@@ -5,8 +5,8 @@
                           v                  all n columns count, nobody reads
                        surplus  ------------------------------------------------> dropped
                           |
-                          | the named one is damaged, or its target is to be emptied, or it does not
-                          v count and is not about to
+                          | the named one is damaged, is to leave its target, or does not count and
+                          v is not about to
                      ColumnsMoved durable --> named from here on
 
 A column that was replaced, was late, or was moved while its target was away leaves such copies. A
@@ -256,8 +256,12 @@ class Adopter:
 
     def _is_well(self, checkpoint: KeptCheckpoint, column: ColumnId) -> bool:
         """The named copy counts and stays where it is, and nobody has found damage in it."""
-        named = self._holders_now(checkpoint, column.payload.rank).get(column.column)
+        holders = self._holders_now(checkpoint, column.payload.rank)
+        named = holders.get(column.column)
         if named is None or not self._members.targets[named].stays:
+            return False
+        is_whole = len(holders) == checkpoint.code.n
+        if is_whole and self._checkpoints.moving.leaves(column, named):
             return False
         return self._is_sound(checkpoint, column, named)
 

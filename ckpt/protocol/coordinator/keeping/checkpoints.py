@@ -42,6 +42,7 @@ from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
+from ckpt.protocol.coordinator.keeping.moving import Moving
 from ckpt.protocol.coordinator.keeping.placements import Placement
 
 
@@ -162,6 +163,7 @@ class Checkpoints:
     def __init__(self, members: Membership, report_level: Level) -> None:
         self._members = members
         self._level = report_level
+        self.moving = Moving()
         #: Each run's checkpoints, kept in (step, generation) order.
         self._by_run: dict[RunName, dict[CheckpointId, KeptCheckpoint]] = {}
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
@@ -277,15 +279,16 @@ class Checkpoints:
     def outgoing_of(
         self, checkpoint: KeptCheckpoint, rank: Rank, now: Iterable[ColumnNumber]
     ) -> list[ColumnNumber]:
-        """The same of those that are known to count."""
+        """The same of those that are known to count. While one is missing none goes for balance."""
         assert checkpoint.placement is not None
         columns, targets = checkpoint.placement[rank].columns, self._members.targets
+        here = [(j, id) for j in now if (id := columns[j]) is not None]
+        payload, is_whole = PayloadId(checkpoint.id, rank), len(here) == checkpoint.code.n
         return [
             j
-            for j in now
-            if (id := columns[j]) is not None
-            and not _is_plain(targets[id])
-            and self._goes(ColumnId(PayloadId(checkpoint.id, rank), j), id)
+            for j, id in here
+            if (not _is_plain(targets[id]) and self._goes(ColumnId(payload, j), id))
+            or (is_whole and self.moving.leaves(ColumnId(payload, j), id))
         ]
 
     def moving_now(self, payload: PayloadId) -> set[ColumnNumber]:

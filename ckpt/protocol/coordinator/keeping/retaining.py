@@ -137,9 +137,24 @@ class Retaining:
         committed = self._checkpoints.of_run(run, RowState.COMMITTED)
         newest = {one.id.step: one for one in committed}
         damaged = self._checkpoints.of_run(run, RowState.DAMAGED)
-        verdicts = [_of_damaged(one, newest.get(one.id.step)) for one in damaged]
+        verdicts = [
+            _of_damaged(one, newest.get(one.id.step)) or self._of_stored(one, rules)
+            for one in damaged
+        ]
         verdicts += judged(self._expirable(run), rules, self._wall_s())
         return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
+
+    def _of_stored(self, one: KeptCheckpoint, rules: Retention) -> Verdict:
+        """What is lost stays until somebody lets it go. What an object store has goes when it would
+        have gone unharmed, and nothing goes for it.
+        """
+        key = one.id.step, one.id.generation
+        stays = Verdict(*key, True, "damaged")
+        if not self._drains.holding(one.id):
+            return stays
+        expirable = [*self._expirable(one.id.run), _as_expirable(one, "")]
+        found = judged(expirable, rules, self._wall_s())
+        return next((v for v in found if (v.step, v.generation) == key and not v.stays), stays)
 
     def leaves_within(self, id: CheckpointId, seconds: float) -> bool:
         """Whether it will have expired by then, if its run goes on as it did, and nothing else
@@ -156,17 +171,24 @@ class Retaining:
 
     def _expirable(self, run: RunName) -> list[Expirable]:
         needed = self._drains.needed(run)
-        return [
-            Expirable(
-                one.id.step,
-                one.id.generation,
-                one.info.committed_at_s,
-                one.info.metrics,
-                held=_held_text(one, (one.id.step, one.id.generation) in needed),
-                aside=one.is_aside,
-            )
-            for one in self._checkpoints.of_run(run, RowState.COMMITTED)
-        ]
+        lost = self._checkpoints.of_run(run, RowState.DAMAGED)
+        # Its names come with it when it is saved again, after its commit.
+        kept = {one.id.step for one in lost if one.is_kept and not one.is_aside}
+        found = []
+        for one in self._checkpoints.of_run(run, RowState.COMMITTED):
+            held = _held_text(one, (one.id.step, one.id.generation) in needed)
+            if not held and one.id.step in kept:
+                held = "what it replaces is called by a name or pinned"
+            found.append(_as_expirable(one, held))
+        return found
+
+
+def _as_expirable(one: KeptCheckpoint, held: str) -> Expirable:
+    info = one.info
+    step, generation = one.id.step, one.id.generation
+    return Expirable(
+        step, generation, info.committed_at_s, info.metrics, held=held, aside=one.is_aside
+    )
 
 
 def _held_text(one: KeptCheckpoint, is_needed: bool) -> str:
@@ -183,10 +205,11 @@ def _held_text(one: KeptCheckpoint, is_needed: bool) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _of_damaged(one: KeptCheckpoint, again: KeptCheckpoint | None) -> Verdict:
-    """It goes only when its step was saved, or fetched, again."""
+def _of_damaged(one: KeptCheckpoint, again: KeptCheckpoint | None) -> Verdict | None:
+    """While somebody holds it it stays; it goes when its step was saved, or fetched, again."""
     step, generation = one.id.step, one.id.generation
-    held = _held_text(one, is_needed=False)
-    if held or again is None or again.id.generation < generation:
-        return Verdict(step, generation, True, f"damaged{'; ' if held else ''}{held}")
+    if held := _held_text(one, is_needed=False):
+        return Verdict(step, generation, True, f"damaged; {held}")
+    if again is None or again.id.generation < generation:
+        return None
     return Verdict(step, generation, False, f"damaged, and replaced by {again.id.generation}")

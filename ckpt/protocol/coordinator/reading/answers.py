@@ -155,6 +155,8 @@ class StepView(Struct, frozen=True):
     """What its save was given."""
     aside: bool = False
     """A rollback has set it aside: nobody gets it as the newest."""
+    stored: tuple[str, ...] = ()
+    """Its state is `stored`: the tier has lost it, these object stores have it."""
 
 
 class NameView(Struct, frozen=True):
@@ -230,7 +232,10 @@ class RunView(Struct, frozen=True):
     steps: int
     latest: int | None
     bytes: int
+    """What the tier holds of it."""
     committed_at_s: float
+    is_open: bool = False
+    """Processes of its newest launch are here: a save of another launch would end theirs."""
 
 
 class FilesView(Struct, frozen=True):
@@ -371,6 +376,20 @@ class RepairTaskView(Struct, frozen=True):
     """Of the payload, that its worker may read now; 0: as fast as it goes."""
 
 
+class BalanceView(Struct, frozen=True):
+    """Columns that go from full devices to empty ones, though nothing is lost."""
+
+    asked: bool = False
+    """Somebody has said that all devices are to be about as full; False: what is too full sheds
+    columns by itself."""
+    columns_left: int = 0
+    """Of what is planned now."""
+    bytes_left: int = 0
+    columns_moved: int = 0
+    """Since the last balance was asked for, or the coordinator began."""
+    bytes_moved: int = 0
+
+
 class RepairView(Struct, frozen=True):
     """What lacks columns and may have them again now, and what came of it."""
 
@@ -404,6 +423,8 @@ class RepairView(Struct, frozen=True):
     """Somebody has paused it then; None: it goes on."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Checkpoints that lack columns and are left alone, and why: they expire too soon."""
+    balance: BalanceView = BalanceView()
+    """Its columns are in `columns_due`, after all others."""
 
 
 class UpgradeMember(Struct, frozen=True):

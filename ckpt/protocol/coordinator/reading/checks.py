@@ -177,8 +177,20 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         LOST_CODE,
         means="a load of this step fails with 4; one without a step walks back, and says so",
         cause="more columns than parity covers are proved to be damaged or gone",
-        mend="`ckpt fetch RUN@STEP` where an object store has it, else `ckpt rm RUN@STEP`",
-        clears="when it was fetched back from an object store, or is deleted",
+        mend="`ckpt fetch STORE/RUN@STEP` where an object store has it that this cluster does not"
+        " drain to, else `ckpt rm RUN@STEP`",
+        clears="when its step was saved again, or is deleted",
+    ),
+    "CHECKPOINT_STORED": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="a load of it reads the object store, where its trainer was given one (`durable`);"
+        " one without walks back, and says so",
+        cause="more columns than parity covers are proved to be damaged or gone, and an object"
+        " store has the same generation",
+        mend="`ckpt fetch --lost` saves it again into the tier; `ckpt rm RUN@STEP` where it is not"
+        " needed there",
+        clears="when it was fetched, its columns are there again, or it is deleted",
     ),
     "DRAIN_FAILING": CheckKind(
         WARNING,

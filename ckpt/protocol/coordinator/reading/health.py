@@ -28,12 +28,14 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, Target, Tar
 from ckpt.protocol.coordinator.cluster.upgrading import FINISH, Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 START_THEM = "start them on their hosts"
@@ -50,6 +52,7 @@ class Upkeep:
 
     repairs: Repairs
     upgrading: Upgrading
+    drains: DrainQueue
 
 
 class Health:
@@ -68,6 +71,7 @@ class Health:
         self._evictor = evictor
         self._retaining = retaining
         self._repairs = upkeep.repairs
+        self._drains = upkeep.drains
 
     def problem(self) -> CkptError | None:
         """Why nobody is served now; None while people are."""
@@ -93,7 +97,7 @@ class Health:
         full = [t for t in self._members.live() if t.counters.get("connections_full")]
         yield from map(_full_check, full)
         yield from self._filling(address)
-        yield from self._lost(stores)
+        yield from self._lost()
         yield from self._redundancy(address)
         yield from self._paused()
         yield from self._unfinished()
@@ -193,18 +197,21 @@ class Health:
         ]
         return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)
 
-    def _lost(self, stores: Sequence[StoreStatus]) -> Iterator[Check]:
-        lost = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
-        if not lost:
-            return
-        text = f"damaged beyond repair: {_some(lost)}"
-        name = _step(lost[-1])
-        if stores:
-            remedy = "bring it back from the object store; or let it go: ckpt rm"
-            yield check("CHECKPOINT_LOST", text, remedy, f"ckpt fetch {name}")
-        else:
-            remedy = "no object store is known that may have it: let it go"
-            yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {name}")
+    def _lost(self) -> Iterator[Check]:
+        damaged = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
+        stored = [one for one in damaged if stores_alone(self._drains, one)]
+        lost = [one for one in damaged if one not in stored]
+        if stored:
+            count = f"{len(stored)} checkpoint{'s are' if len(stored) > 1 else ' is'}"
+            where = stores_alone(self._drains, stored[-1])[0]
+            text = f"{count} lost in the tier and whole in an object store: {_some(stored)}"
+            text += f", in {where} ({stored[-1].reason})"
+            remedy = "loads read it there; save it again into the tier, when its run does not save"
+            yield check("CHECKPOINT_STORED", text, remedy, "ckpt fetch --lost")
+        if lost:
+            text = f"damaged beyond repair: {_some(lost)}"
+            remedy = "no object store is known that has it: let it go"
+            yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {_step(lost[-1])}")
 
     def _redundancy(self, address: str) -> Iterator[Check]:
         unreadable: list[KeptCheckpoint] = []
@@ -240,7 +247,8 @@ class Health:
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
 
     def _paused(self) -> Iterator[Check]:
-        due = self._repairs.waiting() if self._repairs.ruling.is_paused else []
+        waiting = self._repairs.waiting() if self._repairs.ruling.is_paused else []
+        due = [one for one in waiting if not one.is_move]
         if due:
             columns = sum(len(one.columns) for one in due)
             verb = "column is" if columns == 1 else "columns are"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
+from ckpt.protocol.coordinator.reading.answers import BalanceView, RepairTaskView, RepairView
+from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
 
 
@@ -30,6 +31,18 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         cap_bytes=limits.cap_bytes,
         paused_at_s=repairs.ruling.said.paused_at_s,
         skipped=tuple((str(id), why) for id, why in sorted(repairs.skipped.items())),
+        balance=_balance(repairs.balancer),
+    )
+
+
+def _balance(balancer: Balancer) -> BalanceView:
+    planned = balancer.planned()
+    return BalanceView(
+        asked=balancer.is_asked,
+        columns_left=len(planned),
+        bytes_left=sum(move.file_bytes for move in planned),
+        columns_moved=balancer.columns_moved,
+        bytes_moved=balancer.bytes_moved,
     )
 
 

@@ -48,6 +48,7 @@ from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
 from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
+from ckpt.protocol.coordinator.reading.stored import loadable, state_text, stores_alone
 from ckpt.protocol.coordinator.reading.upgrade_view import upgrade_view
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.attempts import Attempt
@@ -73,6 +74,7 @@ class Views:
         self._cluster = context.policy.cluster
         self._code = context.policy.code
         self._members = context.members
+        self._launches = context.launches
         self._book = context.book
         self._checkpoints = checkpoints
         self._files = files
@@ -165,7 +167,8 @@ class Views:
     def steps(self, run: RunName) -> tuple[StepView, ...]:
         """Committed and damaged generations, ascending. A run that never was has none."""
         held = self._checkpoints.of_run(run, RowState.COMMITTED, RowState.DAMAGED)
-        newest = next(reversed(self._checkpoints.of_line(run, RowState.COMMITTED)), None)
+        can_be_had = loadable(self._checkpoints, self._drains, run)
+        newest = next((one for one in reversed(can_be_had) if not one.is_aside), None)
         counts = self._checkpoints.document_counts()
         return tuple(
             self._step_view(c, c is newest, self._checkpoints.documents_missing(c, counts))
@@ -227,14 +230,16 @@ class Views:
     # ----------------------------------------------------------------------- inside
 
     def _run_view(self, run: RunName) -> RunView:
-        held = self._checkpoints.of_run(run, RowState.COMMITTED)
+        held = loadable(self._checkpoints, self._drains, run)
         newest = next((one for one in reversed(held) if not one.is_aside), None)
+        here = (one for one in held if one.state is RowState.COMMITTED)
         return RunView(
             run=run,
             steps=len({c.id.step for c in held}),
             latest=None if newest is None else newest.id.step,
-            bytes=sum(c.info.payload_bytes for c in held),
+            bytes=sum(c.info.payload_bytes for c in here),
             committed_at_s=0.0 if newest is None else newest.info.committed_at_s,
+            is_open=self._launches.is_open(run),
         )
 
     def _retention(
@@ -267,7 +272,7 @@ class Views:
             run=info.checkpoint.run,
             step=info.checkpoint.step,
             generation=str(info.checkpoint.generation),
-            state=checkpoint.state.value,
+            state=state_text(self._drains, checkpoint),
             newest=newest,
             bytes=info.payload_bytes + info.referenced_bytes,
             world_size=info.world_size,
@@ -298,6 +303,7 @@ class Views:
             aside=checkpoint.is_aside,
             gpu_s=info.world_size * info.stall_us / US_PER_S,
             metrics=info.metrics,
+            stored=stores_alone(self._drains, checkpoint),
         )
 
     def _columns(self, checkpoint: KeptCheckpoint) -> tuple[ColumnsView, ...]:

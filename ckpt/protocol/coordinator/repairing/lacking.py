@@ -9,7 +9,7 @@ at a restart. A column is due
     after a while when its holder is away: one that comes back has its columns still
 
 and never while its holder is about to come. What can lose least comes first, then what no object
-store has, then the newest.
+store has, then the newest; what is moved for balance alone comes last.
 
 While columns stay where they are (the upgrade of the cluster is not finished) only those are due
 whose holder is here without them: they are made again in their own place.
@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.plan.balancing import ColumnMove
 from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
@@ -38,12 +39,14 @@ class LackingPayload:
     stored: bool
     """An object store has its checkpoint."""
     committed_at_s: float
+    is_move: bool = False
+    """Nothing of it is lost, nor in danger: columns go for balance alone."""
 
     @property
-    def order(self) -> tuple[int, bool, float, int, PayloadId]:
+    def order(self) -> tuple[bool, int, bool, float, int, PayloadId]:
         """Ascending: what comes first."""
         step = self.payload.checkpoint.step
-        return self.left, self.stored, -self.committed_at_s, -step, self.payload
+        return self.is_move, self.left, self.stored, -self.committed_at_s, -step, self.payload
 
 
 class Lacking:
@@ -79,6 +82,7 @@ class Lacking:
         }
         leaving = (target for target in self._members.live() if not target.stays)
         outgoing.update(*(target.proved.checkpoints() for target in leaving))
+        outgoing.update(self._checkpoints.moving.checkpoints())
         for checkpoint in self._checkpoints.all():
             if not checkpoint.is_needed or checkpoint.placement is None:
                 continue
@@ -122,7 +126,17 @@ class Lacking:
             return None
         left = len(now) - checkpoint.code.k
         payload = PayloadId(checkpoint.id, rank)
-        return LackingPayload(payload, columns, left, stored, checkpoint.info.committed_at_s)
+        is_move = all(self.move_of(payload, j) is not None for j in columns)
+        info = checkpoint.info
+        return LackingPayload(payload, columns, left, stored, info.committed_at_s, is_move)
+
+    def move_of(self, payload: PayloadId, column: ColumnNumber) -> ColumnMove | None:
+        """Of what is to go for balance, and for no other reason."""
+        move = self._checkpoints.moving.of(ColumnId(payload, column))
+        source = None if move is None else self._members.targets.get(move.source)
+        if source is None or not source.stays:
+            return None
+        return None if ColumnId(payload, column) in rotten_columns(source) else move
 
     def _is_here(self, holder: TargetId | None) -> bool:
         target = self._members.targets.get(holder) if holder is not None else None

@@ -24,6 +24,7 @@ from ckpt.base.errors import Fenced
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
+from ckpt.format.messages.balancing import BalanceTargets
 from ckpt.format.messages.repairs import (
     EndRepair,
     LeaseRepair,
@@ -39,7 +40,9 @@ from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
+from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.context import RepairContext
+from ckpt.protocol.coordinator.repairing.doubting import Doubter
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.mending import Mender
@@ -50,7 +53,7 @@ from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.events import Buffer, Session
 
-RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair
+RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair | BalanceTargets
 LEASE_US: Final = 10 * US_PER_S
 """A worker that is silent for so long has what it has in hand no more."""
 LOOK_US: Final = 5 * US_PER_S
@@ -149,10 +152,15 @@ class Repairs:
             context.desk, context.members, context.checkpoints, mends=after_us is not None
         )
         """Those that rot."""
+        self._doubter = Doubter(
+            context.desk, context.members, context.checkpoints, context.drains.holding
+        )
         self.ruling = RepairRuling(
             context.desk, context.policy.repair, context.said, context.wall_s
         )
         self.rate = RepairRate()
+        self.balancer = Balancer(context, self.rate)
+        """What is to be moved though nothing is lost."""
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
         self.counts = RepairCounts()
@@ -173,11 +181,13 @@ class Repairs:
 
     def handle(self, session: Session, request: int, message: RepairRequest) -> None:
         """Raises Fenced for a lease that is gone, Refused for what is no limit."""
-        if isinstance(message, SetRepair):
-            self.ruling.change(session, request, message, self._end_if_paused)
-            return
-        self.heard_us = self._desk.now_us
+        if not isinstance(message, SetRepair | BalanceTargets):
+            self.heard_us = self._desk.now_us
         match message:
+            case SetRepair():
+                self.ruling.change(session, request, message, self._end_if_paused)
+            case BalanceTargets():
+                self.balancer.handle(session, request, message)
             case LeaseRepair() if self.ruling.is_paused:
                 self._desk.send(session, request, NOTHING)
             case LeaseRepair():
@@ -226,6 +236,8 @@ class Repairs:
         self.documents.tick()
         self.mender.tick()
         self._members.repair_bytes = most_beside_others(self.ruling.limits)
+        self._doubter.tick()
+        self.balancer.tick()
         now = self._desk.now_us
         self.rate.passed(now, is_working=bool(self.in_hand()))
         self._cut_rests()
@@ -293,6 +305,8 @@ class Repairs:
             queue, self.skipped = leave_expiring(
                 lacking, self._bytes_of, self.rate.bytes_per_s, self._retaining.leaves_within
             )
+            for id in self.skipped:
+                self._checkpoints.moving.forget(id)
             self._queue = queue[::-1]
             due = {one.payload for one in queue}
             problems = self.counts.problems
@@ -343,9 +357,14 @@ class Repairs:
     def _find_place(
         self, task: RepairTask, column: ColumnNumber, then: Callable[[Place | None], None]
     ) -> None:
-        """Wherever it fits; while no column may move, where it was."""
+        """Wherever it fits; of a move there or not at all; while no column may move, where it
+        was.
+        """
         checkpoint = self._checkpoints.get(task.payload.checkpoint)
-        if self._desk.no_moves is None:
+        move = self._lacking.move_of(task.payload, column)
+        if move is not None and self._desk.no_moves is None:
+            self._reserver.reserve_there(task.allotment, column, move.destination, then)
+        elif self._desk.no_moves is None:
             self._reserver.replace(task.allotment, column, then)
         elif checkpoint is None or checkpoint.placement is None:
             then(None)
@@ -456,9 +475,12 @@ class Repairs:
             self._leave_alone(task.payload, why or "not all of them were there at the end")
 
     def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:
-        """It is tried again after a rest."""
+        """It is tried again after a rest; a move when it is planned again, so that what is lost
+        of its payload meanwhile need not wait.
+        """
         self.counts.failed += 1
-        self._rests[payload] = self._desk.now_us + rest_us
+        if not self._checkpoints.moving.forget_payload(payload):
+            self._rests[payload] = self._desk.now_us + rest_us
         if self.counts.problems.get(payload) != why:
             self.counts.problems[payload] = why
             text = "columns could not be made again"

@@ -94,6 +94,12 @@ def _show(view: RepairView, output: Output) -> None:
         f"{counted(view.documents_made, 'document')}; "
         f"{view.failed} failed"
     )
+    if view.balance.asked or view.balance.columns_left:
+        balance = view.balance
+        output.line(
+            f"moves   {counted(balance.columns_left, 'column')} of these for balance; "
+            f"{counted(balance.columns_moved, 'column')}, {format_bytes(balance.bytes_moved)} moved"
+        )
     cap = f"{format_bytes(view.cap_bytes)}/s" if view.cap_bytes else "no cap"
     floor = f"{format_bytes(view.floor_bytes)}/s"
     output.line(f"takes   {floor} of each target beside saves and loads, else {cap}")

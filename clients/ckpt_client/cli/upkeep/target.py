@@ -5,6 +5,9 @@ drain, undrain  it takes nothing new, and what it has moves to other targets, ma
                 repair`; it counts until it is there. undrain takes that back.
 out, in         the same for a target that may not come back: what it held is made again at once,
                 without waiting for it. in takes that back.
+balance         columns go from full devices to empty ones until all are about as full, by `ckptd
+                repair` and after all that is lost; what was begun ends with its coordinator, and is
+                said again then. --stop leaves what is not moved yet where it is.
 remove          it is no target any more, for good: end its process first; that of a local cluster
                 is ended for you. Deletions that waited for it end; its name and its directory are
                 refused from then on.
@@ -38,8 +41,9 @@ from ckpt.aio.local_targets import TARGETS_FOLDER, leave_place, target_ids
 from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused, Unavailable
 from ckpt.base.ids import TargetId
-from ckpt.base.units import format_bytes
+from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
+from ckpt.format.messages.balancing import DeviceShare
 from ckpt.protocol.coordinator.reading.answers import TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
@@ -61,6 +65,7 @@ EXAMPLE = (
     "ckpt target drain node7-nvme0 --dry-run\n"
     "ckpt target drain node7-nvme0 --wait\n"
     "ckpt target remove node7-nvme0\n"
+    "ckpt target balance --dry-run\n"
     "ckpt target add /mnt/nvme1/burst --store ckpt+local:///scratch/burst\n"
     "ckpt target replace node8-nvme1 --store ckpt://10.0.0.1:7070\n"
     "ckpt target hold t3 --store ckpt+local:///scratch/burst"
@@ -72,7 +77,9 @@ STANDINGS: Final = {
     "in": "in",
     "remove": "removed",
 }
-ACTIONS: Final = ("ls", *STANDINGS, "add", "replace", "hold", "release")
+ACTIONS: Final = ("ls", *STANDINGS, "balance", "add", "replace", "hold", "release")
+WHOLE: Final = ("ls", "balance")
+"""Of all targets."""
 LOOK_S: Final = 1.0
 POLL_S: Final = 0.1
 RECORD_S: Final = 5.0
@@ -83,7 +90,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
     parser.add_argument("id", metavar="ID", nargs="?", help="of the target; add: its directory")
     parser.add_argument(
-        "--dry-run", action="store_true", help="of drain, out, in, remove: only say what follows"
+        "--dry-run",
+        action="store_true",
+        help="of drain, out, in, remove, balance: only say what follows",
+    )
+    parser.add_argument(
+        "--stop", action="store_true", help="of balance: move nothing more of what was asked for"
     )
     parser.add_argument(
         "--force",
@@ -101,11 +113,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     action = arguments.action
-    if action != "add" and (action == "ls") is (arguments.id is not None):
-        raise Refused("ls takes no ID" if arguments.id else f"{action} of which target?")
+    if action != "add" and (action in WHOLE) is (arguments.id is not None):
+        raise Refused(f"{action} takes no ID" if arguments.id else f"{action} of which target?")
     _check_flags(arguments)
     if action == "ls":
         return _list(arguments, output)
+    if action == "balance":
+        return _balance(arguments, output)
     if action == "add":
         return _add(arguments, output)
     if action == "replace":
@@ -124,7 +138,9 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise Refused("only add takes --name")
     if arguments.force and action not in (*STANDINGS, "add"):
         raise Refused(f"{action} takes neither --dry-run nor --force")
-    if arguments.dry_run and action not in STANDINGS:
+    if arguments.stop and (action != "balance" or arguments.dry_run):
+        raise Refused("only balance takes --stop, without --dry-run")
+    if arguments.dry_run and action not in (*STANDINGS, "balance"):
         raise Refused(f"{action} takes no --dry-run")
     if arguments.wait and (action not in ("drain", "out") or arguments.dry_run):
         raise Refused("only drain and out take --wait, without --dry-run")
@@ -154,10 +170,40 @@ def _hold(arguments: argparse.Namespace, output: Output) -> int:
 def _list(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         targets = talk.status().targets
-    output.document({"targets": targets})
+        balance = talk.repair().balance
+    output.document({"targets": targets, "balance": balance})
     head = ("target", "stands", "state", ">columns", ">used", ">free", "domain", "directory")
     output.table(head, [_row(target) for target in targets])
+    if balance.asked or balance.columns_left:
+        left = f"{counted(balance.columns_left, 'column')} ({format_bytes(balance.bytes_left)})"
+        moved = f"{counted(balance.columns_moved, 'column')} ({format_bytes(balance.bytes_moved)})"
+        output.line(f"balance: {left} are to move now, {moved} have moved; see ckpt repair")
     return ExitCode.OK
+
+
+def _balance(arguments: argparse.Namespace, output: Output) -> int:
+    with conversation(arguments, output) as talk:
+        state = talk.balance_targets(dry_run=arguments.dry_run, stop=arguments.stop)
+    output.document({**asdict(state), "dry_run": arguments.dry_run})
+    rows = [
+        (", ".join(one.targets), _share(one), format_bytes(one.used_bytes),
+         format_bytes(one.total_bytes), one.device)
+        for one in state.devices
+    ]  # fmt: skip
+    output.table(("targets", ">full", ">used", ">of", "device"), rows)
+    if arguments.stop:
+        output.line("nothing more is moved")
+        return ExitCode.OK
+    verb = "are to move" if state.running else "would move"
+    seconds = "" if state.left_s is None else f", in about {format_seconds(state.left_s)}"
+    output.line(f"about {format_bytes(state.bytes_left)} {verb}{seconds}")
+    if state.running:
+        output.line("ckpt repair and ckpt target ls show how far that is")
+    return ExitCode.OK
+
+
+def _share(one: DeviceShare) -> str:
+    return f"{one.used_bytes / one.total_bytes:.0%}"
 
 
 def _row(target: TargetView) -> tuple[str, ...]:

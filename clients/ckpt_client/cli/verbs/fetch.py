@@ -3,6 +3,11 @@
 RUN@STEP is looked for in $CKPT_DURABLE and in the stores that this cluster drains to; a URL names
 the store. A step that is lost in the tier is replaced, one that can be read there stays.
 
+--lost fetches all that the tier has lost and a store has (`stored` in `ckpt ls`), of all runs or of
+RUN alone, the newest step first. Names, pins and metrics come with it. A run whose trainer is there
+is left for later, since a fetch would end its launch; what a rollback has set aside stays where it
+is.
+
 Every rank's tree is read from the store, verified, and saved as that rank of a new launch; when
 all are committed, RUN@STEP is in the tier as its ranks left it. One rank's tree is in memory at a
 time, and the staging memory holds all of them until the commit. A launch that is still saving this
@@ -14,32 +19,57 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 
-from ckpt.base.errors import Busy, NotFound
-from ckpt.base.units import format_seconds
+from ckpt.base.errors import Busy, CkptError, NotFound, Refused
+from ckpt.base.ids import Generation, RunName, Step, check_run_name
+from ckpt.base.units import format_bytes, format_seconds
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.stores import open_sink
+from ckpt.protocol.coordinator.reading.answers import StepView
+from ckpt_client import labels
 from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output, counted, show_error
 from ckpt_client.load.from_store import open_url
 from ckpt_client.save.again import save_again
+from ckpt_client.store import Store
 from ckpt_client.store import open as open_store
 
-EXAMPLE = "ckpt fetch llama/7b@12500"
+EXAMPLE = "ckpt fetch llama/7b@12500\nckpt fetch --lost --dry-run\nckpt fetch --lost llama/7b"
 COMMIT_TIMEOUT_S = 3600.0
+IS_OPEN = "a launch of it is there, which a fetch would end"
+IS_ASIDE = "a rollback has set it aside"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="RUN@STEP",
-        help="which one, or its URL STORE/RUN@STEP: there the newest without @STEP",
+        nargs="?",
+        help="which one, or its URL STORE/RUN@STEP: there the newest without @STEP; --lost: RUN",
+    )
+    parser.add_argument(
+        "--lost", action="store_true", help="all that the tier has lost and a store has"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of --lost: only say what would be fetched"
     )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.lost:
+        return _fetch_lost(arguments, output)
+    if arguments.dry_run:
+        raise Refused("only --lost takes --dry-run")
+    if arguments.checkpoint is None:
+        raise Refused("fetch what?", hint="ckpt fetch RUN@STEP, or ckpt fetch --lost")
+    return _fetch_one(arguments, output)
+
+
+def _fetch_one(arguments: argparse.Namespace, output: Output) -> int:
     begun_s = time.monotonic()
     with conversation(arguments, output) as talk:
         stored = _opened(arguments.checkpoint, talk)
@@ -54,12 +84,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if held:
             output.note(f"{name}@{step} is in the tier already")
         else:
+            launch = f"fetch {header} at {time.time_ns()}"
             with (
                 output.waiting(f"fetching {name}@{step}"),
-                open_store(arguments.store, launch=f"fetch {header} at {time.time_ns()}") as store,
+                open_store(arguments.store, launch=launch) as store,
             ):
-                for save in save_again(stored, store):
-                    save.wait(COMMIT_TIMEOUT_S)
+                _save(stored, store)
     finally:
         stored.close()
     seconds = time.monotonic() - begun_s
@@ -81,3 +111,142 @@ def _opened(text: str, talk: Conversation) -> StoredCheckpoint:
             return open_stored(open_sink(url), run_name, step)
     named = ", ".join(filter(None, stores)) or "no object store is known here"
     raise NotFound(f"{text} is in no object store: {named}", hint="ckpt fetch URL/RUN@STEP")
+
+
+def _save(stored: StoredCheckpoint, store: Store) -> Generation:
+    """Which generation its step is from now on."""
+    commits = [save.wait(COMMIT_TIMEOUT_S) for save in save_again(stored, store)]
+    return commits[-1].generation
+
+
+# --------------------------------------------------------------------------- all that is lost
+
+
+@dataclass(slots=True)
+class _Done:
+    """What came of it."""
+
+    fetched: list[dict[str, object]] = field(default_factory=list)
+    left: list[dict[str, object]] = field(default_factory=list)
+    """What is in a store alone all the same, and why."""
+    code: int = ExitCode.OK
+
+    def leave(self, view: StepView, why: str) -> None:
+        self.left.append({**_named(view), "reason": why})
+
+
+def _named(view: StepView) -> dict[str, object]:
+    """`from`: the generation that is lost; what is fetched is another one."""
+    return {
+        "run": view.run,
+        "step": view.step,
+        "from": view.generation,
+        "bytes": view.bytes,
+        "ranks": view.world_size,
+        "store": view.stored[0],
+    }
+
+
+def _fetch_lost(arguments: argparse.Namespace, output: Output) -> int:
+    wanted = None if arguments.checkpoint is None else check_run_name(arguments.checkpoint)
+    begun_s, done = time.monotonic(), _Done()
+    with conversation(arguments, output) as talk:
+        runs = [RunName(view.run) for view in talk.runs()]
+        if wanted is not None and wanted not in runs:
+            raise NotFound(f"there is no run {wanted!r}", hint="see ckpt ls")
+        for name in runs if wanted is None else [wanted]:
+            lost = list(_lost(talk, name, done))
+            if arguments.dry_run:
+                done.fetched += map(_named, lost)
+            elif lost:
+                _fetch_run(talk, arguments, output, lost, done)
+    output.document({"dry_run": arguments.dry_run, "fetched": done.fetched, "left": done.left})
+    _tell(done, arguments, output, time.monotonic() - begun_s)
+    return done.code
+
+
+def _lost(talk: Conversation, name: RunName, done: _Done) -> Iterator[StepView]:
+    """Of a run, the newest step first: what was saved again since is not lost."""
+    is_open = any(view.is_open for view in talk.runs() if view.run == name)
+    newest = {view.step: view for view in talk.steps(name)}  # Ascending.
+    for _, view in sorted(newest.items(), reverse=True):
+        if not view.stored:
+            continue
+        if view.aside:
+            done.leave(view, IS_ASIDE)
+        elif is_open:
+            done.leave(view, IS_OPEN)
+            done.code = done.code or ExitCode.BUSY
+        else:
+            yield view
+
+
+def _fetch_run(
+    talk: Conversation,
+    arguments: argparse.Namespace,
+    output: Output,
+    lost: list[StepView],
+    done: _Done,
+) -> None:
+    """All of them as one launch; one that fails leaves the others to be tried."""
+    launch = f"fetch --lost {lost[0].run} at {time.time_ns()}"
+    with open_store(arguments.store, launch=launch) as store:
+        for number, view in enumerate(lost, start=1):
+            what = f"fetching {view.run}@{view.step}, {number} of {len(lost)}"
+            output.record("progress", {**_named(view), "number": number, "of": len(lost)})
+            try:
+                with output.waiting(what), closing(_stored(view)) as stored:
+                    generation = _save(stored, store)
+                    _label(talk, view, generation)
+            except CkptError as error:
+                done.leave(view, error.message)
+                done.code = done.code or show_error(output, error)
+            else:
+                done.fetched.append({**_named(view), "generation": str(generation)})
+
+
+def _stored(view: StepView) -> StoredCheckpoint:
+    """Exactly this generation. Raises NotFound when no store has it any more."""
+    run_name, step = RunName(view.run), Step(view.step)
+    stores = [os.environ.get("CKPT_DURABLE", ""), *view.stored]
+    for url in filter(None, dict.fromkeys(stores)):
+        with suppress(NotFound):
+            generation = Generation.parse(view.generation)
+            return StoredCheckpoint.open(open_sink(url), run_name, step, generation)
+    raise NotFound(f"{view.run}@{view.step} is not in {', '.join(view.stored)} any more")
+
+
+def _label(talk: Conversation, view: StepView, generation: Generation) -> None:
+    """It is called what the lost one was called, and stays as that did. A lost one that has a name
+    or is pinned holds its step until then."""
+    run_name, step = RunName(view.run), Step(view.step)
+    if view.pinned:
+        labels.pin(talk.control, run_name, step, generation)
+    if view.names:
+        labels.tag(talk.control, run_name, step, view.names, generation)
+    if view.pinned:
+        with suppress(NotFound):
+            before = Generation.parse(view.generation)
+            labels.unpin(talk.control, run_name, step, before)
+
+
+def _tell(done: _Done, arguments: argparse.Namespace, output: Output, seconds: float) -> None:
+    for one in done.left:
+        output.line(f"{one['run']}@{one['step']} stays in {one['store']}: {one['reason']}")
+    count = counted(len(done.fetched), "checkpoint")
+    if arguments.dry_run:
+        rows = [
+            (str(one["run"]), str(one["step"]), _size(one), str(one["store"]))
+            for one in done.fetched
+        ]
+        if rows:
+            output.table(("run", ">step", ">size", "from"), rows)
+        output.line(f"{count} would be fetched")
+    else:
+        output.line(f"{count} fetched, after {format_seconds(seconds)}")
+
+
+def _size(one: dict[str, object]) -> str:
+    size = one["bytes"]
+    assert isinstance(size, int)
+    return format_bytes(size)

@@ -1,0 +1,63 @@
+"""Which columns go to another target although theirs stays: the balance has said so.
+
+A column that is moved counts where it is, until the copy at its destination is named; then the old
+one is surplus, as of a target that is drained. This is memory of the coordinator that leads: with
+it ends what it has begun, and copies that nobody has named go as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpt.base.ids import CheckpointId, ColumnId, PayloadId, TargetId
+from ckpt.plan.balancing import ColumnMove
+
+
+class Moving:
+    """I hold the moves. Balancer adds them; it and Repairs take them away."""
+
+    def __init__(self) -> None:
+        self._moves: dict[CheckpointId, dict[ColumnId, ColumnMove]] = {}
+
+    def add(self, move: ColumnMove) -> None:
+        self._moves.setdefault(move.column.payload.checkpoint, {})[move.column] = move
+
+    def discard(self, column: ColumnId) -> None:
+        """It stays where it is, or has gone."""
+        of_checkpoint = self._moves.get(column.payload.checkpoint, {})
+        of_checkpoint.pop(column, None)
+        if not of_checkpoint:
+            self._moves.pop(column.payload.checkpoint, None)
+
+    def forget(self, checkpoint: CheckpointId) -> None:
+        """None of its columns is moved any more."""
+        self._moves.pop(checkpoint, None)
+
+    def forget_payload(self, payload: PayloadId) -> bool:
+        """The same of a payload; whether any was."""
+        columns = [c for c in self._moves.get(payload.checkpoint, {}) if c.payload == payload]
+        for column in columns:
+            self.discard(column)
+        return bool(columns)
+
+    def clear(self) -> None:
+        self._moves.clear()
+
+    def of(self, column: ColumnId) -> ColumnMove | None:
+        return self._moves.get(column.payload.checkpoint, {}).get(column)
+
+    def leaves(self, column: ColumnId, holder: TargetId) -> bool:
+        """Whether it is to go from there."""
+        move = self.of(column)
+        return move is not None and move.source == holder
+
+    def checkpoints(self) -> set[CheckpointId]:
+        """Those of which something is moved."""
+        return set(self._moves)
+
+    def __iter__(self) -> Iterator[ColumnMove]:
+        for of_checkpoint in self._moves.values():
+            yield from of_checkpoint.values()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._moves.values()))
