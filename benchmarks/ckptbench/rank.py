@@ -41,6 +41,7 @@ from ckptbench.engines.base import (
     EnginePlan,
     LoadedState,
     Preparing,
+    Readying,
     Resharding,
     Storing,
     as_ckpt_error,
@@ -185,9 +186,12 @@ class Rank:
     def _fill(self, step: int) -> RankAnswer:
         self._engine.tidy()
         fill(self._plan.state, self._plan.rank, self._state, step, self._step)
-        self._step = step
+        first, self._step = self._step is None, step
         if isinstance(self._engine, Preparing):
             self._engine.prepare(self._state)
+        wished = first and self._plan.settings.get("prepare") == "1"
+        if wished and isinstance(self._engine, Readying):
+            self._engine.make_ready(self._state)
         return RankAnswer()
 
     def _copy_state(self) -> RankAnswer:

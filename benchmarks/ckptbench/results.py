@@ -153,6 +153,9 @@ class CheckpointFigures:
     """CPU of first touch by as many fresh processes, just before a load."""
     pace: float | None = None
     """Of the slowest rank's training after its stall, as a part of its pace alone."""
+    slower_s: float | None = None
+    """So much longer the steps took than without the save: its stall, and what `pace=` lost beside
+    it."""
     raw_gb_per_s: tuple[float, float] | None = None
     """The device without us, before and after."""
     cache: str = ""

@@ -102,6 +102,11 @@ def path_text(path: Path) -> str:
     return "/".join(step_text(step) for step in path)
 
 
+def below(name: str, step: Key | SequenceIndex) -> str:
+    """`path_text` of a path with one more step, from its own: for whoever walks a tree."""
+    return f"{name}/{step_text(step)}" if name else step_text(step)
+
+
 def step_text(step: Key | SequenceIndex) -> str:
     """One step of a path as text; `path_text` joins them by `/`."""
     if type(step) is str:

@@ -23,6 +23,8 @@ GAPS_FRACTION: Final = 64
 """All gaps that are read along are at most this part of what is wanted, or"""
 GAPS_BYTES_MIN: Final = 64 * KiB
 """so many bytes."""
+LONG_BYTES: Final = 64 * KiB
+"""A run of so many is copied without the interpreter lock: other threads go on meanwhile."""
 RUNS_OF_AN_OWNER_MIN: Final = 4
 """On average; fewer are copied one by one, since a look at how they lie costs more."""
 
@@ -220,8 +222,11 @@ class Landings:
         memories, view = self._memories, source.data
         columns = owners.tolist(), to.tolist(), at.tolist(), lengths.tolist()
         for owner, low, begin, length in zip(*columns, strict=True):
-            # Raises when the memory ends before the run does.
-            memories[owner].data[low : low + length] = view[begin : begin + length]
+            # Both raise when the memory ends before the run does.
+            if length < LONG_BYTES:
+                memories[owner].data[low : low + length] = view[begin : begin + length]
+            else:
+                np.copyto(memories[owner][low : low + length], source[begin : begin + length])
 
     def _hits(self, start: int, end: int) -> list[int]:
         starts, ends, _, _, reach = self._table()

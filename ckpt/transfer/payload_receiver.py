@@ -230,6 +230,7 @@ class PayloadReceiver:
         read = Read(job, machine, assembly)
         self._reads.append(read)
         self._perform(read, machine.begin())
+        self._dial_ahead(job)
 
     def _feed(self, read: Read, event: ReaderEvent) -> None:
         self._perform(read, read.machine.handle(event))
@@ -286,6 +287,15 @@ class PayloadReceiver:
                 self._gone(target, f"target {target} takes no questions")
         else:
             peer.waiting.append((request, message))
+
+    def _dial_ahead(self, job: ReadJob) -> None:
+        """The targets that its next questions go to, all at once: a load reads a payload's tree
+        first, which lies on one of them.
+        """
+        for target in job.columns[: job.layout.code.k]:
+            known = target in self._peers or target in self._suspects
+            if target is not None and target in job.addresses and not known:
+                self._peers[target] = PeerLink(self._dial(job.addresses[target]))
 
     def _dial(self, where: TargetAddress) -> Link:
         return self._loop.connect(

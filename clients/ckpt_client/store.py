@@ -10,6 +10,7 @@ import atexit
 import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, SupportsFloat
@@ -24,6 +25,7 @@ from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
+from ckpt_client.save.preparation import Preparation
 from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.settings import Settings, checked_settings
@@ -151,14 +153,23 @@ class Store(Keeper):
         rank: int | None = None,
         world_size: int | None = None,
         replicated: bool = False,
-    ) -> None:
-        """Make the staging memory for states like this one, so that the first save is as fast as
-        the others. Raises NoSpace, and Refused as `save` does.
+    ) -> Future[None]:
+        """Make this rank ready for saves of states like this one, beside the training, so that the
+        first is as fast as the others: its stager is started, and the staging memory is made.
+
+        No save has to wait for it, and nothing of the state is read. It may be called again, for a
+        state that has grown. The future ends when all is there, or raises what a save would:
+        NoSpace, Unavailable, Aborted. It need not be asked: the log has its error.
+
+        Raises Refused as `save` does.
         """
+        preparation = self.preparation(rank=rank, world_size=world_size)
+        return preparation.begin(preparation.lay_out(state, replicated=replicated))
+
+    def preparation(self, *, rank: int | None = None, world_size: int | None = None) -> Preparation:
+        """`prepare` in parts, for adapters."""
         self._check_usable()
-        place = find_place(rank, world_size)
-        packing = self._stagers.pack(state, place, replicated=replicated)
-        self._stagers.prepare(place, packing.layout.half_bytes)
+        return Preparation(self._stagers, find_place(rank, world_size))
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
         """Say ahead of its first save that this process saves as that rank. For a process that

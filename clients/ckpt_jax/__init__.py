@@ -11,6 +11,6 @@ from ckpt.base.extras import needing
 with needing("ckpt_jax"):
     from ckpt_jax import args
     from ckpt_jax.manager import CheckpointManager
-    from ckpt_jax.state import load, save
+    from ckpt_jax.state import load, prepare, save
 
-__all__ = ["CheckpointManager", "args", "load", "save"]
+__all__ = ["CheckpointManager", "args", "load", "prepare", "save"]

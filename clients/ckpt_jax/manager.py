@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Literal, Self, SupportsFloat, TypeVar, overload
 
@@ -97,6 +98,10 @@ class CheckpointManager:
         """Whether `save` would take the step: it is due, and newer than all that were saved."""
         newest = self._saves[-1].step if self._saves else self.latest_step()
         return step % self._interval == 0 and (newest is None or step > newest)
+
+    def prepare(self, state: object) -> Future[None]:
+        """Make this process ready for saves of such a state: see `ckpt_jax.prepare`."""
+        return states.prepare(self._store, state)
 
     def save(
         self,

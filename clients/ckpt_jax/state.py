@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import SupportsFloat, TypeVar, cast
@@ -21,7 +22,7 @@ from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
-from ckpt_client.save.turn import SaveTurn, staging_overlaps
+from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_jax.arrays import WantedArray, declared, other_shape
 from ckpt_jax.copying import JaxCopier, Placeholders, checked_finite
@@ -71,11 +72,30 @@ def save(
         known = recall(store, rank, world_size)
         packing = known.packing(state) if known is not None else None
         if packing is None:
-            packing = _laid_out(turn, state)
+            packing = _laid_out(turn.lay_out, state)
             remember(store, state, packing)
         turn.take(checked_finite(packing) if check_finite else packing)
         copier = JaxCopier(packing, watched=overlaps)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
+
+
+def prepare(store: Store, state: object) -> Future[None]:
+    """Make this process ready for saves of states like this one, beside the training, so that the
+    first is as fast as the others: its stager is started, and the staging memory is made.
+
+    No save has to wait for it, and no array is waited for or read. It may be called again, for a
+    state that has grown; by every process, or only some. The future ends when all is there, or
+    raises what a save would: NoSpace, Unavailable, Aborted. It need not be asked: the log has its
+    error. Raises Refused by path for what cannot be stored.
+    """
+    rank, world_size = jax.process_index(), jax.process_count()
+    preparation = store.preparation(rank=rank, world_size=world_size)
+    known = recall(store, rank, world_size)
+    packing = known.packing(state) if known is not None else None
+    if packing is None:
+        packing = _laid_out(preparation.lay_out, state)
+        remember(store, state, packing)
+    return preparation.begin(packing, JaxCopier(packing, watched=False))
 
 
 def load(store: Store, run: str, step: int | None, like: State) -> State:
@@ -115,11 +135,11 @@ def _struct_of(leaf: object) -> object:
     return leaf
 
 
-def _laid_out(turn: SaveTurn, state: object) -> PackingPlan:
+def _laid_out(lay_out: Callable[[object], PackingPlan], state: object) -> PackingPlan:
     """Every leaf looked at; raises Refused by path."""
     placeholders = Placeholders()
     tree = mapped(state, partial(_declare, placeholders))
-    return placeholders.replaced(turn.lay_out(tree))
+    return placeholders.replaced(lay_out(tree))
 
 
 def _declare(placeholders: Placeholders, name: str, leaf: object) -> object:

@@ -14,6 +14,7 @@ with needing("ckpt_torch"):
     from ckpt_torch.dcp_reader import CkptReader
     from ckpt_torch.dcp_stager import CkptStager
     from ckpt_torch.dcp_writer import CkptWriter
+    from ckpt_torch.preparing import prepare
     from ckpt_torch.reading.async_loading import async_load
     from ckpt_torch.reading.loading import load
     from ckpt_torch.reading.whole import load_whole
@@ -29,5 +30,6 @@ __all__ = [
     "guard",
     "load",
     "load_whole",
+    "prepare",
     "save",
 ]

@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -86,6 +87,26 @@ def _held_of_dtensor(value: DTensor) -> Held:
         for size, placement in zip(mesh.shape, placements, strict=True)
     )
     return Held(shape, tuple(boxes), replicated)
+
+
+def mesh_holders(value: object) -> Extent:
+    """Ranks that hold the same boxes of a DTensor as this one, ascending, as far as its mesh says;
+    empty for anything else.
+    """
+    if not isinstance(value, DTensor) or value.device_mesh.get_coordinate() is None:
+        return ()
+    return _same_place(value.device_mesh, tuple(value.placements))
+
+
+@lru_cache(maxsize=1024)
+def _same_place(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Extent:
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    index = tuple(
+        slice(None) if isinstance(placement, Replicate) else place
+        for place, placement in zip(coordinate, placements, strict=True)
+    )
+    return tuple(sorted(mesh.mesh[index].reshape(-1).tolist()))
 
 
 @lru_cache(maxsize=65536)

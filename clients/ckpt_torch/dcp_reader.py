@@ -214,8 +214,7 @@ class CkptReader(StorageReader):
                 apart.append(DeviceWant.of(contents, target, want))
             else:
                 wants.append(want)
-        with DeviceReads(target.device for _, target in landed) as devices:
-            devices.expect(apart)
+        with DeviceReads(target for _, target in landed) as devices:
             devices.fill(contents, wants, apart)
             devices.wait_copied()
         for item, target in landed:

@@ -14,39 +14,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import SupportsFloat, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckpt.base.errors import CkptError, Refused
-from ckpt.format.tree import Scalar, path_text
+from ckpt.base.errors import CkptError
+from ckpt.format.tree import Scalar
 from ckpt_client.save.forms import Found
 from ckpt_client.save.handle import Commit, Save
 from ckpt_client.save.packing import PackingPlan
-from ckpt_client.save.shards import Replicated, Shard, Shards
-from ckpt_client.save.state import AnyArray
 from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.store import Store
-from ckpt_torch.boxes import Extent, held, is_tensor
-from ckpt_torch.exchange import Box, Exchange, Holders, Shape, digests_of, tell_problem
+from ckpt_torch.exchange import Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
 from ckpt_torch.staging.copying import TorchCopier, Whole
-from ckpt_torch.staging.known import Known, recall, recognise, remember
-from ckpt_torch.staging.stand_ins import StandIns
-from ckpt_torch.tree import (
-    PICKLE_KEY,
-    as_scalar,
-    asked,
-    is_array,
-    is_plain,
-    leaves,
-    pickle_name,
-    pickled,
-    replaced,
-)
+from ckpt_torch.staging.known import Known, confirm, recall, recognise, remember
+from ckpt_torch.staging.parts import StateParts, parts_of
+from ckpt_torch.tree import asked
 
 
 def save(
@@ -155,7 +140,7 @@ def stage(
         state = asked(state_dict)
         known = None if check_finite else recall(store, who)
         found = recognise(known, state) if known is not None else None
-        parts = _parts_of(state, allow_pickle, check_finite) if found is None else None
+        parts = parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
         packing = known.layout.packing(found) if known is not None and found is not None else None
         copier = _copier_of(known, found, packing, watched=overlaps)
@@ -164,16 +149,15 @@ def stage(
     if packing is None or known is None or copier is None:
         holders = exchange.holders()
     else:
-        staging_known = _overlap_known if overlaps else _copy_known
+        agrees_first = overlaps or known.supposed
+        staging_known = _stage_agreed if agrees_first else _copy_known
         save, holders = staging_known(turn, packing, copier, exchange, known)
         if save is not None:
+            confirm(store, known, holders)
             return save
     with turn:
-        parts = parts or _parts_of(state, allow_pickle, check_finite)
-        tree = replaced(state, lambda name, leaf: parts.declare(name, leaf, holders))
-        packing = turn.lay_out(tree)
-        wholes = parts.stand_ins.wholes(packing)
-        packing = parts.stand_ins.replaced(packing)
+        parts = parts or parts_of(state, allow_pickle, check_finite)
+        packing, wholes = parts.laid_out(turn.lay_out, holders)
         turn.take(packing)
         # The next state of this form is only compared and copied.
         remember(store, state, packing.layout, parts.shape(), holders)
@@ -212,30 +196,31 @@ def _copy_known(
     except BaseException:  # They came to save nothing.
         turn.drop()
         raise
-    if holders is known.holders or turn.copy_failed:
+    if known.agrees(holders) or turn.copy_failed:
         return turn.hand_over(), holders
     turn.drop()
     return None, holders
 
 
-def _overlap_known(
+def _stage_agreed(
     turn: SaveTurn, packing: PackingPlan, copier: TorchCopier, exchange: Exchange, known: Known
 ) -> tuple[Save | None, Holders]:
-    """The same, copied beside the training once the ranks agree."""
+    """The same, copied once the ranks agree; beside the training by a copier that watches it."""
     holders = _agreed(exchange, known)
-    if holders is not known.holders:
+    if not known.agrees(holders):
         return None, holders
     turn.take(packing)
-    return turn.overlap(copier), holders
+    return turn.overlap(copier) if copier.watched else turn.stage(copier), holders
 
 
 def _agreed(exchange: Exchange, known: Known) -> Holders:
     """What the ranks came to; where they do not talk, what is known."""
-    return exchange.holders() if exchange.who.speaking else known.holders
+    asks = exchange.who.speaking or known.supposed
+    return exchange.holders() if asks else known.holders
 
 
 def _told(
-    known: Known | None, found: Found | None, parts: _Parts | None
+    known: Known | None, found: Found | None, parts: StateParts | None
 ) -> tuple[Shape, Mapping[str, Scalar]]:
     """What other ranks hear of this one's state."""
     if parts is not None:
@@ -258,16 +243,6 @@ def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
         elif turn is not None:
             turn.refuse(error)
         raise
-
-
-def _parts_of(
-    state: Mapping[str, object], allow_pickle: bool, check_finite: bool | tuple[str, ...]
-) -> _Parts:
-    """Every leaf looked at; raises Refused by path."""
-    parts = _Parts(allow_pickle, check_finite)
-    for name, leaf in leaves(state):
-        parts.add(name, leaf)
-    return parts
 
 
 class CommitFuture(Future[Commit]):
@@ -327,94 +302,3 @@ def wait_for(pending: list[Future[Commit]]) -> None:
     while pending:
         pending[0].exception()
         pending.pop(0).result()
-
-
-# --------------------------------------------------------------------------- one rank's leaves
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """One leaf's boxes in memory."""
-
-    global_shape: Extent
-    boxes: tuple[tuple[Extent, AnyArray], ...]
-    """(offset, array)."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """I look at each leaf once: what it is, and where its memory lies."""
-
-    allow_pickle: bool
-    check_finite: bool | tuple[str, ...]
-    stand_ins: StandIns = field(default_factory=StandIns)
-    tensors: dict[str, _Tensor] = field(default_factory=dict)
-    plain: dict[str, Scalar] = field(default_factory=dict)
-
-    def add(self, name: str, leaf: object) -> None:
-        """Raises Refused by path."""
-        try:
-            if is_tensor(leaf):
-                self.tensors[name] = self._tensor_of(leaf)
-            elif isinstance(leaf, np.ndarray | np.generic):
-                self.tensors[name] = _whole(np.asarray(leaf))
-            elif is_plain(leaf):
-                self.plain[name] = as_scalar(leaf)
-            elif self.allow_pickle:
-                self.tensors[pickle_name(name)] = _whole(pickled(leaf))
-            else:
-                kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-                raise Refused(
-                    f"a {kind} is not plain data",
-                    hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
-                )
-        except Refused as error:
-            raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
-        if is_array(leaf) and self._is_checked(name):
-            for _, array in self.tensors[name].boxes:
-                self.stand_ins.check_finite(name, array)
-
-    def _tensor_of(self, leaf: object) -> _Tensor:
-        found = held(leaf)
-        boxes = tuple((box.offset, self.stand_ins.array(box.tensor, leaf)) for box in found.boxes)
-        return _Tensor(found.global_shape, boxes)
-
-    def _is_checked(self, name: str) -> bool:
-        if isinstance(self.check_finite, bool):
-            return self.check_finite
-        return name.partition("/")[0] in [path_text((key,)) for key in self.check_finite]
-
-    def shape(self) -> Shape:
-        """What other ranks need to know."""
-        boxes: list[Box] = [
-            (name, offset, array.shape)
-            for name, tensor in self.tensors.items()
-            for offset, array in tensor.boxes
-        ]
-        return Shape.of(boxes, self.plain)
-
-    def declare(self, name: str, leaf: object, holders: Holders) -> object:
-        """The leaf with its meaning."""
-        if name in self.plain:
-            common = len(holders.plain[name]) == holders.world_size
-            return Replicated(leaf) if common else leaf
-        if name in self.tensors:
-            return _declared(name, self.tensors[name], holders)
-        inner = pickle_name(name)
-        return {PICKLE_KEY: _declared(inner, self.tensors[inner], holders)}
-
-
-def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
-    shards = []
-    for offset, array in tensor.boxes:
-        ranks = holders.boxes[name, offset, array.shape]
-        if len(ranks) == holders.world_size and array.shape == tensor.global_shape:
-            return Replicated(array)
-        shards.append(Shard(array, tensor.global_shape, offset, ranks if len(ranks) > 1 else ()))
-    if not shards:
-        return None  # Outside of the tensor's mesh: nothing of it is here.
-    return shards[0] if len(shards) == 1 else Shards(tuple(shards))
-
-
-def _whole(array: AnyArray) -> _Tensor:
-    return _Tensor(array.shape, (((0,) * array.ndim, array),))

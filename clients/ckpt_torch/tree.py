@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
+from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.boxes import is_tensor
 
@@ -54,44 +54,49 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
     return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
-def leaves(tree: object, path: Path = ()) -> Iterator[tuple[str, object]]:
-    """Every leaf with its path as text, in the tree's order."""
+def leaves(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Every leaf with its path as text, in the tree's order.
+
+    name: of the tree itself, here and below.
+    """
     if isinstance(tree, Mapping):
         for key, child in tree.items():
-            yield from leaves(child, (*path, key))
+            yield from leaves(child, below(name, key))
     elif isinstance(tree, list | tuple):
         for position, child in enumerate(tree):
-            yield from leaves(child, (*path, SequenceIndex(position)))
+            yield from leaves(child, below(name, SequenceIndex(position)))
     else:
-        yield path_text(path), tree
+        yield name, tree
 
 
-def replaced(tree: object, leaf: Callable[[str, object], object], path: Path = ()) -> object:
+def replaced(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
     """A tree of plain dicts, lists and tuples in which `leaf(name, value)` stands for each leaf."""
     if isinstance(tree, Mapping):
         if PICKLE_KEY in tree:
-            raise Refused(f"{path_text(path) or 'the state'}: the key {PICKLE_KEY!r} is taken")
-        return {key: replaced(child, leaf, (*path, key)) for key, child in tree.items()}
+            raise Refused(f"{name or 'the state'}: the key {PICKLE_KEY!r} is taken")
+        return {key: replaced(child, leaf, below(name, key)) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
-        items = [replaced(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(tree)]
+        items = [
+            replaced(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)
+        ]
         return items if isinstance(tree, list) else tuple(items)
-    return leaf(path_text(path), tree)
+    return leaf(name, tree)
 
 
-def refill(tree: object, leaf: Callable[[str, object], object], path: Path = ()) -> object:
+def refill(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
     """The same containers, their leaves replaced in place; tuples, which cannot be, are new."""
     if isinstance(tree, dict):
         for key in list(tree):
-            tree[key] = refill(tree[key], leaf, (*path, key))
+            tree[key] = refill(tree[key], leaf, below(name, key))
         return tree
     if isinstance(tree, list):
         for position, child in enumerate(tree):
-            tree[position] = refill(child, leaf, (*path, SequenceIndex(position)))
+            tree[position] = refill(child, leaf, below(name, SequenceIndex(position)))
         return tree
     if isinstance(tree, tuple):
-        items = [refill(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(tree)]
+        items = [refill(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)]
         return tuple(items)
-    return leaf(path_text(path), tree)
+    return leaf(name, tree)
 
 
 def is_plain(value: object) -> bool:

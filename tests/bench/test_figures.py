@@ -8,6 +8,8 @@ from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 from ckptbench import figures
 from ckptbench.figures import Costs, Goal, spread
+from ckptbench.rank import RankAnswer
+from ckptbench.run.checkpoints import slower_s
 from ckptbench.run.counters import sum_threads
 
 CODE = Code(4, 2)
@@ -83,3 +85,12 @@ def test_a_goal_knows_its_direction_and_says_so() -> None:
 def test_threads_are_summed_by_how_busy_they_are() -> None:
     assert sum_threads([[1.0, 3.0, 2.0], [5.0]]) == (8.0, 2.0, 1.0)
     assert sum_threads([]) == (0, 0, 0)
+
+
+def test_a_loop_loses_its_stall_and_what_it_computed_less_beside_the_save() -> None:
+    calls = [RankAnswer(begun_ns=5, ended_ns=5 + 40_000_000), RankAnswer(ended_ns=10_000_000)]
+    alone = [RankAnswer(rounds_per_s=100.0), RankAnswer(rounds_per_s=80.0)]
+    beside = [RankAnswer(rounds_per_s=90.0), RankAnswer(rounds_per_s=60.0)]
+    assert slower_s(calls, beside, alone, 2.0) == pytest.approx(0.01 + 2.0 * 0.25)
+    assert slower_s(calls[:1], beside[:1], alone[:1], 2.0) == pytest.approx(0.04 + 2.0 * 0.1)
+    assert slower_s(calls, [], [], 0.0) is None

@@ -20,6 +20,11 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.ids import Rank
+from ckpt.format.index_pages import IndexTensor
+from ckpt_client.load import plan
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.plan import TensorIndex
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
 
@@ -343,7 +348,7 @@ import ckpt
 state = {"w": np.zeros(2_000_000), "same": ckpt.Replicated({"p": np.ones(1_000_000)})}
 with ckpt.open(sys.argv[1]) as store:
     if sys.argv[2] == "prepared":
-        store.prepare(state)
+        store.prepare(state).result()
     commit = store.save(sys.argv[2], 1, state).wait(60)
 print(commit.fault_in_s == 0, "ckpt_client.stager.fingerprint" in sys.modules)
 """
@@ -356,6 +361,64 @@ def test_prepare_pays_for_the_arena_and_nobody_fingerprints_in_the_trainer(
     command = [sys.executable, "-W", "error", "-c", _FIRST, url, run]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{faulted_before} False\n"
+
+
+def test_what_is_prepared_begins_nothing_and_may_be_saved_at_once(url: str) -> None:
+    state = {"w": np.arange(600_000.0), "step": 1}
+    grown = {**state, "m": np.ones(900_000)}
+    with ckpt.open(url, launch="prepared", arena_bytes_max=200 << 20) as store:
+        prepared = [store.prepare(each) for each in (state, grown, state)]
+        for each in prepared:
+            assert each.result(TIMEOUT_S) is None
+        assert store.steps("nothing begun") == []
+        first, second = store.prepare(grown), store.save("nothing begun", 1, grown)
+        assert second.wait(TIMEOUT_S).step == 1
+        assert first.result(TIMEOUT_S) is None
+        np.testing.assert_array_equal(store.load("nothing begun")["m"], grown["m"])
+
+
+def test_what_cannot_be_prepared_raises_what_its_save_would(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ckpt.open(url, arena_bytes_max=8 << 20) as store:
+        with pytest.raises(ckpt.Refused, match="arena_bytes_max"):
+            store.prepare({"w": np.zeros(2_000_000)})
+        with pytest.raises(ckpt.Refused, match="w/f"):
+            store.prepare({"w": {"f": print}})
+    with pytest.raises(ckpt.Refused, match="closed"):
+        store.prepare({"w": np.zeros(3)})
+    store = ckpt.open(url)
+    preparation = store.preparation()
+    packing = preparation.lay_out({"w": np.zeros(3)})
+    store.close()
+    with pytest.raises(ckpt.Refused, match="closed"):
+        preparation.begin(packing).result(TIMEOUT_S)
+    assert "rank 0 is not prepared for its saves: this store is closed" in caplog.text
+
+
+def test_a_load_looks_each_name_up_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def variants_of(index: TensorIndex, name: str) -> tuple[IndexTensor, ...]:
+        looked_up.append(name)
+        return plan.variants_of(index, name)
+
+    monkeypatch.setattr("ckpt_client.load.contents.variants_of", variants_of)
+    with ckpt.open(url) as store:
+        store.save("looked up", 1, {"a": np.arange(5), "b": np.ones(3)}).wait(TIMEOUT_S)
+        array = np.zeros(5, np.int64)
+
+        def read(contents: Contents) -> None:
+            want = Want("a", array, (0,), Rank(0))
+            assert contents.variants("c") == contents.variants("c") == ()
+            assert contents.variants("a") == contents.variants("a")
+            assert not contents.is_shared(want)
+            contents.fill([want])
+
+        with store.resolve("looked up") as checkpoint:
+            checkpoint.read(read)
+    assert array.tolist() == [0, 1, 2, 3, 4]
+    assert looked_up == ["c", "a"]
 
 
 def test_a_daemonic_trainer_saves_too(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -194,3 +195,54 @@ def test_closing_waits_for_copies_under_way() -> None:
     assert not target.any()
     ring.close()
     assert target.all()
+
+
+def test_the_first_slot_is_made_before_anybody_takes_it() -> None:
+    made: list[int] = []
+    is_made = threading.Event()
+
+    def make() -> Bytes:
+        made.append(threading.get_ident())
+        is_made.set()
+        return np.zeros(64, np.uint8)
+
+    device, ring = LateDevice(), Ring(make, 2)
+    ring.make_ahead()
+    assert is_made.wait(60)
+    assert threading.get_ident() not in made
+    ring.sent(device.copy_in([ring.take()], [np.zeros(64, np.uint8)]))
+    assert len(made) == 1
+    ring.take()
+    assert made[1:] == [threading.get_ident()]
+    ring.close()
+
+
+def test_a_slot_that_could_not_be_made_ahead_is_raised_to_who_takes_it() -> None:
+    def make() -> Bytes:
+        raise Aborted("no locked memory")
+
+    ring = Ring(make, 2)
+    ring.make_ahead()
+    with pytest.raises(Aborted, match="no locked memory"):
+        ring.take()
+    ring.close()
+
+
+def test_closing_waits_for_a_slot_that_is_being_made() -> None:
+    begun, may_go_on, made = threading.Event(), threading.Event(), []
+
+    def make() -> Bytes:
+        begun.set()
+        assert may_go_on.wait(60)
+        made.append(np.zeros(64, np.uint8))
+        return made[0]
+
+    ring = Ring(make, 2)
+    ring.make_ahead()
+    assert begun.wait(60)
+    closing = threading.Thread(target=ring.close)
+    closing.start()
+    may_go_on.set()
+    closing.join(60)
+    assert len(made) == 1
+    assert not closing.is_alive()

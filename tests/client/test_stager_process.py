@@ -5,13 +5,15 @@ No cluster is needed for these.
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -353,3 +355,108 @@ def test_a_stager_that_got_a_sigterm_ends_with_its_trainer(bench: Bench) -> None
     link.drop(1)
     link.close()
     wait_until(lambda: not runs(link.pid), "its end, long before it would be idle for an hour")
+
+
+# --------------------------------------------------------------------------- prepared meanwhile
+
+
+@contextmanager
+def preparing(link: StagerLink, half_bytes: int) -> Iterator[Future[None]]:
+    """On a thread of its own, by a stager that is stopped, until the end at the latest."""
+    os.kill(link.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(link.prepare, half_bytes)
+        try:
+            wait_until(lambda: link._prepared is None, "the order")
+            yield future
+        finally:
+            if runs(link.pid):
+                os.kill(link.pid, signal.SIGCONT)
+
+
+def test_a_save_needs_no_more_than_its_own_half_of_what_is_prepared(bench: Bench) -> None:
+    link = bench.start()
+    with preparing(link, 8 * MiB) as future:
+        assert link.ask_half(1, "run", 1, 3 * MiB, "wait") is None
+        os.kill(link.pid, signal.SIGCONT)
+        granted = link.wait_half(1)
+        assert granted is not None
+        assert len(granted[0].memory) >= 3 * MiB
+        future.result(60)
+    link.drop(1)
+    early = link.ask_half(2, "run", 2, 8 * MiB, "wait")
+    assert early is not None
+    assert len(early.memory) >= 8 * MiB
+
+
+def test_what_is_about_to_be_replaced_is_not_written_ahead_of_its_grant(bench: Bench) -> None:
+    """A device may be copying into it when its pages are unlocked."""
+    link = bench.start()
+    link.prepare(MiB)
+    with preparing(link, 20 * MiB) as future:
+        assert link.ask_half(1, "run", 1, MiB, "wait") is None
+        os.kill(link.pid, signal.SIGCONT)
+        granted = link.wait_half(1)
+        assert granted is not None
+        assert len(granted[0].memory) >= 20 * MiB
+        future.result(60)
+
+
+@pytest.mark.parametrize(("cap", "halves"), [(16 * MiB, 1), (64 * MiB, 2)])
+def test_memory_that_is_large_enough_stays_when_it_is_prepared_again(
+    bench: Bench, cap: int, halves: int
+) -> None:
+    link = bench.start(arena_bytes_max=cap)
+    link.prepare(10 * MiB)
+    first = link._halves.all()
+    assert len(first) == halves
+    for size in (10 * MiB, MiB, 9 * MiB):
+        link.prepare(size)
+    assert all(map(operator.is_, link._halves.all(), first))
+    assert link.ask_half(1, "run", 1, 10 * MiB, "wait") in first
+
+
+def test_a_prepared_state_may_grow(bench: Bench) -> None:
+    link = bench.start()
+    for size in (MiB, 9 * MiB, 20 * MiB):
+        link.prepare(size)
+        assert [len(half.memory) >= size for half in link._halves.all()] == [True, True]
+        early = link.ask_half(size, "run", 1, size, "wait")
+        assert early is not None
+        granted = link.wait_half(size)
+        assert granted is not None
+        assert granted[0] is early
+        link.drop(size)
+
+
+def test_a_save_under_way_keeps_its_memory_while_more_is_prepared(bench: Bench) -> None:
+    link = bench.start()
+    link.ask_half(1, "run", 1, MiB, "wait")
+    granted = link.wait_half(1)
+    assert granted is not None
+    link.prepare(9 * MiB)
+    held, other = sorted(link._halves.all(), key=lambda half: len(half.memory))
+    assert held is granted[0]
+    assert len(other.memory) >= 9 * MiB
+
+
+@pytest.mark.parametrize("ending", ["close", "kill"])
+def test_who_prepares_hears_of_the_end(bench: Bench, ending: str) -> None:
+    link = bench.start()
+    with preparing(link, 8 * MiB) as future:
+        if ending == "close":
+            link.close()
+        else:
+            kill(link.pid)
+        with pytest.raises(Aborted):
+            future.result(60)
+
+
+def test_a_parked_stager_prepares_nothing_until_it_is_attached_again(bench: Bench) -> None:
+    link = bench.start(idle_s=60)
+    assert link.park()
+    with pytest.raises(Aborted, match="closed before"):
+        link.prepare(MiB)
+    assert link.attach_again()
+    link.prepare(MiB)
+    assert link.ask_half(1, "run", 1, MiB, "wait") is not None

@@ -80,7 +80,7 @@ def test_a_target_killed_in_mid_stream_loses_its_column_to_the_spare(
     cluster: Cluster, big: np.ndarray[tuple[int], np.dtype[np.uint8]]
 ) -> None:
     with ckpt.open(cluster.url) as store:
-        store.prepare({"a": big})
+        store.prepare({"a": big}).result()
         save = store.save("spare", 1, {"a": big})
         victim = caught_in_mid_stream(cluster, store, save)
         cluster.kill(victim)

@@ -123,7 +123,7 @@ def test_an_interrupted_wait_ends_the_trainer_and_the_save_commits(
     cluster: Cluster, store: ckpt.Store
 ) -> None:
     script = Script(cluster, """
-store.prepare(state)  # Targets that stand still while a stager starts lose their lease.
+store.prepare(state).result()  # Targets that stand still while a stager starts lose their lease.
 say("ready")
 input()
 save = store.save("waits", 1, state)

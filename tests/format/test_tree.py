@@ -26,6 +26,7 @@ from ckpt.format.tree import (
     ScalarNode,
     SequenceIndex,
     TupleNode,
+    below,
     decode_tree,
     encode_tree,
     path_text,
@@ -214,3 +215,11 @@ def test_paths_read_like_paths() -> None:
     )
     assert path_text(()) == ""
     assert path_text((1 << 20_000,)).startswith("=0x1000")
+
+
+@given(st.lists(keys | st.integers(0, 99).map(SequenceIndex)))
+def test_a_path_grows_by_a_step_as_its_text_does(path: list[Key | SequenceIndex]) -> None:
+    name = ""
+    for step in path:
+        name = below(name, step)
+    assert name == path_text(tuple(path))

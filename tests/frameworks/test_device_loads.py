@@ -20,7 +20,7 @@ from ckpt_client.load.contents import Contents
 from ckpt_torch import CkptReader, CkptWriter
 from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceReads
-from ckpt_torch.reading.loading import LoadJob, devices_of
+from ckpt_torch.reading.loading import LoadJob, tensors_of
 from ckpt_torch.reading.order import LoadOrder
 from tests.frameworks.device.emulated import Direction, Emulated, Fault
 from tests.waiting import wait_until
@@ -114,6 +114,27 @@ def load_small(url: str, state: dict[str, Any], order: list[str]) -> ckpt_torch.
     return ckpt_torch.async_load(state, order=order, checkpoint_id=f"{url}/away/1", ring_bytes=RING)
 
 
+def test_memory_is_locked_before_the_checkpoint_is_looked_up(
+    url: str, device: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as one slot, and no more than the state."""
+    locked, resolve = [], ckpt.Store.resolve
+
+    def late(store: ckpt.Store, *given: Any, **named: Any) -> Any:
+        wait_until(lambda: device.counters().pinned_bytes > 0, "the first slot")
+        locked.append(device.counters().pinned_bytes)
+        return resolve(store, *given, **named)
+
+    monkeypatch.setattr(ckpt.Store, "resolve", late)
+    for ring_bytes in (RING, 64 * MiB):
+        state = state_of(0)
+        ckpt_torch.load(state, checkpoint_id=f"{url}/away/1", ring_bytes=ring_bytes)
+        assert host(state) == expected()
+        torch.accelerator.synchronize()
+    assert locked[0] == RING // 4
+    assert locked[0] < locked[1] <= device_bytes(state_of(0)) + 64 * 64
+
+
 def test_a_prefix_is_there_while_the_rest_is_on_its_way(url: str, device: Emulated) -> None:
     state = state_of(0)
     first = state["moments"]["large"].nbytes
@@ -174,7 +195,7 @@ def test_a_read_that_fails_half_way_is_begun_again(url: str, device: Emulated) -
     with (
         ckpt.open(url) as store,
         store.resolve("away", 1, rank=0, world_size=1) as checkpoint,
-        DeviceReads(devices_of(state), RING) as devices,
+        DeviceReads(tensors_of(state), RING) as devices,
     ):
         found: Any = checkpoint.read(half)
     assert tries == 2

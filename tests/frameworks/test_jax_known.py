@@ -183,3 +183,21 @@ def test_nodes_that_take_nothing_but_arrays_are_saved_the_long_way(store: ckpt.S
         ckpt_jax.save(store, "jax/strict", step, state).wait()
         assert not is_known(store, state)
         check_loads(store, "jax/strict", step, state)
+
+
+def test_a_state_that_was_prepared_is_known_and_has_its_memory(cluster: str) -> None:
+    with ckpt.open(cluster, launch="prepared, jax") as store:
+        state = made(1)
+        assert ckpt_jax.prepare(store, state).result(60) is None
+        assert is_known(store, made(2))
+        assert store.steps("prepared") == []
+        manager = ckpt_jax.CheckpointManager("prepared", store=store)
+        assert manager.prepare(made(2)).result(60) is None
+        commit = ckpt_jax.save(store, "prepared", 1, made(2)).wait(60)
+        assert commit.fault_in_s == 0
+        check_loads(store, "prepared", 1, made(2))
+        gone = made(3)
+        ckpt_jax.prepare(store, gone).result(60)
+        gone["twin"].delete()
+        with pytest.raises(ckpt.Refused, match="donated or deleted"):
+            ckpt_jax.prepare(store, gone)

@@ -29,7 +29,8 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt
 import ckpt_jax
-from ckpt_jax.copying import JaxCopier
+from ckpt_jax import copying
+from ckpt_jax.copying import PART_BYTES, JaxCopier
 from tests.frameworks.jax_trees import bits, like
 from tests.waiting import wait_until
 
@@ -318,3 +319,54 @@ def test_a_script_that_leaves_its_store_open_ends_without_an_error(
     assert b"__del__" not in ended.stderr
     run = f"jax/unclosed/{staging}"
     wait_until(lambda: store.latest(run) == 1, "the stager's commit", WAIT_S)
+
+
+LARGE = 2 * PART_BYTES + 4096
+
+
+@both
+def test_arrays_of_many_parts_come_back_whole(store: ckpt.Store, staging: str) -> None:
+    maker = np.random.default_rng(5)
+    state = {
+        "rows": jnp.asarray(maker.integers(0, 255, (LARGE // 1000, 1000), np.uint8)),
+        "flat": jnp.asarray(maker.integers(0, 255, LARGE, np.uint8)),
+        "one row": jnp.asarray(maker.integers(0, 255, (1, LARGE), np.uint8)),
+        "turned": np.asarray(maker.integers(0, 255, (3, LARGE // 3), np.uint8)).T,
+        "less": jnp.asarray(maker.integers(0, 255, 2 * PART_BYTES - 1, np.uint8)),
+        "cut": cut(maker.integers(0, 255, (16, LARGE), np.uint8), "x"),
+    }
+    save = ckpt_jax.save(store, "jax/parts", 1, state, staging=staging)
+    save.wait(WAIT_S)
+    check_loads(store, "jax/parts", 1, state)
+
+
+def test_large_arrays_are_copied_by_several_threads_side_by_side(
+    store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts meet before they are copied, which they could not on one thread."""
+    meeting, copy_part = threading.Barrier(2), copying._copy_part
+
+    def met(place: Any, value: Any) -> None:
+        meeting.wait(WAIT_S)
+        copy_part(place, value)
+
+    monkeypatch.setattr(copying, "_copy_part", met)
+    state = {"w": jnp.arange(PART_BYTES, dtype=jnp.int16)}
+    assert len(list(copying._parts(np.asarray(state["w"]), np.asarray(state["w"])))) == 2
+    ckpt_jax.save(store, "jax/met", 1, state).wait(WAIT_S)
+    check_loads(store, "jax/met", 1, state)
+
+
+def test_a_copy_that_fails_leaves_nothing_under_way(
+    store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(place: Any, value: Any) -> None:
+        raise MemoryError("no room for a part")
+
+    monkeypatch.setattr(copying, "_copy_part", failing)
+    state = {"w": jnp.zeros(LARGE, jnp.uint8)}
+    with pytest.raises(MemoryError, match="no room"):
+        ckpt_jax.save(store, "jax/fails", 1, state)
+    monkeypatch.undo()
+    ckpt_jax.save(store, "jax/fails", 1, state).wait(WAIT_S)
+    assert store.steps("jax/fails")[0].step == 1

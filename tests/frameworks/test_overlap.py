@@ -1,5 +1,5 @@
 """Saves that overlap the training, on a device that forgives nothing: what comes back is the state
-as it was at the call. Six mistakes that an adapter could make are planted one by one, and each is
+as it was at the call. Seven mistakes that an adapter could make are planted one by one, and each is
 found by the check that finds nothing in ckpt_torch as it is.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 import ckpt
 import ckpt_torch
 from ckpt_client.accelerator import OutPlan, StreamPoint
-from ckpt_torch.device.accelerators import GATHER_BYTES, TorchAccelerator
+from ckpt_torch.device.accelerators import GATHER_BYTES, TorchAccelerator, accelerator_of
 from ckpt_torch.device.page_locks import PageLocks
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.device.emulated import NAME, Emulated, Fault
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 State = dict[str, torch.Tensor]
@@ -87,7 +89,7 @@ def finding(planted: bool) -> AbstractContextManager[object]:
     return pytest.raises(AssertionError) if planted else nullcontext()
 
 
-# ------------------------------------------------------------------------------------ six mistakes
+# ------------------------------------------------------------------------------------ seven faults
 
 
 @with_and_without
@@ -246,6 +248,27 @@ def test_a_caller_that_synchronizes_the_device(
             begin(device, store, f"caller-{planted}/{step}", state).result(WAIT_S)
 
 
+@with_and_without
+def test_a_buffer_that_is_filled_again_before_its_copy_is_through(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    monkeypatch.setattr("ckpt_torch.device.gathering.GATHER_BYTES", 64 << 10)
+    if planted:
+        monkeypatch.setattr(TorchAccelerator, "_await_free", lambda self, buffer: None)
+    gathering = accelerator_of(torch.device(NAME, 0))._gathering
+    for step in (1, 2):
+        wanted = {f"{n}": torch.full((1000,), float(step * 100 + n)) for n in range(99)}
+        state = on_device(wanted)
+        with device.held_link():
+            future = begin(device, store, f"buffer-{planted}/{step}", state)
+            device.wait_held()
+            if planted:
+                gathering.synchronize()
+        future.result(WAIT_S)
+        with finding(planted):
+            check_loads(store, f"buffer-{planted}/{step}", wanted)
+
+
 # ------------------------------------------------------------------------------------- what is kept
 
 
@@ -273,6 +296,29 @@ def test_small_tensors_cross_as_few_copies(device: Emulated, store: ckpt.Store) 
         assert after.registered_bytes - before.registered_bytes >= size
         assert after.copies - before.copies <= 2 + size // GATHER_BYTES
         check_loads(store, f"few/{step}", {name: one.cpu() for name, one in state.items()})
+
+
+def test_one_buffer_is_filled_while_the_other_crosses(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_torch.device.gathering.GATHER_BYTES", 64 << 10)
+    accelerator = accelerator_of(torch.device(NAME, 0))
+    for step in (1, 2):
+        wanted = {f"{n}": torch.full((1000,), float(step)) for n in range(80)}
+        value, state = wanted["0"][:1].numpy().tobytes(), on_device(wanted)
+        with device.held_link():
+            future = begin(device, store, f"crosses/{step}", state)
+            device.wait_held()
+            buffers = [buffer.memory.data_ptr() for buffer in accelerator._buffers]
+            assert len(buffers) == 2
+            for number, buffer in enumerate(buffers):
+                wait_until(partial(is_at, device, value, buffer), f"buffer {number} filled")
+        future.result(WAIT_S)
+        check_loads(store, f"crosses/{step}", wanted)
+
+
+def is_at(device: Emulated, value: bytes, address: int) -> bool:
+    return device.peek(address, len(value)) == value
 
 
 def test_an_arena_that_grows_lets_go_of_its_old_pages(device: Emulated, tmp_path: Path) -> None:

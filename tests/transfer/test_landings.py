@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.transfer.landings import GAP_BYTES, GAPS_BYTES_MIN, Landings
+from ckpt.transfer.landings import GAP_BYTES, GAPS_BYTES_MIN, LONG_BYTES, Landings
 
 
 def runs(*spans: tuple[int, int], gap_bytes: int = GAP_BYTES) -> Landings:
@@ -102,3 +102,17 @@ def test_a_whole_payload_fills_every_place(wanted: list[tuple[int, int]]) -> Non
     landings.fill(np.arange(60, dtype=np.uint8))
     for (start, size), memory in zip(wanted, memories, strict=True):
         assert memory.tolist() == list(range(start, start + size))
+
+
+@pytest.mark.parametrize("size", [LONG_BYTES - 1, LONG_BYTES, 3 * LONG_BYTES])
+def test_runs_of_any_length_fill_their_places_and_write_nowhere_else(size: int) -> None:
+    payload = np.random.default_rng(size).integers(0, 256, 4 * size, np.uint8)
+    memories = [np.zeros(size + 2, np.uint8) for _ in range(2)]
+    landings = Landings()
+    for number, memory in enumerate(memories):
+        landings.add_range(number * 2 * size + 1, memory[1:-1])
+    landings.fill(payload)
+    for number, memory in enumerate(memories):
+        start = number * 2 * size + 1
+        assert memory[1:-1].tobytes() == payload[start : start + size].tobytes()
+        assert memory[0] == memory[-1] == 0

@@ -33,7 +33,7 @@ from ckpt.protocol.runs.run_sets import total
 from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.landings import Landings
-from ckpt.transfer.payload_receiver import read_payloads
+from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
 from tests.aio.netkit import SECRET, serving
 from tests.protocol.range_content import Column
@@ -235,3 +235,28 @@ def test_a_silent_column_among_too_few_is_only_out_of_reach(data: Columns) -> No
 def test_another_secret_is_said_at_once(data: Columns) -> None:
     with holders(data, {}) as made, pytest.raises(Unauthorized):
         read_whole(data, made, replace(PATIENT, secret=b"x" * 32))
+
+
+def test_a_first_small_read_reaches_all_targets_that_the_next_one_asks(data: Columns) -> None:
+    with holders(data, {}) as made, PayloadReceiver(PATIENT) as receiver:
+        first, memory = np.zeros(100, np.uint8), np.zeros(SIZE, np.uint8)
+        for size, place in ((100, first), (SIZE, memory)):
+            landings = Landings()
+            landings.add_range(0, place)
+            receiver.read([job(data, made, landings)])
+            assert receiver._peers.keys() == {"t0", "t1", "t2", "t3"}, size
+        sessions = [len(holder.handler.opened_) for holder in made]
+    assert memory.tobytes() == data.payload
+    assert first.tobytes() == data.payload[:100]
+    assert sessions == [1, 1, 1, 1, 0, 0]
+
+
+def test_a_target_that_is_reached_ahead_in_vain_costs_a_small_read_nothing(data: Columns) -> None:
+    with holders(data, {}) as made:
+        made[2].address = "127.0.0.1:1"
+        memory, landings = np.zeros(100, np.uint8), Landings()
+        landings.add_range(0, memory)
+        found = read_payloads([job(data, made, landings)], PATIENT)
+    assert memory.tobytes() == data.payload[:100]
+    assert found.rebuilt_bytes == 0
+    assert found.targets_out == frozenset()

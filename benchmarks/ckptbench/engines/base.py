@@ -90,6 +90,14 @@ class Preparing(Protocol):
 
 
 @runtime_checkable
+class Readying(Protocol):
+    """An engine that can be made ready for its first save."""
+
+    def make_ready(self, state: State) -> None:
+        """Before it, when the job says `prepare`; outside the clock."""
+
+
+@runtime_checkable
 class Resharding(Protocol):
     """An engine that can read parts of what several ranks saved."""
 
@@ -161,6 +169,7 @@ def engine_settings(options: JobOptions) -> dict[str, str]:
         "end_fsync": str(int(options.end_fsync)),
         "ckpt_mode": options.ckpt_mode,
         "staging": options.staging,
+        "prepare": str(int(options.prepare)),
         "dcp_mode": options.dcp_mode,
         "orbax_mode": options.orbax_mode,
     }

@@ -44,12 +44,16 @@ class CkptEngine:
         self._declared: tuple[State, dict[str, ckpt.Shard]] | None = None
         assert ckpt_client.load.checkpoint, "imported above: a process's start is no part of a load"
 
+    def make_ready(self, state: State) -> None:
+        plan = self.plan
+        self.store.prepare(self._tree(state), rank=plan.rank, world_size=plan.world_size).result(
+            TIMEOUT_S
+        )
+
     def save(self, step: int, state: State) -> None:
-        if self._declared is None or self._declared[0] is not state:
-            self._declared = state, declared(state)
         plan, self._save = self.plan, None
         self._save = self.store.save(
-            plan.run, step, self._declared[1], rank=plan.rank, world_size=plan.world_size,
+            plan.run, step, self._tree(state), rank=plan.rank, world_size=plan.world_size,
             staging=plan.settings.get("staging", "copy"),
         )  # fmt: skip
 
@@ -74,6 +78,11 @@ class CkptEngine:
 
     def close(self) -> None:
         self.store.close()
+
+    def _tree(self, state: State) -> dict[str, ckpt.Shard]:
+        if self._declared is None or self._declared[0] is not state:
+            self._declared = state, declared(state)
+        return self._declared[1]
 
     def _load(self, step: int, boxes: Sequence[TensorRange]) -> LoadedState:
         plan = self.plan

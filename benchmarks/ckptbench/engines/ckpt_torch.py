@@ -29,6 +29,9 @@ class TorchCkptEngine:
     def prepare(self, state: State) -> None:
         self._tree = self._group.tree(state)
 
+    def make_ready(self, state: State) -> None:
+        ckpt_torch.prepare(self._tree, store=self._store).result(TIMEOUT_S)
+
     def save(self, step: int, state: State) -> None:
         self._pending = ckpt_torch.async_save(
             self._tree, checkpoint_id=self._name(step), store=self._store,

@@ -229,6 +229,9 @@ class JobOptions:
                              "overlap": "before: the copy is beside the training"}),
         "when ckpt's saves return",
     )  # fmt: skip
+    prepare: bool = option(
+        False, flag_kind(), "ckpt makes each rank ready for its first save ahead of it, untimed"
+    )
     orbax_mode: str = option(
         "default", choice_kind({"default": "as it is: zstd level 1", "plain": "without a codec"}),
         "how Orbax is used",

@@ -61,6 +61,8 @@ class Phases:
     """Rank-seconds that training stood still for one checkpoint."""
     pace: float | None
     """Median, of a training's beside a save, as a part of its pace alone."""
+    slower_s: float | None
+    """Median, of seconds by which a training's steps took longer than without the save."""
     wire_by_payload: float | None
     hosts_by_payload: float | None
     """Bytes that the networks of all hosts carried, others' too; None where ranks ran here."""
@@ -174,7 +176,8 @@ def _phases(kind: str, found: Sequence[CheckpointFigures]) -> Phases:
         lost_rank_s=statistics.fmean(
             sum((t.staged_ns - t.begun_ns) / 1e9 for t in one.ranks) for one in found
         ),
-        pace=_pace(found),
+        pace=_middle([one.pace for one in found]),
+        slower_s=_middle([one.slower_s for one in found]),
         wire_by_payload=_ratio(found, [one.spent.wire_bytes for one in found]),
         hosts_by_payload=_ratio(found, [one.hosts_bytes for one in found]),
         device_by_payload=_ratio(found, [one.device_bytes for one in found]),
@@ -225,9 +228,10 @@ def _slowest(found: Sequence[dict[str, float]]) -> Slowest | None:
     return Slowest(name, means[name])
 
 
-def _pace(found: Sequence[CheckpointFigures]) -> float | None:
-    paces = [one.pace for one in found if one.pace is not None]
-    return statistics.median(paces) if paces else None
+def _middle(found: Sequence[float | None]) -> float | None:
+    """The median of what was measured; None when nothing was."""
+    known = [one for one in found if one is not None]
+    return statistics.median(known) if known else None
 
 
 def _ratio(found: Sequence[CheckpointFigures], counted: Sequence[int | None]) -> float | None:

@@ -217,6 +217,8 @@ def _phases(phase: Phases) -> Iterator[str]:
         yield f"     | lost     : {phase.lost_rank_s:.3g} rank-seconds for each save"
     if phase.pace is not None:
         yield f"     | pace     : {phase.pace:.2f} of a training's alone, beside the save"
+    if phase.slower_s is not None:
+        yield f"     | slower   : {phase.slower_s:.3g} s more than without the save, stall and pace"
     ratios = [
         f"{name} {value:.3f} x payload"
         for name, value in (

@@ -99,6 +99,7 @@ class Bench:
             generator_s=max(one.ended_ns for one in made) / 1e9,
             copy_s=max(one.ended_ns - one.begun_ns for one in copies) / 1e9 if copies else None,
             pace=_slowest_pace(beside, alone),
+            slower_s=slower_s(staged, beside, alone, self.options.pace),
             raw_gb_per_s=None if before is None or after is None else (before, after),
             slowest_target=done[0].slowest_target,
             columns_missing=max(one.columns_missing for one in done),
@@ -229,6 +230,25 @@ def load_times(rank: int, found: RankAnswer) -> RankTimes:
 def _slowest_pace(beside: Sequence[RankAnswer], alone: Sequence[RankAnswer]) -> float | None:
     pairs = zip(beside, alone, strict=True)
     return min((one.rounds_per_s / other.rounds_per_s for one, other in pairs), default=None)
+
+
+def slower_s(
+    staged: Sequence[RankAnswer],
+    beside: Sequence[RankAnswer],
+    alone: Sequence[RankAnswer],
+    seconds: float,
+) -> float | None:
+    """Seconds by which the steps of the rank that lost most were longer than without the save; None
+    where none trained.
+
+    seconds: how long each trained beside the save, and alone.
+    """
+    found = (
+        (call.ended_ns - call.begun_ns) / 1e9
+        + seconds * (1 - one.rounds_per_s / other.rounds_per_s)
+        for call, one, other in zip(staged, beside, alone, strict=False)
+    )
+    return max(found, default=None) if beside else None
 
 
 def _both(first: Usage, second: Usage) -> Usage:

@@ -153,7 +153,7 @@ def train(plan: TrainerPlan, mesh: Mesh, store: ckpt.Store | None) -> None:
     trainer = Trainer(plan, mesh)
     if store is not None:
         _resume(plan, store, trainer)
-        store.prepare(trainer.state(), rank=plan.rank, world_size=plan.world_size)
+        store.prepare(trainer.state(), rank=plan.rank, world_size=plan.world_size).result()
     _say(Started(trainer.training.step))
     while trainer.training.step < plan.steps:
         loss = trainer.take_step()

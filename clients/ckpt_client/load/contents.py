@@ -70,6 +70,8 @@ class Contents:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._memory = FirstTouch()
+        #: What the index says of a name: it is asked for each look at a want, and checks it.
+        self._variants: dict[str, tuple[IndexTensor, ...]] = {}
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
@@ -81,7 +83,10 @@ class Contents:
 
     def variants(self, name: str) -> tuple[IndexTensor, ...]:
         """Every tensor of that name: ranks may have their own; empty when there is none."""
-        return variants_of(self._reading.index, name)
+        found = self._variants.get(name)
+        if found is None:
+            found = self._variants[name] = variants_of(self._reading.index, name)
+        return found
 
     def values(self, rank: Rank) -> dict[str, Scalar]:
         """Plain values of a rank's tree, by path."""

@@ -4,13 +4,14 @@
     slot 1          |read 1|copy 1|      |read 3|copy 3|
 
 Reading fills a slot while the device copies from the others. The slots are all the memory there is,
-however much passes.
+however much passes. The first one is made while it is still being found out what to read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -34,6 +35,17 @@ class Ring(Generic[Memory]):
         self._sent: deque[tuple[Memory, StreamPoint]] = deque()
         #: The slot that is being filled.
         self._taken: Memory | None = None
+        #: The first slot, until it is taken.
+        self._ahead: Future[Memory] | None = None
+
+    def make_ahead(self) -> None:
+        """Have the first slot made on a thread of its own; once, before the first `take`, which
+        raises what that raised.
+        """
+        assert self._ahead is None
+        pool = ThreadPoolExecutor(1, thread_name_prefix="ckpt-slot")
+        self._ahead = pool.submit(self._make)
+        pool.shutdown(wait=False)
 
     def take(self) -> Memory:
         """A slot to fill: that of the last `take` when nothing was sent since. Waits until copies
@@ -63,8 +75,15 @@ class Ring(Generic[Memory]):
                 point.wait()
         self._sent.clear()
         self._taken = None
+        if self._ahead is not None:
+            self._ahead.cancel()
+            wait([self._ahead])
+            self._ahead = None
 
     def _free(self) -> Memory:
+        if self._ahead is not None:
+            first, self._ahead = self._ahead, None
+            return first.result()
         is_full = len(self._sent) == self._slot_count
         if not (is_full or (self._sent and self._sent[0][1].passed)):
             return self._make()

@@ -7,6 +7,7 @@ only copies.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import repeat
@@ -78,7 +79,7 @@ NUMPY: Final = NumpyCopier()
 
 
 class HalfWriter:
-    """I write packings into one half, one at a time."""
+    """I write packings into one half, one at a time; another thread may make me ready."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -89,6 +90,15 @@ class HalfWriter:
         self._last: tuple[StateLayout, Hashable, tuple[object, Picker]] | None = None
         #: Those that copy into this memory by themselves.
         self._locked: list[Accelerator] = []
+        #: Whether the memory is given up: nobody locks it any more.
+        self._released = False
+        #: Guards these three.
+        self._readying = threading.Lock()
+
+    def make_ready(self, packing: PackingPlan, copier: Copier = NUMPY) -> None:
+        """What `write` does once for such packings, ahead of it. Raises Aborted."""
+        with self._readying:
+            self._ready(packing, copier)
 
     def write(self, packing: PackingPlan, copier: Copier = NUMPY) -> None:
         """Copy everything; the half has at least `layout.half_bytes`. It is all there once
@@ -96,10 +106,8 @@ class HalfWriter:
         """
         layout = packing.layout
         assert len(self.memory) >= layout.half_bytes
-        for accelerator in copier.accelerators:
-            if accelerator not in self._locked and accelerator.lock_pages(self.memory):
-                self._locked.append(accelerator)
-        prepared, whole = self._prepared(packing, copier)
+        with self._readying:
+            prepared, whole = self._ready(packing, copier)
         copier.copy(prepared, whole(packing.arrays))
         for span in layout.parts:
             target = self._bytes[span.offset : span.offset + span.length]
@@ -119,10 +127,16 @@ class HalfWriter:
 
     def release(self) -> None:
         """Before the memory is given up: no accelerator copies into it any more."""
-        while self._locked:
-            self._locked.pop().unlock_pages(self.memory)
+        with self._readying:
+            self._released = True
+            while self._locked:
+                self._locked.pop().unlock_pages(self.memory)
 
-    def _prepared(self, packing: PackingPlan, copier: Copier) -> tuple[object, Picker]:
+    def _ready(self, packing: PackingPlan, copier: Copier) -> tuple[object, Picker]:
+        for accelerator in copier.accelerators:
+            known = accelerator in self._locked or self._released
+            if not known and accelerator.lock_pages(self.memory):
+                self._locked.append(accelerator)
         layout = packing.layout
         if self._last is None or self._last[0] is not layout or self._last[1] != copier.kind:
             places = [self._place(layout, span, copier) for span in layout.whole.values()]

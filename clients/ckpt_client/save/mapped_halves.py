@@ -42,6 +42,11 @@ class MappedHalves:
             os.close(descriptor)
         return self._mapped.get(half)
 
+    def all(self) -> list[HalfWriter]:
+        """Those that the stager has sent."""
+        found = [self.find(half) for half in (*self._mapped, *self._unmapped)]
+        return [one for one in found if one is not None]
+
     def clear(self) -> None:
         """Mapped memory would outlive the stager here."""
         for half in (*self._mapped, *self._unmapped):

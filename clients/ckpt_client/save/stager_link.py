@@ -16,11 +16,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import start_detached
-from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.copying import NUMPY, Copier, HalfWriter
 from ckpt_client.save.handle import Save
 from ckpt_client.save.mapped_halves import MappedHalves
 from ckpt_client.save.packing import PackingPlan
@@ -31,6 +32,9 @@ LINE_TIMEOUT_S = 2.0
 """A stager that does not answer within this is not kept for another store, nor taken over."""
 PATIENCE_S = 10.0
 """A longer wait for a stager is logged, with its reason: for a stopped one it would never end."""
+_CLOSED: Final = wire.Prepared(
+    Aborted.code, "the store was closed before its staging memory was prepared"
+)
 _log = logging.getLogger("ckpt.save")
 #: Every link of this process. A forked child closes its copies of their sockets.
 _links: weakref.WeakSet[StagerLink] = weakref.WeakSet()
@@ -80,8 +84,12 @@ class StagerLink:
         self._warned: list[Save] = []
         #: Run -> how many seconds its last committed save took.
         self._durations_s: dict[str, float] = {}
-        #: Answers to Prepare since the last one was sent.
-        self._prepared: list[wire.Prepared] = []
+        #: Held while memory is prepared: one after the other.
+        self._prepare_turn = threading.Lock()
+        #: Held where an ask or a Prepare is sent: what an ask takes was announced at that moment.
+        self._asking_turn = threading.Lock()
+        #: The answer to the last Prepare; None until it comes: what is announced may give way.
+        self._prepared: wire.Prepared | None = wire.Prepared()
         self.pid = 0
         """The stager's, once it is up."""
         #: Whether the stager serves a store of this process: not while it is parked.
@@ -110,15 +118,27 @@ class StagerLink:
 
     # ----------------------------------------------------------------------- staging
 
-    def prepare(self, half_bytes: int) -> None:
-        """Have both halves faulted in at this size. Raises NoSpace or Refused."""
-        with self._news:
-            self._prepared.clear()
-        self._send(wire.Prepare(half_bytes))
-        self.wait_until(lambda: bool(self._prepared), None)
-        answer = self._prepared[-1]
-        if answer.code:
-            raise error_from_wire(answer.code, answer.message)
+    def prepare(
+        self, half_bytes: int, packing: PackingPlan | None = None, copier: Copier = NUMPY
+    ) -> None:
+        """Have both halves faulted in at this size, as far as the cap allows, and ready for copies
+        of this plan. Saves may be staged meanwhile. Raises NoSpace, Refused, Aborted.
+        """
+        with self._prepare_turn:
+            with self._asking_turn:
+                with self._news:
+                    self._prepared = None if self._attached else _CLOSED
+                if self._prepared is None:
+                    self._send(wire.Prepare(half_bytes))
+            self.wait_until(lambda: self._prepared is not None, None)
+            with self._news:
+                answer, halves = self._prepared, self._halves.all()
+            assert answer is not None
+            if answer.code:
+                raise error_from_wire(answer.code, answer.message)
+            for half in halves:
+                if packing is not None and len(half.memory) >= packing.layout.half_bytes:
+                    half.make_ready(packing, copier)
 
     def ask_half(
         self, number: int, run: str, step: int, half_bytes: int, when_full: str
@@ -127,14 +147,15 @@ class StagerLink:
         `wait_half` tells which it is.
         """
         self.take_news()
-        with self._news:
-            self._halves.made_s.clear()
-            taken, self._open = self._open, None
-            self._asking.add(number)
-            half = self._halves.find(taken) if taken is not None else None
-            if half is None or len(half.memory) < half_bytes:
-                taken = half = None
-        self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
+        with self._asking_turn:
+            with self._news:
+                self._halves.made_s.clear()
+                taken, self._open = None if self._prepared is None else self._open, None
+                self._asking.add(number)
+                half = self._halves.find(taken) if taken is not None else None
+                if half is None or len(half.memory) < half_bytes:
+                    taken = half = None
+            self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
         return half
 
     def wait_half(self, number: int) -> tuple[HalfWriter, float] | None:
@@ -378,16 +399,19 @@ class StagerLink:
                 self.pid, self._attached = pid, True
             case wire.Detached():
                 self._attached, self._open = False, None
+                self._prepared = _CLOSED
                 self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
                 assert descriptor is not None, "HalfReady carries its memory"
+                if self._open == half:
+                    self._open = None
                 self._halves.take(half, descriptor, half_bytes, fault_in_us / US_PER_S)
             case wire.HalfOpen(half):
                 # One that met our ask on the way is old: that ask may have been given this half.
                 if not self._asking:
                     self._open = half
             case wire.Prepared() as answer:
-                self._prepared.append(answer)
+                self._prepared = answer
             case wire.HalfGranted(number, half):
                 self._granted[number] = half
                 self._asking.discard(number)

@@ -9,11 +9,13 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step
+from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, next_save_number
 from ckpt_client.save.beside import Beside
+from ckpt_client.save.copying import Copier
 from ckpt_client.save.packing import PackingPlan, PackingPlanner
 from ckpt_client.save.parked_stagers import find_stager, park
 from ckpt_client.save.stager_link import StagerLink
@@ -59,10 +61,17 @@ class Stagers:
             )
         return packing
 
-    def prepare(self, place: RankPlace, half_bytes: int) -> None:
-        """Make that rank's staging memory ahead of its first save. Raises NoSpace, Unavailable."""
+    def prepare(self, place: RankPlace, packing: PackingPlan, copier: Copier) -> None:
+        """Start that rank's stager and make its memory ready for saves like this one. Raises
+        NoSpace, Unavailable, Aborted, and Refused when parked.
+        """
+        layout = packing.layout
+        # Other values of the state, and other ranks' names, move the layout's end a little.
+        half_bytes = layout.half_bytes + len(layout.declaration) + PAGE_BYTES
         with self.lock:
-            self._link(place).prepare(half_bytes)
+            self._connection.ensure_cluster()
+            link = self._link(place)
+        link.prepare(min(half_bytes, self._settings.arena_bytes_max), packing, copier)
 
     def staging(
         self,

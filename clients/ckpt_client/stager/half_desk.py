@@ -56,8 +56,8 @@ class HalfDesk:
         self._granted: dict[int, int] = {}
         #: save -> half, from the grant until the release.
         self._half_of: dict[int, int] = {}
-        #: How many answers of workers a Prepare still waits for; 0 when none is under way.
-        self._preparing = 0
+        #: How large the Prepare under way wants the halves; 0 when none is under way.
+        self._preparing_bytes = 0
         #: Why a half of the Prepare under way could not be made.
         self._prepare_error: CkptError | None = None
 
@@ -87,7 +87,7 @@ class HalfDesk:
         self._parked.clear()
         self._granted.clear()
         self._asked_bytes.clear()
-        self._preparing = 0
+        self._preparing_bytes = 0
 
     def announce_all(self) -> None:
         """Another store of the trainer has nothing mapped yet."""
@@ -98,13 +98,17 @@ class HalfDesk:
         self._announce()
 
     def prepare(self, half_bytes: int) -> None:
-        """Make what the cap allows of both halves; answered by Prepared."""
+        """Make what the cap allows of both halves; answered by Prepared. Saves under way keep their
+        memory.
+        """
         if not self._halves.fits_ever(half_bytes):
             self._send(wire.Prepared("refused", self._too_large(half_bytes)), None)
             return
+        # What was announced may give way to larger memory.
+        self._open = None
         self._prepare_error = None
-        self._preparing = 1 + sum(self.make(half, half_bytes) for half in (0, 1))
-        self._prepared()
+        self._preparing_bytes = half_bytes
+        self._go_on_preparing()
 
     # ----------------------------------------------------------------------- machine
 
@@ -126,10 +130,13 @@ class HalfDesk:
 
     def make(self, half: int, half_bytes: int) -> bool:
         """Have memory made for a half that has less; True when a worker is at it now."""
+        return self._make(half, half_bytes, self._halves.plan)
+
+    def _make(self, half: int, half_bytes: int, plan: Callable[[int, int], int | None]) -> bool:
         slot = self.slot(half)
         if slot.making_bytes or (slot.held and half not in self._granted):
             return False
-        size = self._halves.plan(half, half_bytes)
+        size = plan(half, half_bytes)
         if size is None:
             return False
         begun = time.monotonic_ns()
@@ -189,7 +196,7 @@ class HalfDesk:
         self._send(wire.HalfReady(half, memory.size, spent_us), memory.descriptor)
         self._settle(half)
         self._announce()
-        self._prepared()
+        self._go_on_preparing()
 
     def _announce(self) -> None:
         """A save that asks first waits for our turn on the processor, when all ranks copy."""
@@ -207,9 +214,8 @@ class HalfDesk:
         save = self._granted.get(half)
         if save is not None:
             self._lack(save, half, error)
-        if self._preparing:
-            self._prepare_error = error
-            self._prepared()
+        self._prepare_error = error
+        self._go_on_preparing()
 
     def _lack(self, save: int, half: int, error: CkptError) -> None:
         self._granted.pop(half, None)
@@ -221,14 +227,23 @@ class HalfDesk:
         text, hint = wire.cut_text(error.message), wire.cut_text(error.hint)
         self._send(wire.SaveRefused(save, code, text, hint), None)
 
-    def _prepared(self) -> None:
-        if not self._preparing:
+    def _go_on_preparing(self) -> None:
+        half_bytes, error = self._preparing_bytes, self._prepare_error
+        if not half_bytes:
             return
-        self._preparing -= 1
-        if not self._preparing:
-            error = self._prepare_error
-            text = wire.cut_text(str(error)) if error is not None else ""
-            self._send(wire.Prepared(error.code if error is not None else "", text), None)
+        if error is None:
+            # Under a cap that has room for one, the one that is large enough stays.
+            first, second = sorted((0, 1), key=lambda half: self.slot(half).size < half_bytes)
+            self.make(first, half_bytes)
+            self._make(second, half_bytes, self._halves.plan_beside)
+        if any(self.slot(half).making_bytes for half in (0, 1)):
+            return
+        self._preparing_bytes = 0
+        # The trainer has forgotten what was announced before.
+        self._open = None
+        self._announce()
+        text = wire.cut_text(str(error)) if error is not None else ""
+        self._send(wire.Prepared(error.code if error is not None else "", text), None)
 
     def _too_large(self, half_bytes: int) -> str:
         return (

@@ -68,22 +68,34 @@ class Halves:
 
         Free memory of other halves is given up when the cap asks for it.
         """
+        others = self._others(number)
+        room = self.bytes_max - sum(one.claimed_bytes for one in others)
+        return self._plan(number, half_bytes, room)
+
+    def plan_beside(self, number: int, half_bytes: int) -> int | None:
+        """`plan`, and the others keep what they have."""
+        others = self._others(number)
+        room = self.bytes_max - sum(max(one.size, one.making_bytes) for one in others)
+        return self._plan(number, half_bytes, room)
+
+    def _plan(self, number: int, half_bytes: int, room: int) -> int | None:
         slot = self.slots[number]
         if slot.size >= half_bytes or slot.making_bytes >= half_bytes:
             return None
-        others = [one for place, one in enumerate(self.slots) if place != number]
-        room = self.bytes_max - sum(one.claimed_bytes for one in others)
         size = half_size(half_bytes, slot.size)
         if size > room:
             size = align_up(half_bytes, HALF_UNIT_BYTES)
         if size > room:
             return None
-        for one in others:
-            if not one.held and one.size + size > room:
+        for one in self._others(number):
+            if not one.held and one.size + size > self.bytes_max:
                 self._drop(one)
         self._drop(slot)
         slot.making_bytes = size
         return size
+
+    def _others(self, number: int) -> list[HalfSlot]:
+        return [one for place, one in enumerate(self.slots) if place != number]
 
     def installed(self, number: int, memory: Half) -> None:
         """The worker is done."""

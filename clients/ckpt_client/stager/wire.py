@@ -51,7 +51,9 @@ class Attach(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class Prepare(_Packet, frozen=True, tag=True, array_like=True):
-    """Fault halves of this size in before they are needed."""
+    """Fault halves of this size in before they are needed. What HalfOpen said before the answer
+    holds no more, but for the last one after a half's new memory.
+    """
 
     half_bytes: int
 

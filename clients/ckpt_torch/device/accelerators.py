@@ -3,9 +3,12 @@ and loading. Only the generic calls of `torch.accelerator` are used, but for loc
 
 Staging, for each save:
 
-    device   | small ones ──gather──> buffer |  large tensors |       on a stream of copies' own,
+    device   | small ones ──gather──> buffer |  large tensors |       on streams of copies' own,
                                         │            │                after the caller's
     arena    |  document  | small ones, side by side | large ones |   locked pages: no copy between
+
+    gathering   |fill 0|fill 1|      |fill 0|      |fill 1|           two buffers, in turns: one is
+    copies             |copy 0       |copy 1       |copy 0            filled while the other crosses
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Final, cast
 
 import torch
 
@@ -23,6 +26,9 @@ from ckpt.base.errors import Aborted
 from ckpt_client.accelerator import OutPlan, StreamPoint
 from ckpt_torch.device.gathering import GATHER_BYTES, Gathered, runs_of
 from ckpt_torch.device.page_locks import PageLocks, locked_memory
+
+BUFFERS: Final = 2
+"""Of GATHER_BYTES each."""
 
 
 @cache
@@ -69,6 +75,15 @@ class _Plan:
     """(number of the source, target)."""
 
 
+@dataclass(slots=True)
+class _Buffer:
+    """Where small tensors meet on the device."""
+
+    memory: torch.Tensor
+    free: torch.Event
+    """Passed when its bytes have left it."""
+
+
 class TorchAccelerator:
     """See Accelerator. Thread safe: each store stages on a thread of its own."""
 
@@ -76,11 +91,12 @@ class TorchAccelerator:
         self.name = str(device)
         self._device = device
         self._stream = torch.Stream(device=device)
+        self._gathering = torch.Stream(device=device)
         self._locks = PageLocks(device)
         #: Held while copies out are queued, which share what follows.
         self._queueing = threading.Lock()
-        #: Small tensors meet here, chunk after chunk, in the order of the stream.
-        self._buffer: torch.Tensor | None = None
+        #: Two, once small tensors are planned; each run of a plan has its own of them.
+        self._buffers: list[_Buffer] = []
         #: Two, of locked memory of torch's own, for where the arena's pages cannot be locked.
         self._slots: list[torch.Tensor] = []
 
@@ -101,7 +117,8 @@ class TorchAccelerator:
             if len(run) == 1:
                 plan.single.append((run[0], here[run[0]]))
             else:
-                plan.gathered.append(Gathered.of(run, here, self._gather_buffer()))
+                number = len(plan.gathered) % BUFFERS
+                plan.gathered.append(Gathered.of(run, here, self._gather_buffer(number).memory))
         return plan
 
     def copy_out(self, plan: OutPlan, sources: Sequence[object], after: StreamPoint) -> StreamPoint:
@@ -110,13 +127,12 @@ class TorchAccelerator:
         tensors = cast(Sequence[torch.Tensor], sources)
         with self._queueing, _device_errors(self.name), self._on_stream():
             self._stream.wait_event(after.event)
-            for few in plan.gathered:
-                for group in few.groups:
-                    group.gather(sources)
-                assert self._buffer is not None
-                self._move_out(self._buffer[: few.target.numel()], few.target)
+            # And after what `flat_bytes` was asked for.
+            self._gathering.wait_event(self._record(self._stream).event)
             for number, target in plan.single:
                 self._move_out(tensors[number], target)
+            for number, few in enumerate(plan.gathered):
+                self._gather_out(few, sources, self._buffers[number % BUFFERS])
             return self._record(self._stream)
 
     def copy_in(self, sources: Sequence[object], targets: Sequence[object]) -> StreamPoint:
@@ -154,11 +170,25 @@ class TorchAccelerator:
         with torch.no_grad(), self._stream:
             yield
 
-    def _gather_buffer(self) -> torch.Tensor:
-        if self._buffer is None:
-            with _device_errors(self.name), self._on_stream():
-                self._buffer = torch.zeros(GATHER_BYTES, dtype=torch.uint8, device=self._device)
-        return self._buffer
+    def _gather_out(self, few: Gathered, sources: Sequence[object], buffer: _Buffer) -> None:
+        with self._gathering:
+            self._await_free(buffer)
+            for group in few.groups:
+                group.gather(sources)
+        self._stream.wait_event(self._record(self._gathering).event)
+        self._move_out(buffer.memory[: few.target.numel()], few.target)
+        buffer.free = self._record(self._stream).event
+
+    def _await_free(self, buffer: _Buffer) -> None:
+        self._gathering.wait_event(buffer.free)
+
+    def _gather_buffer(self, number: int) -> _Buffer:
+        # Whoever prepares a save plans beside whoever copies one.
+        with self._queueing, _device_errors(self.name), torch.no_grad(), self._gathering:
+            while len(self._buffers) <= number:
+                memory = torch.zeros(GATHER_BYTES, dtype=torch.uint8, device=self._device)
+                self._buffers.append(_Buffer(memory, self._record(self._gathering).event))
+            return self._buffers[number]
 
     def _move_out(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if not self._locks.failed:

@@ -17,7 +17,7 @@ from ckpt.base.units import MiB
 from ckpt_client.save.packing import ITEM_ALIGN, SMALL_BYTES, Picker, picker
 
 GATHER_BYTES: Final = 16 * MiB
-"""Of the buffer, and so of a run at most."""
+"""Of a buffer, and so of a run at most."""
 ROW_MIN: Final = 8
 """Fewer small tensors are not worth a call of their own."""
 #: CUDA's gather of scattered tensors computes with some types, and makes other NaNs of NaNs.

@@ -69,10 +69,17 @@ def _calls_of(device: torch.device) -> tuple[Register, Unregister] | None:
     """
     if device.type == "cuda":
         runtime = torch.cuda.cudart()
-        return (
-            lambda address, size: int(runtime.cudaHostRegister(address, size, PORTABLE)) == 0,
-            lambda address: int(runtime.cudaHostUnregister(address)) == 0,
-        )
+
+        def register(address: int, size: int) -> bool:
+            # A thread begins on device 0, and would make itself a context there.
+            with torch.cuda.device(device):
+                return int(runtime.cudaHostRegister(address, size, PORTABLE)) == 0
+
+        def unregister(address: int) -> bool:
+            with torch.cuda.device(device):
+                return int(runtime.cudaHostUnregister(address)) == 0
+
+        return register, unregister
     module = torch.get_device_module(device)
     if hasattr(module, "host_register") and hasattr(module, "host_unregister"):
         return module.host_register, module.host_unregister

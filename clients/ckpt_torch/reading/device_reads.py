@@ -57,18 +57,23 @@ class DeviceReads:
     it no copy is under way, whatever was raised.
     """
 
-    def __init__(self, devices: Iterable[torch.device], ring_bytes: int = RING_BYTES) -> None:
-        """devices: those that the state lies on, the host's memory among them or not. What the
-        calling thread has queued there is done before anything is copied.
+    def __init__(self, tensors: Iterable[torch.Tensor], ring_bytes: int = RING_BYTES) -> None:
+        """tensors: what may be filled, on devices or in the host's memory: no slot is larger than
+        they need. What the calling thread has queued on these devices is done before anything is
+        copied. The first slots are made beside the caller.
 
         Raises Refused for a ring that is too small.
         """
         if ring_bytes < RING_BYTES_MIN:
             least = format_bytes(RING_BYTES_MIN)
             raise Refused(f"a ring of {ring_bytes} bytes", hint=f"at least {least}")
-        found = list(dict.fromkeys(filter(is_apart, devices)))
-        slot_bytes = ring_bytes // SLOTS // max(1, len(found)) // ALIGN_BYTES * ALIGN_BYTES
-        self._lanes = {device: _Lane(device, slot_bytes) for device in found}
+        sizes: dict[torch.device, int] = {}
+        for tensor in tensors:
+            if is_apart(tensor.device):
+                room = -(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+                sizes[tensor.device] = sizes.get(tensor.device, 0) + room
+        slot_bytes = ring_bytes // SLOTS // max(1, len(sizes)) // ALIGN_BYTES * ALIGN_BYTES
+        self._lanes = {device: _Lane(device, slot_bytes, size) for device, size in sizes.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -81,13 +86,6 @@ class DeviceReads:
     ) -> None:
         for lane in self._lanes.values():
             lane.ring.close()
-
-    def expect(self, wants: Iterable[DeviceWant]) -> None:
-        """An attempt begins, which wants all these: memory is made for no more."""
-        every = list(wants)
-        for device, lane in self._lanes.items():
-            mine = [each for each in every if each.tensor.device == device]
-            lane.expect(sum(-(-each.tensor.nbytes // ALIGN_BYTES) for each in mine) * ALIGN_BYTES)
 
     def fill(self, contents: Contents, host: Sequence[Want], wants: Sequence[DeviceWant]) -> None:
         """Read all of it: host memory is filled afterwards, for the devices copies are queued, see
@@ -122,7 +120,8 @@ class DeviceReads:
 class _Lane:
     """The way into one device."""
 
-    def __init__(self, device: torch.device, slot_bytes: int) -> None:
+    def __init__(self, device: torch.device, slot_bytes: int, size: int) -> None:
+        """size: of all that may go there, in bytes."""
         self.slot_bytes = slot_bytes
         """How batches are cut."""
         self.ring = Ring(self._slot, SLOTS)
@@ -134,10 +133,9 @@ class _Lane:
         #: What the caller had queued, until it is through: it may still write the tensors.
         self._before: StreamPoint | None = self._accelerator.now()
         #: A state that is smaller than a slot needs no more than itself.
-        self._needed_bytes = slot_bytes
-
-    def expect(self, size: int) -> None:
-        self._needed_bytes = min(self.slot_bytes, size)
+        self._needed_bytes = min(slot_bytes, size)
+        if size:
+            self.ring.make_ahead()
 
     def read(
         self, contents: Contents, also: list[Want], pieces: Sequence[tuple[DeviceWant, BoxPart]]

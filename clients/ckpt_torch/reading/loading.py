@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
@@ -62,7 +63,7 @@ def load(
     state = asked(state_dict)
     job = LoadJob(state, who, LoadOrder(order, names_of(state)), strict, allow_pickle)
     with (
-        DeviceReads(devices_of(state), ring_bytes) as devices,
+        DeviceReads(tensors_of(state), ring_bytes) as devices,
         where.store.resolve(
             where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
         ) as checkpoint,
@@ -83,7 +84,7 @@ def fill(
     """`load` of a checkpoint that is resolved, and stays open. Raises what `load` raises."""
     state = asked(state_dict)
     job = LoadJob(state, who, LoadOrder((), ()), strict=False, allow_pickle=allow_pickle)
-    with DeviceReads(devices_of(state)) as devices:
+    with DeviceReads(tensors_of(state)) as devices:
         found = job.read(checkpoint, devices)
     give_back(state_dict, state, found)
 
@@ -110,7 +111,6 @@ class LoadJob:
         wanted.look_up(self.state, strict=self.strict, allow_pickle=self.allow_pickle)
         generation = checkpoint.info.checkpoint
         self.order.begin(generation)
-        devices.expect(each for part in wanted.parts for each in part.on_devices)
         for number, part in enumerate(wanted.parts):
             if self.order.is_handed_out(number):
                 devices.fill(contents, part.new, ())
@@ -128,13 +128,15 @@ def names_of(state: Mapping[str, object]) -> Iterator[str]:
     return (name for name, _ in leaves(state))
 
 
-def devices_of(state: Mapping[str, object]) -> Iterator[torch.device]:
-    """Those that tensors of this rank lie on, again and again."""
+def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    """What this rank has of all tensors."""
     for _, leaf in leaves(state):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf.device
+        if isinstance(leaf, DTensor):
+            yield leaf.to_local()
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
         elif isinstance(leaf, ShardedTensor):
-            yield from (shard.tensor.device for shard in leaf.local_shards())
+            yield from (shard.tensor for shard in leaf.local_shards())
 
 
 def give_back(state_dict: dict[str, object], state: dict[str, object], found: NewLeaves) -> None:

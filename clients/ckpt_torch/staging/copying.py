@@ -75,6 +75,7 @@ class TorchCopier:
         self._queued: list[tuple[TorchAccelerator, StreamPoint]] = []
         #: What they copy from beside `arrays`, until then.
         self._kept: list[torch.Tensor] = []
+        self.watched = watched
         self._watch = _TensorWatch(arrays, wholes) if watched else None
 
     @property

@@ -8,7 +8,7 @@ way. What is no plain tensor, one-box DTensor, numpy array or plain value goes t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, cast
 from weakref import WeakKeyDictionary
@@ -53,7 +53,13 @@ class Known:
     plain: tuple[str, ...]
     """Names of the plain values, in the order of the walk."""
     holders: Holders
-    """What all ranks together came to."""
+    """What all ranks together came to; until they have met, what this one supposes."""
+    supposed: bool = False
+    """They have not met: nothing was saved yet, and `holders` is a guess."""
+
+    def agrees(self, holders: Holders) -> bool:
+        """Whether this is what the ranks have come to now."""
+        return holders is self.holders or (self.supposed and holders == self.holders)
 
     def values(self, found: Found) -> dict[str, Scalar]:
         """The plain values by name."""
@@ -76,8 +82,20 @@ def recognise(known: Known, state: Mapping[str, object]) -> Found | None:
         return known.form.recognise(state)
 
 
+def confirm(store: Store, known: Known, holders: Holders) -> None:
+    """The ranks have met, and came to what was known or supposed."""
+    if known.supposed:
+        _known[store] = replace(known, holders=holders, supposed=False)
+
+
 def remember(
-    store: Store, state: Mapping[str, object], layout: StateLayout, shape: Shape, holders: Holders
+    store: Store,
+    state: Mapping[str, object],
+    layout: StateLayout,
+    shape: Shape,
+    holders: Holders,
+    *,
+    supposed: bool = False,
 ) -> None:
     """Keep the form of what was just laid out, or nothing when it is not one of ours."""
     _known.pop(store, None)
@@ -89,7 +107,9 @@ def remember(
         form = learn_form(root, state, _fits(state, root))
     if form is not None:
         plain = tuple(walk.plain)
-        _known[store] = Known(layout.rank, layout.world_size, form, layout, shape, plain, holders)
+        _known[store] = Known(
+            layout.rank, layout.world_size, form, layout, shape, plain, holders, supposed
+        )
 
 
 def _fits(state: Mapping[str, object], root: Form) -> Callable[[list[object]], bool]:

@@ -1,0 +1,58 @@
+"""`prepare`: ahead of the first save, and beside the training, what that save would wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import torch.distributed as dist
+
+from ckpt_client.default import process_store
+from ckpt_client.store import Store
+from ckpt_torch.place import CheckpointName, find_where, find_who
+from ckpt_torch.staging.copying import TorchCopier
+from ckpt_torch.staging.known import recall, recognise, remember
+from ckpt_torch.staging.parts import parts_of
+from ckpt_torch.tree import asked
+
+
+def prepare(
+    state_dict: Mapping[str, object],
+    *,
+    checkpoint_id: CheckpointName | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    store: Store | str | None = None,
+    allow_pickle: bool = False,
+) -> Future[None]:
+    """Make this rank ready for saves of states like this one, beside the training, so that the
+    first is as fast as the others: its stager is started, and the staging memory is made, and
+    locked for the accelerators that the state lies on.
+
+    No save has to wait for it. Call it once the state has its final form, an optimizer's moments
+    included, and again when it has grown. Every rank may call it, or only some: none is asked, and
+    nothing is copied, begun or seen elsewhere.
+
+    state_dict, process_group, no_dist, allow_pickle: as `async_save` takes them.
+    checkpoint_id, store: where it will be saved; RUN or RUN/STEP, or none beside a store.
+
+    The future ends when all is there, or raises what a save would: NoSpace, Unavailable, Aborted.
+    It need not be asked: the log has its error. Raises Refused by path for what cannot be stored,
+    and what opening the store raises.
+    """
+    who = find_who(process_group, no_dist)
+    if checkpoint_id is not None:
+        opened = find_where(checkpoint_id, store).store
+    else:
+        opened = store if isinstance(store, Store) else process_store(store)
+    preparation = opened.preparation(rank=who.rank, world_size=who.world_size)
+    state = asked(state_dict)
+    known = recall(opened, who)
+    found = recognise(known, state) if known is not None else None
+    packing = known.layout.packing(found) if known is not None and found is not None else None
+    if packing is None:
+        parts = parts_of(state, allow_pickle)
+        holders = parts.guessed_holders(who)
+        packing, _ = parts.laid_out(preparation.lay_out, holders)
+        remember(opened, state, packing.layout, parts.shape(), holders, supposed=True)
+    return preparation.begin(packing, TorchCopier(packing.arrays))

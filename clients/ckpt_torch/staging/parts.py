@@ -1,0 +1,157 @@
+"""What does each leaf of a state dict mean in a save, and which ranks hold it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpt.base.errors import Refused
+from ckpt.format.tree import Scalar, path_text
+from ckpt_client.save.packing import PackingPlan
+from ckpt_client.save.shards import Replicated, Shard, Shards
+from ckpt_client.save.state import AnyArray
+from ckpt_torch.boxes import Extent, held, is_tensor, mesh_holders
+from ckpt_torch.exchange import Box, Holders, Shape
+from ckpt_torch.place import Who
+from ckpt_torch.staging.copying import Whole
+from ckpt_torch.staging.stand_ins import StandIns
+from ckpt_torch.tree import (
+    PICKLE_KEY,
+    as_scalar,
+    is_array,
+    is_plain,
+    leaves,
+    pickle_name,
+    pickled,
+    replaced,
+)
+
+
+def parts_of(
+    state: Mapping[str, object], allow_pickle: bool, check_finite: bool | tuple[str, ...] = False
+) -> StateParts:
+    """Every leaf looked at; raises Refused by path.
+
+    check_finite: as `ckpt_torch.async_save` takes it.
+    """
+    parts = StateParts(state, allow_pickle, check_finite)
+    for name, leaf in leaves(state):
+        parts.add(name, leaf)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One leaf's boxes in memory."""
+
+    global_shape: Extent
+    boxes: tuple[tuple[Extent, AnyArray], ...]
+    """(offset, array)."""
+    ranks: Extent = ()
+    """Which ranks hold these boxes, as its mesh says; empty for what has none."""
+
+
+@dataclass(slots=True)
+class StateParts:
+    """I look at each leaf of a state once: what it is, and where its memory lies."""
+
+    state: Mapping[str, object]
+    allow_pickle: bool
+    check_finite: bool | tuple[str, ...]
+    stand_ins: StandIns = field(default_factory=StandIns)
+    tensors: dict[str, _Tensor] = field(default_factory=dict)
+    plain: dict[str, Scalar] = field(default_factory=dict)
+
+    def add(self, name: str, leaf: object) -> None:
+        """Raises Refused by path."""
+        try:
+            if is_tensor(leaf):
+                self.tensors[name] = self._tensor_of(leaf)
+            elif isinstance(leaf, np.ndarray | np.generic):
+                self.tensors[name] = _whole(np.asarray(leaf))
+            elif is_plain(leaf):
+                self.plain[name] = as_scalar(leaf)
+            elif self.allow_pickle:
+                self.tensors[pickle_name(name)] = _whole(pickled(leaf))
+            else:
+                kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+                raise Refused(
+                    f"a {kind} is not plain data",
+                    hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
+                )
+        except Refused as error:
+            raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
+        if is_array(leaf) and self._is_checked(name):
+            for _, array in self.tensors[name].boxes:
+                self.stand_ins.check_finite(name, array)
+
+    def _tensor_of(self, leaf: object) -> _Tensor:
+        found = held(leaf)
+        boxes = tuple((box.offset, self.stand_ins.array(box.tensor, leaf)) for box in found.boxes)
+        return _Tensor(found.global_shape, boxes, mesh_holders(leaf))
+
+    def _is_checked(self, name: str) -> bool:
+        if isinstance(self.check_finite, bool):
+            return self.check_finite
+        return name.partition("/")[0] in [path_text((key,)) for key in self.check_finite]
+
+    def shape(self) -> Shape:
+        """What other ranks need to know."""
+        boxes: list[Box] = [
+            (name, offset, array.shape)
+            for name, tensor in self.tensors.items()
+            for offset, array in tensor.boxes
+        ]
+        return Shape.of(boxes, self.plain)
+
+    def guessed_holders(self, who: Who) -> Holders:
+        """Which ranks hold what, as far as this one can say without them: a DTensor's boxes those
+        that its mesh says, all else everyone.
+        """
+        everyone = tuple(range(who.world_size))
+        boxes = {
+            (name, offset, array.shape): tensor.ranks or everyone
+            for name, tensor in self.tensors.items()
+            for offset, array in tensor.boxes
+        }
+        return Holders(boxes, dict.fromkeys(self.plain, everyone), who.world_size)
+
+    def laid_out(
+        self, lay_out: Callable[[object], PackingPlan], holders: Holders
+    ) -> tuple[PackingPlan, list[Whole]]:
+        """The plan with the tensors themselves, and which DTensors these are parts of.
+
+        lay_out: as `SaveTurn.lay_out`; this raises what it raises.
+        """
+        packing = lay_out(
+            replaced(self.state, lambda name, leaf: self._declare(name, leaf, holders))
+        )
+        return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
+
+    def _declare(self, name: str, leaf: object, holders: Holders) -> object:
+        """The leaf with its meaning."""
+        if name in self.plain:
+            common = len(holders.plain[name]) == holders.world_size
+            return Replicated(leaf) if common else leaf
+        if name in self.tensors:
+            return _declared(name, self.tensors[name], holders)
+        inner = pickle_name(name)
+        return {PICKLE_KEY: _declared(inner, self.tensors[inner], holders)}
+
+
+def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
+    shards = []
+    for offset, array in tensor.boxes:
+        ranks = holders.boxes[name, offset, array.shape]
+        if len(ranks) == holders.world_size and array.shape == tensor.global_shape:
+            return Replicated(array)
+        shards.append(Shard(array, tensor.global_shape, offset, ranks if len(ranks) > 1 else ()))
+    if not shards:
+        return None  # Outside of the tensor's mesh: nothing of it is here.
+    return shards[0] if len(shards) == 1 else Shards(tuple(shards))
+
+
+def _whole(array: AnyArray) -> _Tensor:
+    return _Tensor(array.shape, (((0,) * array.ndim, array),))
