@@ -460,7 +460,9 @@ class Repairs:
 
     def _close(self, task: RepairTask, standing: list[ColumnProof], why: str) -> None:
         del self.tasks[task.payload]
-        self._reserver.used(task.allotment, standing)
+        # Also of what stands: it may be of an earlier task, whose space it has used. What has become
+        # a column is nothing to give back, and its target knows that.
+        self._reserver.release(task.allotment)
         self.counts.columns += len(standing)
         self.counts.bytes += len(standing) * task.allotment.file_bytes
         for proof in standing:

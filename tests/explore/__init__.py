@@ -1,0 +1,1 @@
+"""The rules of deletion, moves and losses, explored over real machines in a world that is small."""
