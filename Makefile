@@ -9,9 +9,9 @@
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
 #   make test-ha       the catalog on a real etcd, whose members are killed; fetches Debian's, without
 #                      root, where none is on the PATH: tests/ha
-#   make test-sim      histories of one subject; crowds; planted bugs; 2,000 seeds of the main campaign
-#                      (make test runs 100), others at each commit: SIM_FIRST=N names the first,
-#                      SIM_SEEDS=10000 tries more
+#   make test-sim      histories of one subject; crowds; planted bugs; a small world explored whole;
+#                      2,000 seeds of the main campaign (make test runs 100), others at each commit:
+#                      SIM_FIRST=N names the first, SIM_SEEDS=10000 tries more
 #   make coverage TESTS=tests/plan   which lines and branches tests reach, by room; of the core in
 #                 about three times its time
 #   make mutants  bugs planted one at a time, 60 by seed 0: which does no test notice? Goes on where it
@@ -64,7 +64,7 @@ SIM_SIDE := $(filter-out $(SIM_CORE),$(wildcard tests/sim/test_*.py))
 FAULTS := tests/e2e_remote tests/machines tests/soak
 # What the core leaves to the other targets.
 APART := tests/frameworks tests/gpu tests/stores tests/ha tests/bench_e2e tests/wheel tests/mutants \
-	tests/e2e/test_crowds.py $(FAULTS) $(SIM_SIDE)
+	tests/e2e/test_crowds.py tests/explore $(FAULTS) $(SIM_SIDE)
 # A file's tests share one cluster, so they stay together; the longest files go first
 # (tests/conftest.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -120,7 +120,7 @@ test-gpu: $(FRAMEWORKS_READY)
 # Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
 # on each cell of the fault matrix must be hit: make soak.
 test-sim: $(READY)
-	$(PYTEST) -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants
+	$(PYTEST) -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants tests/explore
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
 

@@ -45,6 +45,7 @@ from tests.explore.columns import JOB, PAYLOAD_BYTES, RUN, STEP, Columns
 from tests.explore.parties import COORDINATOR, Party, Surroundings
 from tests.sim.payloads import table_of
 
+
 @dataclass(slots=True)
 class _Stream:
     """One column on its way to a target."""
@@ -89,7 +90,9 @@ class Streams:
             case ColumnAccepted():
                 for stripe, row in enumerate(self.columns.cells):
                     cell = row[stream.column]
-                    self.world.send(self.party, Send(session, 1, Fragment(stripe, crc32(cell)), cell))
+                    self.world.send(
+                        self.party, Send(session, 1, Fragment(stripe, crc32(cell)), cell)
+                    )
                 manifest = self.columns.manifest
                 self.world.send(self.party, Send(session, 1, SealColumn(len(manifest)), manifest))
             case ColumnSealed(proof):
@@ -155,7 +158,8 @@ class Saver(Party):
             self._streams.begin(ColumnNumber(number), place, self._launch, again=False)
 
     def _certify(self) -> None:
-        assert self._plan is not None and self._streams is not None
+        assert self._plan is not None
+        assert self._streams is not None
         proofs = {stream.column: stream.proof for stream in self._streams.open.values()}
         table = table_of(JOB, 0)
         self._tell(3, Certify(
@@ -206,9 +210,7 @@ class Worker(Party):
             case RepairLeased(payload=payload) if payload is not None and self._payload is None:
                 self._payload, self._leased = payload, message
                 only = payload.checkpoint.generation
-                self._tell(
-                    Resolve(RUN, payload.checkpoint.step, only=only, for_repair=True)
-                )
+                self._tell(Resolve(RUN, payload.checkpoint.step, only=only, for_repair=True))
             case Resolved(info=info, pin=pin) if self._payload is not None and self._pin is None:
                 self._pin = pin
                 self._make(LaunchNumber(info.launch), Code.parse(info.code))
@@ -222,7 +224,8 @@ class Worker(Party):
                     self._end("")
 
     def _make(self, launch: LaunchNumber, code: Code) -> None:
-        assert self._payload is not None and self._leased is not None
+        assert self._payload is not None
+        assert self._leased is not None
         columns = Columns.of(self._payload, launch, code)
         self._streams = Streams(self, self._world, self._payload, columns)
         if not self._world.can_read(self._payload, code):

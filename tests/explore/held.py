@@ -40,14 +40,6 @@ class Held:
         return frozenset(columns | {id for _, id in self.documents})
 
 
-    @property
-    def without_tombstones(self) -> frozenset[CheckpointId]:
-        """What more is here than that it is deleted."""
-        columns = {column.payload.checkpoint for column in self.columns | self.other}
-        documents = {id for kind, id in self.documents if kind is not DocumentKind.TOMBSTONE}
-        return frozenset(columns | documents)
-
-
 def held_on(disk: FakeDisk) -> Held:
     """Names and bytes that are both durable."""
     right, other = set(), set()
@@ -70,7 +62,9 @@ def held_on(disk: FakeDisk) -> Held:
 def _column(page: bytes) -> tuple[ColumnId, bool]:
     header = decode_header(page)
     of = header.column.payload
-    return header.column, Columns.of(of, header.launch, header.code).digest == header.manifest_digest
+    return header.column, Columns.of(
+        of, header.launch, header.code
+    ).digest == header.manifest_digest
 
 
 class HeldSource:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ckpt.format.messages.asking import ChangeTarget, DeleteStep
 from ckpt.format.messages.loading import Resolve
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding
 from ckptd.catalog.rebuild import rebuild
-from msgspec.structs import replace
 from tests.explore.clients import Person, Worker
 from tests.explore.columns import RUN, STEP
 from tests.explore.held import HeldSource
@@ -20,9 +21,11 @@ from tests.sim.oracles import Violation
 
 CALM_TICKS = 9
 """Longer than anybody rests who is about to try something again."""
+REST_TICKS = 36
+"""And longer than what found no place for a column rests."""
 LOOSE_TICKS = 4
 """After so many what was stuck comes loose: patience and leases are over by then."""
-TICKS_MAX = 80
+TICKS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ def look() -> Act:
 
 def back(target: str) -> Act:
     return Act(f"{target} may start", lambda world, _: world.stuck.discard(f"{target} starts"))
+
+
+def moment() -> Act:
+    """Who looks now and then whether there is something to do looks."""
+    return Act("a moment passes", lambda world, _: world.tick())
 
 
 def wait(ticks: int) -> Act:
@@ -123,7 +131,7 @@ class History:
         self.position = 0
         """Steps so far."""
         self._acts = list(scenario.acts)
-        self._calm = self._ticks = self._asked = self._remade = 0
+        self._calm = self._ticks = self._held = self._asked = self._remade = 0
         for act in scenario.before:
             act.do(world, self.person)
             world.run_dry()
@@ -160,12 +168,13 @@ class History:
 
     def _tick(self) -> bool:
         world = self.world
-        if self._calm >= LOOSE_TICKS and world.stuck:
+        self._held = self._held + 1 if world.stuck else 0
+        if self._held > LOOSE_TICKS:
             world.steps.append(f"-- loose again: {', '.join(sorted(world.stuck))}")
             world.stuck.clear()
-            self._calm = 0
+            self._calm = self._held = 0
             return True
-        if self._calm >= CALM_TICKS:
+        if self._calm >= CALM_TICKS and (self._calm >= REST_TICKS or not self.rules.lacks()):
             return self._make_again()
         self._calm += 1
         self._ticks += 1
@@ -269,7 +278,7 @@ class History:
 
     def fingerprint(self) -> int:
         return hash((
-            self.world.fingerprint(), len(self._acts), self._calm, self._asked, self._remade,
+            self.world.fingerprint(), len(self._acts), self._calm, self._held, self._asked, self._remade,
             self.person.question is None,
         ))  # fmt: skip
 
@@ -279,4 +288,3 @@ def kind_of(choice: Choice) -> str:
     if choice.where == COORDINATOR and choice.kind in ("kill", "power"):
         return COORDINATOR
     return choice.kind
-

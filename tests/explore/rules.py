@@ -93,7 +93,9 @@ class Rules:
         index = any(_has(one.held().documents, DocumentKind.INDEX, id) for one in self._members())
         if len(columns) >= self._code.k and index:
             where = ", ".join(f"{column.column} on {on}" for column, on in self._where(id))
-            raise Violation(f"a loss of {id} is proved, and its columns are there: {where}: {reason}")
+            raise Violation(
+                f"a loss of {id} is proved, and its columns are there: {where}: {reason}"
+            )
 
     # ----------------------------------------------------------------------- in each state
 
@@ -184,7 +186,9 @@ class Rules:
     def _check_rebuilt(self, id: CheckpointId) -> None:
         members = self._members()
         try:
-            found = rebuild(CLUSTER, [HeldSource(one.name, one.disk, one.held()) for one in members])
+            found = rebuild(
+                CLUSTER, [HeldSource(one.name, one.disk, one.held()) for one in members]
+            )
         except CkptError:
             return
         row = found.image.rows.get(id)
@@ -214,8 +218,7 @@ class Rules:
             if one.id in kept and one.state is RowState.COMMITTED:
                 self._check_whole(one)
         for member in self._members():
-            # A tombstone that was late stays until its target comes again.
-            left = member.held().without_tombstones - kept
+            left = member.held().checkpoints - kept
             if left:
                 raise Violation(f"{member.name} keeps something of {', '.join(map(str, left))}")
 
@@ -228,9 +231,17 @@ class Rules:
             raise Violation(f"tasks are open: {list(machine.repairs.tasks)}")
 
     def _check_whole(self, one: KeptCheckpoint) -> None:
-        """n right columns, each once; m + 1 copies of its documents."""
+        """n right columns, each once; m + 1 copies of its documents. What was sealed after its
+        target had listed, for a lease of an earlier term, is known when it lists again.
+        """
         copies = Counter(self._copies(one.id))
-        twice = [str(column) for column, count in copies.items() if count > 1]
+        known = self._world.coordinator.machine.members.targets
+        listed = Counter(
+            column
+            for column, name in self._where(one.id)
+            if known[TargetId(name)].proved.digest(column) is not None
+        )
+        twice = [str(column) for column, count in listed.items() if count > 1]
         if twice:
             raise Violation(f"{', '.join(twice)} lies on more targets than one")
         members = self._members()
@@ -246,6 +257,16 @@ class Rules:
                 raise Violation(f"{one.id} has {count} copies of its {kind.value}")
 
     # ----------------------------------------------------------------------- questions
+
+    def lacks(self) -> bool:
+        """Something that was kept is not whole."""
+        try:
+            for one in self._kept():
+                if one.state is RowState.COMMITTED:
+                    self._check_whole(one)
+        except Violation:
+            return True
+        return False
 
     def is_lost(self) -> bool:
         """Something that was kept has too few columns left, or no index."""

@@ -7,6 +7,7 @@ that may be disturbed as often.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -35,11 +36,11 @@ class Found:
     @property
     def text(self) -> str:
         """What went wrong, and how it came to that."""
-        told = [f"{type(self.wrong).__name__}: {self.wrong}"]
+        lines = [f"{type(self.wrong).__name__}: {self.wrong}"]
         for step, same in groupby(self.steps):
             count = len(list(same))
-            told.append(step if count == 1 else f"{step}, {count} times")
-        return "\n".join(told)
+            lines.append(step if count == 1 else f"{step}, {count} times")
+        return "\n".join(lines)
 
 
 class Search:
@@ -53,6 +54,17 @@ class Search:
 
     def run(self, most: int | None = None) -> Found:
         """Stops at the first one; `most`: after so many histories."""
+        # Each history is a heap of cycles: they are collected together, and nothing else with them.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            return self._run(most)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+
+    def _run(self, most: int | None) -> Found:
         found = Found()
         level: list[Path] = [()]
         for depth in range(self._scenario.most + 1):
@@ -62,7 +74,11 @@ class Search:
                     found.left += len(level) - number
                     return found
                 found.histories += 1
-                if not self._follow(path, found, following if depth < self._scenario.most else None):
+                if found.histories % 64 == 0:
+                    gc.collect()
+                if not self._follow(
+                    path, found, following if depth < self._scenario.most else None
+                ):
                     return found
             level = following
         return found

@@ -176,9 +176,10 @@ class World:
     def call_later(self, target: TargetParty) -> None:
         """It calls the coordinator, unless it is connected, or nobody would take it in."""
         source = f"{target.name} calls"
-        if target.up and target.session is None and target in self.members():
-            if source not in self.queues:
-                self.put(source, Item(target.next_id(), target.dial))
+        connects = target.up and self.coordinator.up and target.session is None
+        calls = connects and target in self.members()
+        if calls and source not in self.queues:
+            self.put(source, Item(target.next_id(), target.dial))
 
     def persists(self, persist: Persist) -> None:
         self.on_persist(persist)

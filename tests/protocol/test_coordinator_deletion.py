@@ -107,6 +107,19 @@ def test_a_target_that_did_not_confirm_its_drop_keeps_the_tombstones_in_place() 
     assert buried_on(bench, id) == []
 
 
+def test_a_tombstone_that_is_stored_when_all_else_is_gone_goes_too() -> None:
+    bench = Bench()
+    id = bench.save(1)
+    late = next(t for t in bench.targets.values() if t.holds(id))
+    late.silent.add(PutDocument)
+    bench.tell(bench.session(), delete(1))
+    bench.tick(2)
+    assert bench.states() == {str(id): "deleted"}
+    assert buried_on(bench, id) == []
+    bench.let_answer(late.id)
+    assert buried_on(bench, id) == []
+
+
 def test_a_tombstone_that_could_not_be_removed_goes_when_its_target_comes_back() -> None:
     bench = Bench()
     id = bench.save(1)

@@ -282,6 +282,23 @@ def test_what_a_worker_made_before_it_died_counts() -> None:
     assert bench.machine.repairs.counts.problems == {}
 
 
+def test_space_for_what_was_there_already_goes_back() -> None:
+    """A worker of an earlier coordinator sealed it, under the space that it had then."""
+    bench = Bench()
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[0])
+    worker = Worker(bench)
+    leased = worker.lease()
+    assert leased.payload is not None
+    (lost,) = leased.lost
+    target = bench.targets[lost.place.target]
+    column = ColumnId(leased.payload, lost.column)
+    target.columns[column] = target.proof(column, "2+1", 10_000)
+    worker.end()
+    assert missing(bench, id) == 0
+    assert lost.place.reservation not in target.reservations
+
+
 def test_the_word_of_a_worker_counts_nothing() -> None:
     bench = Bench(5)
     id = bench.save(1)

@@ -124,6 +124,21 @@ def test_who_does_not_give_it_is_passed_over(how: str) -> None:
     assert len({target.documents[INDEX, id] for target in copies}) == 1
 
 
+def test_who_has_it_is_not_asked_to_store_it_once_more() -> None:
+    """No target is left that could have another copy of the record; of the index none is."""
+    bench, id = saved(3)
+    holders = [target.id for target in having(bench, RECORD, id)]
+    bench.stop(*(one for one in bench.targets if one != holders[0]))
+    left = bench.targets[TargetId(holders[0])]
+    left.documents.pop((INDEX, id), None)
+    bench.stop(left.id)
+    left.reboot()
+    bench.start(left)
+    mark = bench.mark()
+    bench.tick(AFTER_S + 3 * LOOK_S)
+    assert bench.asked(left.id, PutDocument, mark) == []
+
+
 def test_with_too_few_targets_it_waits() -> None:
     bench = Bench(3)
     bench.tick(GATHERING_US / SECOND_US)

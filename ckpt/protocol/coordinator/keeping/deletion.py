@@ -235,6 +235,8 @@ class Deleter:
             document,
             copies,
             stored,
+            # It may come when all else is gone.
+            later=lambda: self._bury(checkpoint.id),
         )
 
     # ----------------------------------------------------------------------- dropping

@@ -81,11 +81,15 @@ def store_document(
     document: bytes,
     copies: Copies,
     then: Callable[[tuple[TargetId, ...]], None],
+    later: Then = lambda: None,
 ) -> None:
     """Put a document on as many live targets as `copies` says, or on all of them when fewer live
-    and no more are to come; never on fewer than its `least`.
+    and no more are to come; never on fewer than its `least`. `later` runs for each that has it
+    after `then`.
     """
-    _Spread(desk, members, checkpoint, kind, document, copies, then).fill()
+    spread = _Spread(desk, members, checkpoint, kind, document, copies, then)
+    spread.later = later
+    spread.fill()
 
 
 def spread_of(members: Membership, on: Collection[TargetId], level: Level) -> Survivable:
@@ -139,6 +143,8 @@ class _Spread:
         self._digest = xxh3_128(document)
         self._copies = copies
         self._then = then
+        self.later: Then = lambda: None
+        """For each that has stored it after `then`."""
         self._patience_us = PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US
         #: When each was asked.
         self._began_us: dict[TargetId, int] = {}
@@ -228,6 +234,8 @@ class _Spread:
             size = len(self._document)
             summary = DocumentSummary(self._kind, self._checkpoint, size, self._digest)
             self._note(self._members.targets[target].documents, summary)
+            if self._done:
+                self.later()
         self._hasten()
         self.fill()
 

@@ -72,13 +72,17 @@ class Respreader:
     def _lacks(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> bool:
         if not checkpoint.is_needed:
             return False
-        staying = sum(target.stays for target in self._members.live())
-        wanted = min(checkpoint.document_copies, staying)
+        wanted = self._wanted(checkpoint)
         indexes = len(_staying(self._checkpoints.index_copies(checkpoint)))
         records = counts[DocumentKind.RECORD, checkpoint.id]
         if min(indexes, records) >= wanted:
             return False
         return min(indexes, records) <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
+
+    def _wanted(self, checkpoint: KeptCheckpoint) -> int:
+        """So many copies, or as many as there are targets to have them."""
+        staying = sum(target.stays for target in self._members.live())
+        return min(checkpoint.document_copies, staying)
 
     def _is_waited_for(self, checkpoint: KeptCheckpoint) -> bool:
         """Nothing says who had a record: those that the index was put on had one first."""
@@ -133,7 +137,7 @@ class Respreader:
         then: Callable[[], None],
     ) -> None:
         """Beside those that have it."""
-        wanted = checkpoint.document_copies
+        wanted = self._wanted(checkpoint)
         if len(holders) >= wanted or checkpoint.dropping:
             then()
             return

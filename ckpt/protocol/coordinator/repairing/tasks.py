@@ -460,8 +460,8 @@ class Repairs:
 
     def _close(self, task: RepairTask, standing: list[ColumnProof], why: str) -> None:
         del self.tasks[task.payload]
-        # Also of what stands: it may be of an earlier task, whose space it has used. What has become
-        # a column is nothing to give back, and its target knows that.
+        # What stands may be an earlier task's, made in other space. What has become a column is
+        # nothing to give back any more, and its target knows that.
         self._reserver.release(task.allotment)
         self.counts.columns += len(standing)
         self.counts.bytes += len(standing) * task.allotment.file_bytes
@@ -477,13 +477,15 @@ class Repairs:
             self._leave_alone(task.payload, why or "not all of them were there at the end")
 
     def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:
-        """It is tried again after a rest; a move when it is planned again, so that what is lost
-        of its payload meanwhile need not wait.
+        """It is tried again after a rest, a longer one where this is nothing new; a move when it is
+        planned again, so that what is lost of its payload meanwhile need not wait.
         """
         self.counts.failed += 1
+        is_new = self.counts.problems.get(payload) != why
         if not self._checkpoints.moving.forget_payload(payload):
+            rest_us = rest_us if is_new else NO_ROOM_REST_US
             self._rests[payload] = self._desk.now_us + rest_us
-        if self.counts.problems.get(payload) != why:
+        if is_new:
             self.counts.problems[payload] = why
             text = "columns could not be made again"
             self._desk.report("warning", text, payload=str(payload), why=why)
