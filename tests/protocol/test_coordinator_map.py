@@ -9,7 +9,12 @@ from ckpt.format.documents.cluster_map import decode_map
 from ckpt.format.messages.asking import ChangeTarget, TargetChanged
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import KeepMap
-from ckpt.protocol.coordinator.cluster.map_keeping import PATIENCE_US, REST_US, TARGETS_A_TICK
+from ckpt.protocol.coordinator.cluster.map_keeping import (
+    PATIENCE_US,
+    REST_US,
+    TARGETS_A_TICK,
+    WAIT_US,
+)
 from ckpt.protocol.events import Send
 from tests.protocol.coordinated_target import CLUSTER, FakeTarget
 from tests.protocol.coordinating import SECOND_US, Bench
@@ -109,3 +114,60 @@ def test_it_goes_to_so_many_targets_in_each_tick() -> None:
         counts.append(sent(bench) - before)
     assert max(counts) == TARGETS_A_TICK
     assert sum(counts) == len(bench.targets)
+
+
+def remove(bench: Bench, id: str) -> list[object]:
+    return list(bench.tell(bench.session(Role.ADMIN), ChangeTarget(TargetId(id), "removed")))
+
+
+def test_a_removal_is_answered_when_enough_targets_have_the_map_that_says_it(bench: Bench) -> None:
+    """Code 2+1: where a payload can be read, two of its three targets are left."""
+    bench.stop("t5")
+    for id in ("t0", "t1", "t2", "t3"):
+        bench.targets[TargetId(id)].silent.add(KeepMap)
+    assert remove(bench, "t5") == []
+    assert stands(bench.targets[TargetId("t4")])["t5"] == "removed"
+    mark = bench.mark()
+    bench.let_answer("t1")
+    (answer,) = bench.sent(TargetChanged, mark)
+    assert answer.standing == "removed"
+
+
+def test_a_removal_waits_for_no_more_targets_than_can_keep_a_map() -> None:
+    """Of those that are here one alone is not of an earlier version."""
+    bench = Bench(4, targets_live=False)
+    bench.targets[TargetId("t0")].map = b""
+    for target in bench.targets.values():
+        bench.start(target)
+    bench.tick(2)
+    bench.stop("t3")
+    (answer,) = bench.tell(
+        bench.session(Role.ADMIN), ChangeTarget(TargetId("t3"), "removed", force=True)
+    )
+    assert isinstance(answer, TargetChanged)
+    assert stands(bench.targets[TargetId("t0")])["t3"] == "removed"
+
+
+def test_a_removal_waits_for_a_bounded_time(bench: Bench) -> None:
+    bench.stop("t5")
+    for target in bench.targets.values():
+        target.refuses[KeepMap] = Failed("failed", "EIO")
+    mark = bench.mark()
+    assert remove(bench, "t5") == []
+    bench.tick(WAIT_US / SECOND_US - 1)
+    assert bench.sent(TargetChanged, mark) == []
+    bench.tick(1)
+    assert len(bench.sent(TargetChanged, mark)) == 1
+
+
+def test_a_removal_is_not_answered_before_it_is_durable(bench: Bench) -> None:
+    bench.stop("t5")
+    bench.persist_at_once = False
+    assert remove(bench, "t5") == []
+    bench.tick(2)
+    assert stands(bench.targets[TargetId("t0")])["t5"] == "in"
+    mark = bench.mark()
+    bench.persist_at_once = True
+    bench.sync()
+    assert len(bench.sent(TargetChanged, mark)) == 1
+    assert stands(bench.targets[TargetId("t0")])["t5"] == "removed"

@@ -197,7 +197,7 @@ class CoordinatorMachine:
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
         self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
-        self.standings = Standings(desk, self.members, self.checkpoints, policy)
+        self.standings = Standings(desk, self.members, self.checkpoints, self.map_keeper, policy)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
         self.evictor = Evictor(

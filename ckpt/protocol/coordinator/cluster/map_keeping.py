@@ -3,12 +3,14 @@
     what is known of a target changes --durable--> a new version --> each live target that has
     another one, TARGETS_A_TICK at a time --durable there--> its answer
 
-Nobody waits for it. A target that comes says which map it has, by the digest of what that says: who
-has the same is sent nothing, whichever coordinator it is from.
+A target that comes says which map it has, by the digest of what that says: who has the same is sent
+nothing, whichever coordinator it is from. Who removes a target for good hears it when so many
+targets have the map that one of them is left where a payload can be read; nobody else waits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,7 +19,7 @@ from ckpt.format.documents.cluster_map import MapEntry, encode_map, make_map
 from ckpt.format.messages import Message
 from ckpt.format.messages.targets import KeepMap, MapKept, RegisterTarget
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.events import Buffer
 
 TARGETS_A_TICK: Final = 32
@@ -26,6 +28,19 @@ PATIENCE_US: Final = 30_000_000
 """A target that has not answered by then is asked again."""
 REST_US: Final = 5_000_000
 """Before one that could not store it is asked again."""
+WAIT_US: Final = 5_000_000
+"""Nobody waits for longer: the catalog has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Somebody waits until targets have a map."""
+
+    number: int
+    """Of that one, or a newer one."""
+    copies: int
+    until_us: int
+    then: Then
 
 
 class MapKeeper:
@@ -39,13 +54,24 @@ class MapKeeper:
         self._made_of: int | None = None
         #: The newest map of which all is durable; empty before.
         self._document = self._digest = b""
-        self._number = 0
+        #: Of the newest map that was made, and of the newest of which all is durable.
+        self._number = self._durable_number = 0
         #: The digest of what each target has, of those that keep a map at all.
         self._kept: dict[TargetId, bytes] = {}
         #: Who has been sent one and has not answered.
         self._asked: set[TargetId] = set()
         #: Until when those rest that could not store it.
         self._rests_us: dict[TargetId, int] = {}
+        self._waiting: list[_Waiting] = []
+
+    def when_kept(self, copies: int, then: Then) -> None:
+        """Once so many targets have the map as it is now; once all have that can, or after WAIT_US,
+        where that takes longer.
+        """
+        self.tick()
+        until_us = self._desk.now_us + WAIT_US
+        self._waiting.append(_Waiting(self._number, copies, until_us, then))
+        self._look()
 
     def registered(self, target: Target, message: RegisterTarget) -> None:
         """What it has; one of an earlier version keeps none."""
@@ -60,14 +86,35 @@ class MapKeeper:
         """While the catalog is vouched for."""
         if self._made_of != self._members.seats.version:
             self._make()
+        self._spread()
+        self._look()
+
+    def _spread(self) -> None:
         lacking = (one for one in self._members.live() if self._lacks(one.id))
         for _, target in zip(range(TARGETS_A_TICK), lacking, strict=False):
             self._send(target)
+
+    def _look(self) -> None:
+        """Who waits for what is there now."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if self._is_kept(one) or self._desk.now_us >= one.until_us:
+                one.then()
+            else:
+                self._waiting.append(one)
+
+    def _is_kept(self, waiting: _Waiting) -> bool:
+        if self._durable_number < waiting.number:
+            return False
+        live = [one.id for one in self._members.live() if one.id in self._kept]
+        kept = sum(self._kept[id] == self._digest for id in live)
+        return kept >= min(waiting.copies, len(live))
 
     def _make(self) -> None:
         seats = self._members.seats
         self._made_of = seats.version
         self._number += 1
+        number = self._number
         entries = tuple(
             MapEntry(
                 seen.target, seen.domain, seen.directory, seen.incarnation, seen.standing.value
@@ -79,6 +126,10 @@ class MapKeeper:
 
         def durable() -> None:
             self._document, self._digest = encode_map(made), made.digest
+            self._durable_number = number
+            if self._waiting:
+                self._spread()
+                self._look()
 
         # All that it says was handed to the catalog before this.
         self._desk.persist((), durable)
@@ -103,3 +154,4 @@ class MapKeeper:
             self._rests_us[id] = self._desk.now_us + REST_US
         elif id in self._kept:
             self._kept[id] = digest
+        self._look()

@@ -31,6 +31,7 @@ from ckpt.format.messages.asking import (
 from ckpt.plan.placement import place
 from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.claims import removed
+from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetRemoved
@@ -52,11 +53,13 @@ class Standings:
         desk: Desk,
         members: Membership,
         checkpoints: Checkpoints,
+        map_keeper: MapKeeper,
         policy: CoordinatorPolicy,
     ) -> None:
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
+        self._map_keeper = map_keeper
         #: Of the saves that come.
         self._code = policy.code
         self._rule = policy.spread
@@ -112,9 +115,16 @@ class Standings:
         if standing is TargetStanding.REMOVED:
             _check_ended(target)
 
+        def tell() -> None:
+            self._desk.send(session, request, answer)
+
         def durable() -> None:
             self._stand(target, standing)
-            self._desk.send(session, request, answer)
+            if standing is TargetStanding.REMOVED:
+                # Also when the catalog is lost at once: one that is made again goes by the map.
+                self._map_keeper.when_kept(self._code.m + 1, tell)
+            else:
+                tell()
 
         # From here on no process of a removed one is taken in.
         seen = self._members.seats.stand(target.id, standing)
