@@ -10,33 +10,32 @@ what it proves to be lost is not asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, Self
 
 import numpy as np
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
-from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
+from ckpt.base.errors import Corrupt, PeerError
+from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index_pages import IndexTensor
 from ckpt.format.messages.hello import Role
-from ckpt.format.messages.loading import DamageJudged, ReleasePin, Resolve, Resolved
+from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, decode_tree
 from ckpt.objects.documents import Header
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt.protocol.handshake import Caller
-from ckpt.transfer.damage import have_judged
-from ckpt.transfer.index_source import IndexUnreadable
+from ckpt.transfer.damage import judging
 from ckpt.transfer.moves import ask_moves
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt.transfer.payload_receiver import PayloadReceiver
-from ckpt.transfer.read_job import PayloadDamaged, ReceiverOptions
+from ckpt.transfer.read_job import ReceiverOptions
 from ckpt.transfer.read_set import ReadSet
 
 INDEX_TIMEOUT_S: Final = 30.0
@@ -114,7 +113,7 @@ class TierSource:
                 )
             )
             options = ReceiverOptions(secret=secret, name=name, cluster=record.cluster)
-            with _judging(rpc, record.info.checkpoint):
+            with judging(rpc, record.info.checkpoint):
                 tensors = tuple(finder.index.tensors())
             return cls(record, finder, tensors, options, rpc, held.pop_all())
 
@@ -122,7 +121,7 @@ class TierSource:
         return self._tensors
 
     def trees(self) -> Mapping[Rank, Node]:
-        with _judging(self._rpc, self._checkpoint):
+        with judging(self._rpc, self._checkpoint):
             reads = ReadSet()
             documents = {}
             for payload in self._finder.index.payloads():
@@ -133,7 +132,7 @@ class TierSource:
 
     def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
         """Raises Lost when the loss of what is needed is proved, Unavailable."""
-        with _judging(self._rpc, self._checkpoint):
+        with judging(self._rpc, self._checkpoint):
             reads = ReadSet()
             for wish in wishes:
                 own = wish.tensor.meaning is Meaning.OWN
@@ -163,20 +162,3 @@ class TierSource:
             self._close_receiver()  # It has closed itself; the next read begins again.
             raise
         reads.finish()
-
-
-@contextmanager
-def _judging(rpc: RpcClient, checkpoint: CheckpointId) -> Iterator[None]:
-    """Damage that was met is examined: it becomes Lost when it is proved, else Unavailable."""
-    try:
-        yield
-    except (PayloadDamaged, IndexUnreadable, Corrupt) as error:
-        judged = have_judged(rpc, checkpoint, error)
-        raise _verdict(judged, checkpoint, error) from error
-
-
-def _verdict(judged: DamageJudged, checkpoint: CheckpointId, error: CkptError) -> CkptError:
-    if judged.proved:
-        return Lost(f"{checkpoint}: {judged.reason}", hint="take an older step by its number")
-    text = f"{checkpoint} cannot be read ({error.message}), which is not proved: {judged.reason}"
-    return Unavailable(text, hint="again when all its targets answer")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, PeerError
+from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format.messages.loading import DamageJudged, ReportDamage
+from ckpt.protocol.losses import loss_text
+from ckpt.transfer.index_source import IndexUnreadable
 from ckpt.transfer.payload_finder import HomeUnreadable
 from ckpt.transfer.read_job import PayloadDamaged
 
@@ -34,3 +38,20 @@ def have_judged(rpc: RpcClient, checkpoint: CheckpointId, error: CkptError) -> D
     if not isinstance(judged, DamageJudged):
         raise PeerError(f"the coordinator answered with a {type(judged).__name__}")
     return judged
+
+
+@contextmanager
+def judging(rpc: RpcClient, checkpoint: CheckpointId) -> Iterator[None]:
+    """Damage that is met within is judged: it becomes Lost when it is proved, else Unavailable."""
+    try:
+        yield
+    except (PayloadDamaged, IndexUnreadable, Corrupt) as error:
+        judged = have_judged(rpc, checkpoint, error)
+        raise _verdict(judged, checkpoint, error) from error
+
+
+def _verdict(judged: DamageJudged, checkpoint: CheckpointId, error: CkptError) -> CkptError:
+    if judged.proved:
+        return Lost(loss_text(checkpoint, judged.reason), hint="take an older step by its number")
+    text = f"{checkpoint} cannot be read ({error.message}), which is not proved: {judged.reason}"
+    return Unavailable(text, hint="again when all its targets answer")

@@ -405,7 +405,8 @@ class Store(Keeper):
     def verify(self, run: str, step: int) -> VerifyReport:
         """Have the targets read a checkpoint whole, where it lies, and compare its checksums.
 
-        Raises NotFound, Unavailable, Lost; what is damaged is in the report.
+        What cannot be mended is reported to the coordinator, as a load does: what it proves is lost
+        from then on. Raises NotFound, Unavailable, Lost; what is damaged is in the report.
         """
         from ckpt_client.load import verify
 

@@ -107,6 +107,29 @@ def test_all_is_whole_and_status_says_when_it_was_read(store: str) -> None:
     assert not checks_of(store)
 
 
+def test_show_says_since_when_all_of_a_checkpoint_was_read(store: str) -> None:
+    """In whole seconds: a pass that begins within that of the commit does not count."""
+
+    def shown() -> dict[str, Any]:
+        found = run("show", "whole@1", "--json", "--store", store).document()["reading"]
+        assert isinstance(found, dict)
+        return found
+
+    def all_read() -> bool:
+        summary(store, code=0)
+        return not shown()["unread"]
+
+    wait_until(all_read, "a pass has begun after the commit, and is over", poll_s=ASKED_S)
+    found = shown()
+    since = {id: each["scrub"]["whole_since_s"] for id, each in targets_of(store).items()}
+    assert len(found["read"]) >= 3, "a column each, of 2+1"
+    assert found["since_s"] == min(since[id] for id in found["read"]) == since[found["target"]]
+    assert found["away"] == []
+    text = run("show", "whole@1", "--store", store).out
+    longest = re.escape(found["target"])
+    assert re.search(rf"^read at rest  all since .* \({longest} is the oldest\)$", text, re.M)
+
+
 def harm_columns(columns: list[Path]) -> set[tuple[str, str, str]]:
     """A region of each, in order: (target, kind of file, region)."""
     harmed = set()

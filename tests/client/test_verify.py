@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ckpt.base.ids import RunName, Step
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import DamageJudged
+from ckpt_client.control import Control
+from ckpt_client.load.reader_context import ReaderContext
+from ckpt_client.load.verify import verify
+from ckpt_client.locate import Locator
 from tests.client.clikit import fill, flip, run
 
 
@@ -71,6 +79,48 @@ def test_a_flipped_byte_is_degraded_and_one_more_than_parity_is_lost(
     summary = json.loads(ended.out.splitlines()[-1])
     assert summary["state"] == "lost"
     assert [each["state"] for each in summary["columns"]] == ["damaged", "whole", "damaged"]
+    assert summary["judged"]["proved"] is True
+    assert "has 2 damaged columns at one place, 2+1 mends 1" in summary["judged"]["reason"]
+    assert summary["stored"] == []
+    (listed,) = run("ls", "rot", "--json", "--store", store).document()["steps"]
+    assert listed["state"] == "lost", "for everybody from then on"
+    health = run("status", "--json", "--store", store).document()
+    assert "CHECKPOINT_LOST" in {check["name"] for check in health["checks"]}
+    assert run("verify", "rot@1", "--store", store).code == 4
+
+
+def test_a_loss_that_the_coordinator_does_not_find_is_none(directory: Path, store: str) -> None:
+    """As when columns are made again while others are still read."""
+    fill(store, "mended", (1,), ranks=1)
+    spoil(directory, "mended", 0)
+    spoil(directory, "mended", 2)
+
+    def mend_one(done: int, count: int) -> None:
+        if done == count:
+            spoil(directory, "mended", 2)  # As it was.
+
+    control = Control(Locator(str(directory), ""), directory / "secret", None, Role.ADMIN)
+    with closing(control):
+        context = ReaderContext(control.locator.address, control.secret, control.cluster, "test")
+        report = verify(context, RunName("mended"), Step(1), on_progress=mend_one)
+    assert report.state == "unknown"
+    assert report.judged == DamageJudged(False, "at most 1 columns are damaged at one place")
+    (listed,) = run("ls", "mended", "--json", "--store", store).document()["steps"]
+    assert listed["state"] != "lost"
+
+
+def test_an_index_that_nobody_has_whole_is_judged(directory: Path, store: str) -> None:
+    fill(store, "blind", (1,), ranks=1)
+    prefix = xxh3_128(b"blind").hex()
+    for path in (directory / "targets").glob(f"*/documents/index-{prefix}-1-*"):
+        size = path.stat().st_size
+        for offset in range(0, size, 1024):
+            flip(path, offset)
+    ended = run("verify", "blind@1", "--json", "--store", store)
+    assert ended.code == 4
+    assert "index" in ended.error()["message"]
+    (listed,) = run("ls", "blind", "--json", "--store", store).document()["steps"]
+    assert listed["state"] == "lost"
 
 
 def test_a_damaged_last_header_is_no_health(directory: Path, store: str) -> None:

@@ -365,10 +365,14 @@ def test_what_a_scrub_notes_is_as_ever() -> None:
         file="columns/a", offset=1 << 30,
         rot=(Rot(CHECKPOINT, cells, rank=3, column=1), Rot(CHECKPOINT, copy)),
         readings=pack_readings([(digest_of("columns/a"), 1_789_999_999), (bytes(8), 0)]),
+        whole_since_s=1_788_000_000,
     )  # fmt: skip
-    frozen = golden("scrub_note.bin", encode_scrub_note(note))
+    frozen = golden("scrub_note_2.bin", encode_scrub_note(note))
     assert encode_scrub_note(note) == frozen
     assert decode_scrub_note(frozen) == note
+    # The first one does not know `whole_since_s` yet.
+    earlier = (DIRECTORY / "scrub_note.bin").read_bytes()
+    assert decode_scrub_note(earlier) == replace(note, whole_since_s=None)
     assert unpack_readings(note.readings) == {digest_of("columns/a"): 1_789_999_999, bytes(8): 0}
 
 

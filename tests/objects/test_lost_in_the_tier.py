@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +58,14 @@ def test_the_newest_step_comes_from_the_store_and_is_fetched_back(
     walks_back = pytest.warns(UserWarning, match="rotten@1.* is loaded instead of: rotten@2")
     with ckpt.open(cluster.url, launch="without a store") as another, walks_back:
         assert_same(another.load("rotten", whole=True), 1)
-    command("fetch", "rotten@2", "--store", cluster.url)
+    line = ("fetch", "rotten@2", "--store", cluster.url)
+    assert_dry_run_says_what_would_come(line, sink)
+    dry = command(*line, "--dry-run", "--json").document()
+    done = command(*line, "--json").document()
+    assert (done["fetched"], dry["fetched"]) == (True, False)
+    assert (done["store"], done["stored_bytes"]) == (dry["store"], dry["stored_bytes"])
+    assert "is in the tier already" in command(*line, "--dry-run").out
+    assert command(*line, "--json").document()["in_tier"] is True
     with (
         ckpt.open(cluster.url, launch="behind the fetch") as another,
         another.resolve("rotten") as repaired,
@@ -102,8 +111,9 @@ def test_all_that_is_lost_is_fetched_with_its_names_pins_and_metrics(
         wait_drained(sink, "gone", 1, 2, 3)
         for step in (2, 3):
             rot(cluster, "gone", step)
-            line = ("export", f"gone@{step}", str(tmp_path / "out"), "--format", "npz")
-            command(*line, "--store", cluster.url, codes=(4,))
+        line = ("export", "gone@2", str(tmp_path / "out"), "--format", "npz")
+        command(*line, "--store", cluster.url, codes=(4,))
+        assert_verify_says_stored(cluster, sink)
         states = {view["step"]: view["state"] for view in listed(cluster, "gone")}
         assert states == {1: "committed", 2: "stored", 3: "stored"}
         assert store.latest("gone") == 1
@@ -132,3 +142,29 @@ def listed(cluster: Cluster, run_name: str) -> list[dict[str, object]]:
     found = command("ls", run_name, "--store", cluster.url, "--json").document()["steps"]
     assert isinstance(found, list)
     return found
+
+
+def assert_verify_says_stored(cluster: Cluster, sink: FileSink) -> None:
+    """Of step 2, which an export has met; of step 3, which nobody has; and once more."""
+    line = ("verify", "--store", cluster.url)
+    known = command(*line, "gone@2", codes=(3,)).out
+    assert known.startswith("gone@2  stored\n")
+    text = command(*line, "gone@3", codes=(3,)).out
+    assert text.startswith("gone@3  stored  ")
+    assert "  proved by the coordinator: " in text
+    for said in (known, text):
+        assert f"the tier has lost it, {sink.url} has it: ckpt fetch --lost gone saves" in said
+    summary = json.loads(command(*line, "gone@3", "--json", codes=(3,)).out.splitlines()[-1])
+    assert (summary["state"], summary["stored"]) == ("stored", [sink.url])
+
+
+def assert_dry_run_says_what_would_come(line: tuple[str, ...], sink: FileSink) -> None:
+    """Bytes, and from where; the state of the step stays what it was."""
+    before = command("ls", *line[2:], "--json", codes=(0,)).document()["steps"]
+    said = command(*line, "--dry-run").out
+    lines = r"rotten@2 of 2 ranks would be fetched: \d\S* \S+ from (\S+)\nnothing was changed\n"
+    found = re.fullmatch(lines, said)
+    assert found is not None, said
+    assert found[1].startswith(sink.url)
+    assert "rotten" in found[1]
+    assert command("ls", *line[2:], "--json", codes=(0,)).document()["steps"] == before

@@ -64,7 +64,7 @@ def test_an_index_that_no_target_has_is_lost_durably_before_it_is_told() -> None
     (newest,) = bench.tell(bench.session(), Resolve(RUN, None))
     assert isinstance(newest, Resolved)
     assert newest.info.checkpoint.step == 1
-    assert newest.skipped == (f"{id}: {answer.reason}",)
+    assert newest.skipped == (f"{id}: it {answer.reason.removeprefix(f'{id} ')}",)
     assert judged(report(bench, id)) == answer, "asked again, it is known"
 
 

@@ -9,8 +9,10 @@ from ckpt.format.messages.writing import AbandonColumn
 from ckpt.protocol.target.at_rest.scrub import NOTE_US
 from ckpt.protocol.target.at_rest.scrub_note import (
     SCRUB_FILE,
+    ScrubNote,
     decode_scrub_note,
     encode_scrub_note,
+    whole_since_of,
 )
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import ReadAt
@@ -156,3 +158,40 @@ def test_a_clock_that_was_set_back_costs_a_reading_and_no_more() -> None:
     assert state(then).report.oldest_s == 5
     run_for(then, PERIOD_S)
     assert len(reads_of(then)) == 2
+
+
+def test_since_when_all_was_read_is_known_while_the_next_pass_is_under_way() -> None:
+    world = stored(columns())
+    run_for(world, 5)
+    assert state(world).report.whole_since_s == 0, "no pass is over"
+    first = passed(world).report
+    assert first.whole_since_s == first.pass_began_s > 0
+    state(world, begin=True)
+    world.before = lambda action: _slowly(world, action)
+    world.tick(us=S // 10)
+    under_way = state(world)
+    assert under_way.is_running
+    assert under_way.report.pass_began_s > first.pass_began_s
+    assert under_way.report.whole_since_s == first.pass_began_s
+    world.before = lambda _action: None
+    run_for(world, 60)
+    assert not state(world).is_running
+    assert state(world).report.whole_since_s == under_way.report.pass_began_s
+
+
+def test_another_process_knows_since_when_all_was_read() -> None:
+    world = stored(columns())
+    first = passed(world).report
+    state(world, begin=True)
+    run_for(world, 0.1)
+    assert state(again(world)).report.whole_since_s == first.whole_since_s > 0
+
+
+def test_of_an_earlier_versions_note_a_pass_that_is_over_counts() -> None:
+    def whole_since(**told: int | bool) -> int:
+        return whole_since_of(ScrubNote(pass_began_s=70, pass_ended_s=80, **told))
+
+    assert whole_since() == 70
+    assert whole_since(is_running=True) == 0, "when the one before began is not known"
+    assert whole_since(whole_since_s=60, is_running=True) == 60
+    assert whole_since_of(ScrubNote(pass_began_s=70)) == 0

@@ -248,9 +248,9 @@ class DrainWorld(World):
         known = self.markers.setdefault((bucket.url, key), marker)
         if known != marker:
             raise Violation(f"P9: {bucket.url}/{key} was written again, and differs")
-        self._check_whole(bucket, key.removesuffix(names.COMMITTED))
+        self.check_whole(bucket, key.removesuffix(names.COMMITTED))
 
-    def _check_whole(self, bucket: Bucket, prefix: str) -> None:
+    def check_whole(self, bucket: Bucket, prefix: str) -> None:
         found = [
             (step, generation)
             for step, generation in self.held(bucket.url)
@@ -295,7 +295,7 @@ class DrainWorld(World):
             if not holders:
                 raise Violation(f"P9: {id} is evicted, and no store has it")
             for url in holders:
-                self._check_whole(self.buckets[url], names.generation_prefix(RUN, *_key(id)))
+                self.check_whole(self.buckets[url], names.generation_prefix(RUN, *_key(id)))
             self.evicted.add(id)
             self.on_evict(id)
 
@@ -363,7 +363,7 @@ class DrainWorld(World):
             held = self.held(url)
             prefixes = [names.generation_prefix(RUN, *one) for one in held]
             for prefix in prefixes:
-                self._check_whole(bucket, prefix)
+                self.check_whole(bucket, prefix)
             left = self._left_over(url)
             if left:
                 raise Violation(f"P9: left over in {url}: {left[:5]}")

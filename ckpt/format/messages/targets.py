@@ -48,6 +48,8 @@ class ScrubReport(Struct, frozen=True, gc=False):
     """Damaged parts of files that are here."""
     rot: tuple[Rot, ...] = ()
     """The first of them, at most ROT_NAMED_MAX."""
+    whole_since_s: int = 0
+    """The begin of the last pass that is over: every byte here was read since then, or written."""
 
 
 ROT_NAMED_MAX = 16

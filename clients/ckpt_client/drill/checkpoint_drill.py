@@ -31,7 +31,7 @@ from ckpt_client.load.progress import ProgressTeller
 from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.load.reading import Reading
 from ckpt_client.load.tier_reading import TierReading
-from ckpt_client.load.verify import verify
+from ckpt_client.load.verify import verify_unreported
 
 NAMED_MAX: Final = 4
 """Of differences, and of damaged columns, in one outcome."""
@@ -131,7 +131,7 @@ class CheckpointDrill:
     def every_column(self) -> DrillOutcome:
         """Each column read whole by its target, also those of homes."""
         run, step, only = self._key
-        report = verify(self._context, run, step, timeout_s=self._timeout_s, only=only)
+        report = verify_unreported(self._context, run, step, timeout_s=self._timeout_s, only=only)
         wrong = [
             f"rank {each.rank} column {each.column} on {each.target or 'no target'} is {each.state}"
             for each in report.columns

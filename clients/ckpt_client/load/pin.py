@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -32,7 +32,8 @@ from ckpt.format.messages.loading import (
 )
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.handshake import Caller
-from ckpt.transfer.damage import have_judged
+from ckpt.protocol.losses import loss_text
+from ckpt.transfer.damage import have_judged, judging
 from ckpt.transfer.moves import ask_moves
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
@@ -115,14 +116,22 @@ class Pinned:
         coordinator names another generation, or another place of this one."""
         before = self.resolved.info.checkpoint
         _log.warning(printable(f"damage: {error.message}; asking the coordinator to judge"))
-        judged = have_judged(self._connection(), before, error)
+        judged = self.judge(error)
         if judged.proved:
             self.resolve()
             found = self.resolved.info.checkpoint
             if found != before:
-                text = f"{before} is lost ({judged.reason}); {found} is loaded"
+                text = f"{loss_text(before, judged.reason)}; {found} is loaded"
                 warn(text)
         return judged
+
+    def judge(self, error: CkptError) -> DamageJudged:
+        """What the coordinator finds of damage that was met. Raises as `have_judged`."""
+        return have_judged(self._connection(), self.resolved.info.checkpoint, error)
+
+    def judging_index(self) -> AbstractContextManager[None]:
+        """An index that cannot be read within is judged: Lost when that is proved."""
+        return judging(self._connection(), self.resolved.info.checkpoint)
 
     def resolve_moved(self, payload: PayloadId) -> bool:
         """Resolve the same again; whether columns of that payload have other holders by now.

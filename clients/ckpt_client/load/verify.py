@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
@@ -28,11 +28,12 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
-from ckpt.format.messages.loading import Resolve, TargetAddress
+from ckpt.format.messages.loading import DamageJudged, Resolve, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, Damage, VerifyColumn
 from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.protocol.handshake import Caller
 from ckpt.transfer.payload_finder import FoundPayload
+from ckpt.transfer.read_job import PayloadDamaged
 from ckpt.transfer.target_links import nearest_address
 from ckpt_client.load.pin import Pinned
 from ckpt_client.load.reader_context import ReaderContext
@@ -41,6 +42,10 @@ COLUMN_TIMEOUT_S: Final = 600.0
 """To read one column whole, after all others that its target was asked for."""
 AT_ONCE_MAX: Final = 32
 """Columns under way; a target reads its own one after another."""
+REPORTED_MAX: Final = 4
+"""Lost payloads that the coordinator is asked about, one after another, until one is proved: each
+has it read all columns of that payload."""
+OnProgress = Callable[[int, int], None]
 _EVERYWHERE: Final = (ByteRange(0, PAYLOAD_BYTES_MAX),)
 
 
@@ -102,6 +107,9 @@ class VerifyReport:
     """Indexes, commit records and labels that targets compared, all copies of each."""
     documents: tuple[DocumentHealth, ...] = ()
     """Those that are damaged."""
+    judged: DamageJudged | None = None
+    """What the coordinator found, where targets said that payloads are lost. Proved: the checkpoint
+    is lost for everybody from now on. Otherwise `state` is `unknown`, and this says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,24 +165,50 @@ def verify(
     *,
     timeout_s: float = 10.0,
     only: Generation | None = None,
-    on_progress: Callable[[int, int], None] = lambda _done, _count: None,
+    on_progress: OnProgress = lambda _done, _count: None,
 ) -> VerifyReport:
     """Verify a generation of a step, the newest or `only` that one, and the payloads of its homes
-    that it refers to, all targets at once. Raises NotFound, Unavailable, Lost.
+    that it refers to, all targets at once. What cannot be mended is reported, as a reader does: the
+    coordinator looks as well, and what it proves is lost from then on. Raises NotFound,
+    Unavailable, Lost.
 
     on_progress: hears how many columns of how many were read.
     """
-    begun_s = time.monotonic()
+    with closing(_pinned(context, run, step, only, timeout_s)) as pinned:
+        with pinned.judging_index():
+            payloads = pinned.finder.payloads()
+        report = _read(pinned, payloads, on_progress)
+        return _judged(pinned, payloads, report) if report.state == "lost" else report
+
+
+def verify_unreported(
+    context: ReaderContext,
+    run: RunName,
+    step: Step,
+    *,
+    timeout_s: float,
+    only: Generation | None,
+) -> VerifyReport:
+    """The same, and nobody hears of what is found: `lost` is what the targets say."""
+    with closing(_pinned(context, run, step, only, timeout_s)) as pinned:
+        return _read(pinned, pinned.finder.payloads(), lambda _done, _count: None)
+
+
+def _pinned(
+    context: ReaderContext, run: RunName, step: Step, only: Generation | None, timeout_s: float
+) -> Pinned:
     question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
-    pinned = Pinned(context, question, timeout_s)
-    try:
-        checkpoint = pinned.record.info.checkpoint
-        payloads = pinned.finder.payloads()
-        addresses = {where.target: where for where in pinned.resolved.targets}
-        questions = _questions(checkpoint, payloads, addresses)
-        found = _ask_all(context, questions, addresses, on_progress)
-    finally:
-        pinned.close()
+    return Pinned(context, question, timeout_s)
+
+
+def _read(
+    pinned: Pinned, payloads: Sequence[FoundPayload], on_progress: OnProgress
+) -> VerifyReport:
+    begun_s = time.monotonic()
+    checkpoint = pinned.record.info.checkpoint
+    addresses = {where.target: where for where in pinned.resolved.targets}
+    questions = _questions(checkpoint, payloads, addresses)
+    found = _ask_all(pinned.context, questions, addresses, on_progress)
     columns = tuple(each.column for each in found if each.asked.column)
     documents = tuple(one for each in found for one in each.documents())
     of_payload: defaultdict[tuple[str, int], list[ColumnHealth]] = defaultdict(list)
@@ -197,6 +231,18 @@ def verify(
         sum(answer.documents for answer in answers),
         documents,
     )
+
+
+def _judged(pinned: Pinned, payloads: Sequence[FoundPayload], report: VerifyReport) -> VerifyReport:
+    """Lost is what the coordinator proves: it knows of copies that were made meanwhile."""
+    states = (health.state for health in report.payloads)
+    lost = [one.id for one, state in zip(payloads, states, strict=True) if state == "lost"]
+    judged: DamageJudged | None = None
+    for payload in lost[:REPORTED_MAX]:
+        judged = pinned.judge(PayloadDamaged(payload, f"{payload} does not verify"))
+        if judged.proved:
+            return replace(report, judged=judged)
+    return replace(report, state="unknown", judged=judged)
 
 
 def _home(payload: FoundPayload, checkpoint: CheckpointId) -> str:

@@ -33,6 +33,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.events import Session
+from ckpt.protocol.losses import loss_text
 
 HERE = (RowState.COMMITTED, RowState.DAMAGED)
 STEPS_NAMED_MAX = 8
@@ -105,7 +106,7 @@ class RollingBack:
         chosen = line[-1]
         if chosen.state is RowState.DAMAGED:
             hint = f"roll back to another step, or bring it back first: ckpt fetch {run}@{step}"
-            raise Lost(f"{chosen.id} is lost: {chosen.reason}", hint=hint)
+            raise Lost(loss_text(chosen.id, chosen.reason), hint=hint)
         if not self._checkpoints.readable(chosen):
             away = ", ".join(self._checkpoints.unreachable(chosen))
             why = f"targets {away} do not answer" if away else "its targets lack columns of it"

@@ -48,6 +48,9 @@ class ScrubView(Struct, frozen=True):
     """Damaged parts of files, now."""
     rot: tuple[RotView, ...]
     """The first of them."""
+    whole_since_s: int = 0
+    """The begin of the last pass that is over: every byte that is there was read since then, or
+    written; 0: none is over."""
 
 
 class TargetView(Struct, frozen=True):
@@ -214,6 +217,27 @@ class DocumentView(Struct, frozen=True):
     """How many there should be."""
 
 
+class ReadingView(Struct, frozen=True):
+    """When the bytes of one checkpoint were read at rest, its homes' and documents' included.
+
+    A pass of a target that is over has read all that was there at its begin. So what lies there has
+    been read since, or was written since: a bound, no exact time. That it was read does not say
+    that it was whole: damage that is found is in the target's `rot`.
+    """
+
+    since_s: int
+    """Of the targets that have read their part since the commit, the oldest begin of such a pass,
+    by that target's clock; 0: none has."""
+    target: str
+    """Which one it is; empty: none."""
+    read: tuple[str, ...]
+    """Those targets."""
+    unread: tuple[str, ...]
+    """Targets of which no pass is over that began after the commit, or that do not scrub."""
+    away: tuple[str, ...]
+    """Targets with a column that cannot be read now: nothing is said of it."""
+
+
 class ShowView(Struct, frozen=True):
     """Everything of one step."""
 
@@ -223,6 +247,9 @@ class ShowView(Struct, frozen=True):
     """Of the last generation."""
     documents: tuple[DocumentView, ...] = ()
     """Of the last generation."""
+    reading: ReadingView | None = None
+    """Of the last generation. None: where its columns are is not known now, or this is of an
+    earlier version."""
 
 
 class RunView(Struct, frozen=True):

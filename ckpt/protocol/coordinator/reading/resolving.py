@@ -40,6 +40,7 @@ from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
+from ckpt.protocol.losses import loss_reason, loss_text
 
 
 @dataclass(slots=True)
@@ -174,7 +175,7 @@ class Resolver:
             return None, ()
         good, skipped = self._candidates(message)
         if not good:
-            raise self._nothing(message, skipped)
+            raise self._nothing(message)
         other = self._met(message, good[0]) if given is None else None
         if other is not None:
             return self._of_round(waiting, other)
@@ -185,12 +186,12 @@ class Resolver:
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """For who goes on reading it."""
         message = waiting.message
-        good, skipped = self._candidates(message)
+        good, _ = self._candidates(message)
         same = [one for one in good if one.id.generation == only]
         if same:
             return self._reachable(waiting, same, ())
         if not good:
-            raise self._nothing(message, skipped)
+            raise self._nothing(message)
         raise Lost(
             f"{message.run}@{message.step}#{only} is deleted or lost, {good[0].id} is another",
             hint="load again",
@@ -204,9 +205,9 @@ class Resolver:
         if given.chosen is not None and self._is_to_be_had(given.chosen, message):
             return self._reachable(waiting, [given.chosen], given.skipped)
         self._check_reads_stores(given, message)
-        good, skipped = self._candidates(message)
+        good, _ = self._candidates(message)
         if not good and (given.chosen is None or message.step is not None):
-            raise self._nothing(message, skipped)  # A store may have it; confirmed as well.
+            raise self._nothing(message)  # A store may have it; confirmed as well.
         raise given.mix(good[0].id if good else None)
 
     def _candidates(self, message: Resolve) -> tuple[list[KeptCheckpoint], tuple[str, ...]]:
@@ -218,7 +219,7 @@ class Resolver:
             if self._is_to_be_had(checkpoint, message):
                 good.append(checkpoint)
             elif not good:
-                skipped.append(f"{checkpoint.id}: {checkpoint.reason}")
+                skipped.append(f"{checkpoint.id}: {loss_reason(checkpoint.id, checkpoint.reason)}")
         return good, tuple(skipped)
 
     def _known(self, message: Resolve) -> list[KeptCheckpoint]:
@@ -250,13 +251,13 @@ class Resolver:
                 hint=f"open with durable={urls[0]!r}",
             )
 
-    def _nothing(self, message: Resolve, skipped: tuple[str, ...]) -> CkptError:
+    def _nothing(self, message: Resolve) -> CkptError:
         what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
         stores = self._drains.holders(message.run, message.step)
         drained = f"it is in {', '.join(stores)}: open with durable={stores[0]!r}" if stores else ""
-        if skipped:
-            hint = drained or "load an older step by its number"
-            return Lost(f"{what}: {'; '.join(skipped)}", hint=hint)
+        lost = [loss_text(one.id, one.reason) for one in reversed(self._known(message))]
+        if lost:
+            return Lost("; ".join(lost), hint=drained or "load an older step by its number")
         aside = self._checkpoints.of_run(message.run, RowState.COMMITTED)
         if message.step is None and aside:
             text = f"all committed checkpoints of {what} are set aside by a rollback"
@@ -340,9 +341,9 @@ class Resolver:
             return False
         if self._desk.now_us < waiting.deadline_us:
             return True
-        good, skipped = self._candidates(message)
+        good, _ = self._candidates(message)
         if not good:
-            raise self._nothing(message, skipped)
+            raise self._nothing(message)
         raise Unavailable(
             f"{own.checkpoint}, which this rank has saved, is not committed yet, {good[0].id} is: "
             "its launch would load both",

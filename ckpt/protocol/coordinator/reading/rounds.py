@@ -43,6 +43,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.events import Session
+from ckpt.protocol.losses import loss_reason
 
 ROUND_HELD_US = 300_000_000
 """So long a resolution is held for ranks of its launch that have not come for it yet."""
@@ -135,7 +136,7 @@ class Round:
             return f"{self.id} is in an object store only"
         if self.chosen is None or self.chosen.state is RowState.TOMBSTONED:
             return f"{self.id} is deleted"
-        return f"{self.id} is lost ({self.chosen.reason})"
+        return f"{self.id} is lost ({loss_reason(self.id, self.chosen.reason)})"
 
     def mix(self, older: CheckpointId | None) -> CkptError:
         """The error for a rank that can have neither this step nor, without a mix, another."""

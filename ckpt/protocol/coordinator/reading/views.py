@@ -15,7 +15,6 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
 from ckpt.plan.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
@@ -34,9 +33,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     NameView,
     RepairView,
     RetentionView,
-    RotView,
     RunView,
-    ScrubView,
     ShowView,
     StatusView,
     StepView,
@@ -48,6 +45,7 @@ from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
 from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
+from ckpt.protocol.coordinator.reading.scrub_views import reading_view, scrub_view
 from ckpt.protocol.coordinator.reading.stored import loadable, state_text, stores_alone
 from ckpt.protocol.coordinator.reading.upgrade_view import upgrade_view
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
@@ -185,7 +183,13 @@ class Views:
         shown = str(wanted[-1].id.generation)
         views = [view for view in self.steps(run) if view.step == step]
         views.sort(key=lambda view: view.generation == shown)
-        return ShowView(tuple(views), self._columns(wanted[-1]), self._documents(wanted[-1]))
+        held_one = wanted[-1]
+        return ShowView(
+            tuple(views),
+            self._columns(held_one),
+            self._documents(held_one),
+            reading_view(held_one, self._checkpoints, self._members),
+        )
 
     def names(self, run: RunName) -> tuple[NameView, ...]:
         """All names of a run, in their order; none for a run that nobody knows."""
@@ -347,36 +351,8 @@ def _target_view(target: Target) -> TargetView:
         device_error=target.device.latest,
         device_errors=target.device.errors,
         wire=target.wire,
-        scrub=None if target.scrub is None else _scrub_view(target.scrub),
+        scrub=None if target.scrub is None else scrub_view(target.scrub),
         standing=target.standing.value,
-    )
-
-
-def _scrub_view(report: ScrubReport) -> ScrubView:
-    return ScrubView(
-        period_s=report.period_s,
-        pass_began_s=report.pass_began_s,
-        pass_ended_s=report.pass_ended_s,
-        oldest_s=report.oldest_s,
-        late_s=report.late_s,
-        rot_count=report.rot_count,
-        rot=tuple(_rot_view(one) for one in report.rot[:ROT_NAMED_MAX]),
-    )
-
-
-def _rot_view(rot: Rot) -> RotView:
-    checkpoint, damage = rot.checkpoint, rot.damage
-    return RotView(
-        run=checkpoint.run,
-        step=checkpoint.step,
-        generation=str(checkpoint.generation),
-        kind=damage.kind,
-        rank=rot.rank,
-        column=rot.column,
-        region=damage.region,
-        start=damage.start,
-        end=damage.end,
-        why=damage.why,
     )
 
 

@@ -30,6 +30,7 @@ from ckpt.protocol.target.at_rest.scrub_note import (
     encode_scrub_note,
     pack_readings,
     unpack_readings,
+    whole_since_of,
 )
 from ckpt.protocol.target.at_rest.timetable import KnownFile, Timetable
 from ckpt.protocol.target.core import (
@@ -118,6 +119,8 @@ class Scrub:
         times, began_us = self._times, self._here(note.pass_began_s)
         times.began_us = began_us
         times.ended_us = self._here(note.pass_ended_s) if note.pass_ended_s else None
+        whole_since_s = whole_since_of(note)
+        times.whole_since_us = self._here(whole_since_s) if whole_since_s else None
         if note.is_running:
             times.go_on(began_us, now_us, is_asked=note.is_asked)
         file = times.get(note.file)
@@ -162,6 +165,7 @@ class Scrub:
             late_s=times.late_us(self._core.now_us) // US_PER_S,
             rot_count=len(rot),
             rot=tuple(rot[:ROT_NAMED_MAX]),
+            whole_since_s=self._wall_s(times.whole_since_us),
         )
 
     @property
@@ -345,6 +349,7 @@ class Scrub:
             offset=check.cells_end if check is not None else 0,
             rot=tuple(one for found in self._rot.values() for one in found),
             readings=pack_readings(readings),
+            whole_since_s=self._wall_s(times.whole_since_us),
         )
 
     def _wall_s(self, at_us: int | None) -> int:

@@ -46,6 +46,8 @@ class ScrubNote(Struct, frozen=True, gc=False):
     """Cells of it before this were compared."""
     rot: tuple[Rot, ...] = ()
     readings: bytes = b""
+    whole_since_s: int | None = None
+    """The begin of the last pass that is over; 0: none is. None: of an earlier version."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(ScrubNote)
@@ -62,6 +64,14 @@ def decode_scrub_note(data: Buffer) -> ScrubNote | None:
         return decode_body(_DECODER, unwrap(_MAGIC, _VERSION, data, NOTE_BYTES_MAX))
     except Corrupt:
         return None
+
+
+def whole_since_of(note: ScrubNote) -> int:
+    """The begin of the last pass that is over, in seconds; 0: none is, as far as is known."""
+    if note.whole_since_s is not None:
+        return note.whole_since_s
+    is_over = bool(note.pass_ended_s) and not note.is_running
+    return note.pass_began_s if is_over else 0
 
 
 def digest_of(file: str) -> bytes:

@@ -82,6 +82,8 @@ class Timetable:
         """When the last one was over."""
         self.began_us: int | None = None
         """And when that one had begun, or the one under way."""
+        self.whole_since_us: int | None = None
+        """The begin of the last one that is over: all that is here was read since, or written."""
 
     # ----------------------------------------------------------------------- files
 
@@ -206,6 +208,7 @@ class Timetable:
         """Whether the pass is over since now."""
         if self.now is None or self.now.files_left:
             return False
+        self.whole_since_us = self.now.began_us
         self.now, self.ended_us = None, now_us
         self._wanted.clear()
         return True

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step, check_run_name
 from ckpt.base.units import format_bytes, format_seconds
@@ -38,7 +40,10 @@ from ckpt_client.save.again import save_again
 from ckpt_client.store import Store
 from ckpt_client.store import open as open_store
 
-EXAMPLE = "ckpt fetch llama/7b@12500\nckpt fetch --lost --dry-run\nckpt fetch --lost llama/7b"
+EXAMPLE = (
+    "ckpt fetch llama/7b@12500 --dry-run\nckpt fetch llama/7b@12500\n"
+    "ckpt fetch --lost --dry-run\nckpt fetch --lost llama/7b"
+)
 COMMIT_TIMEOUT_S = 3600.0
 IS_OPEN = "a launch of it is there, which a fetch would end"
 IS_ASIDE = "a rollback has set it aside"
@@ -55,15 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lost", action="store_true", help="all that the tier has lost and a store has"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="of --lost: only say what would be fetched"
+        "--dry-run", action="store_true", help="only say what would be fetched, and from where"
     )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.lost:
         return _fetch_lost(arguments, output)
-    if arguments.dry_run:
-        raise Refused("only --lost takes --dry-run")
     if arguments.checkpoint is None:
         raise Refused("fetch what?", hint="ckpt fetch RUN@STEP, or ckpt fetch --lost")
     return _fetch_one(arguments, output)
@@ -81,23 +84,50 @@ def _fetch_one(arguments: argparse.Namespace, output: Output) -> int:
             held = [one for one in talk.steps(name) if one.step == step and one.readable]
         if under_way:
             raise Busy(f"{name} is being saved at this moment", hint="fetch when it has ended")
-        if held:
-            output.note(f"{name}@{step} is in the tier already")
-        else:
+        if not held and not arguments.dry_run:
             launch = f"fetch {header} at {time.time_ns()}"
             with (
                 output.waiting(f"fetching {name}@{step}"),
                 open_store(arguments.store, launch=launch) as store,
             ):
                 _save(stored, store)
+        found = _One(
+            name, step, header.world_size, not held and not arguments.dry_run,
+            arguments.dry_run, bool(held), stored.url, stored.manifest.stored_bytes,
+        )  # fmt: skip
     finally:
         stored.close()
-    seconds = time.monotonic() - begun_s
-    document = {"run": name, "step": step, "ranks": header.world_size, "fetched": not held}
-    output.document(document)
-    ranks = counted(header.world_size, "rank")
-    output.line(f"{name}@{step} of {ranks} is in the tier, after {format_seconds(seconds)}")
+    output.document(found)
+    _tell_one(found, output, time.monotonic() - begun_s)
     return ExitCode.OK
+
+
+class _One(Struct, frozen=True):
+    """What came of a fetch of one checkpoint, or would come."""
+
+    run: str
+    step: int
+    ranks: int
+    fetched: bool
+    dry_run: bool
+    in_tier: bool
+    """It was there already: nothing is fetched."""
+    store: str
+    """URL of the checkpoint in its object store."""
+    stored_bytes: int
+    """Of its objects there, as they are packed."""
+
+
+def _tell_one(one: _One, output: Output, seconds: float) -> None:
+    name = f"{one.run}@{one.step}"
+    ranks, size = counted(one.ranks, "rank"), format_bytes(one.stored_bytes)
+    if one.in_tier:
+        output.line(f"{name} of {ranks} is in the tier already: nothing is to be fetched")
+    elif one.dry_run:
+        output.line(f"{name} of {ranks} would be fetched: {size} from {one.store}")
+        output.line("nothing was changed")
+    else:
+        output.line(f"{name} of {ranks} is in the tier, after {format_seconds(seconds)}")
 
 
 def _opened(text: str, talk: Conversation) -> StoredCheckpoint:
@@ -241,7 +271,7 @@ def _tell(done: _Done, arguments: argparse.Namespace, output: Output, seconds: f
         ]
         if rows:
             output.table(("run", ">step", ">size", "from"), rows)
-        output.line(f"{count} would be fetched")
+        output.line(f"{count} would be fetched; nothing was changed")
     else:
         output.line(f"{count} fetched, after {format_seconds(seconds)}")
 

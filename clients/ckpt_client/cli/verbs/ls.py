@@ -17,9 +17,10 @@ from itertools import zip_longest
 from msgspec.structs import replace
 
 from ckpt.base.errors import NotFound
-from ckpt.base.ids import check_run_name
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step, check_run_name
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
+from ckpt.protocol.losses import loss_reason
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, age_text, counted
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     output.table(head, rows)
     for view in steps:
         if view.reason:
-            output.line(output.tone(f"{view.run}@{view.step}: {view.reason}", Tone.WARN))
+            output.line(output.tone(f"{view.run}@{view.step}: {reason_text(view)}", Tone.WARN))
     return _exit_code(steps)
 
 
@@ -86,6 +87,12 @@ def _state_word(view: StepView) -> str:
     if not view.readable:
         return "unreachable"
     return "degraded" if view.columns_missing or view.documents_missing else "committed"
+
+
+def reason_text(view: StepView) -> str:
+    """Beside its name, which is not repeated."""
+    generation = Generation.parse(view.generation)
+    return loss_reason(CheckpointId(RunName(view.run), Step(view.step), generation), view.reason)
 
 
 def _missing_text(view: StepView) -> str:

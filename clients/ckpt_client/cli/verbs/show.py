@@ -17,12 +17,13 @@ from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
     ColumnsView,
     DocumentView,
+    ReadingView,
     StepView,
 )
 from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, age_text, counted
-from ckpt_client.cli.verbs.ls import as_shown, survives_text
+from ckpt_client.cli.verbs.ls import as_shown, reason_text, survives_text
 
 EXAMPLE = "ckpt show llama/7b@12500"
 
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     _print_generation(shown, output)
     for document in view.documents:
         output.line(_document_text(document))
+    if view.reading is not None:
+        output.line(f"{'read at rest':<14}{_reading_text(view.reading)}")
     for other in view.generations[:-1]:
         is_older = Generation.parse(other.generation) < Generation.parse(shown.generation)
         output.line(
@@ -73,7 +76,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         *([("names", ", ".join(view.names))] if view.names else []),
         *([("metrics", _metrics_text(view))] if view.metrics else []),
         ("generation", view.generation),
-        ("state", view.state + (f": {view.reason}" if view.reason else "")),
+        ("state", view.state + (f": {reason_text(view)}" if view.reason else "")),
         ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
         *_references(view),
         ("code", view.code),
@@ -113,6 +116,18 @@ def _document_text(view: DocumentView) -> str:
     held = zip(view.targets, view.live, strict=True)
     places = ", ".join(target if live else f"({target})" for target, live in held)
     return f"{view.kind:<14}{places}; {copies}" if places else f"{view.kind:<14}{copies}"
+
+
+def _reading_text(view: ReadingView) -> str:
+    """`all since 2 h ago (t3 is the oldest)`, else on how many of its targets, and which are left
+    out. What was written since then was not read."""
+    missing = (("not since the commit", view.unread), ("out of reach", view.away))
+    parts = [f"{why}: {', '.join(targets)}" for why, targets in missing if targets]
+    if view.target:
+        count = len({*view.read, *view.unread, *view.away})
+        read = f"on {len(view.read)} of {counted(count, 'target')}" if parts else "all"
+        parts = [f"{read} since {age_text(view.since_s)} ({view.target} is the oldest)", *parts]
+    return "; ".join(parts) or "-"
 
 
 def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:

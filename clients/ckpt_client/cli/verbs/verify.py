@@ -2,9 +2,12 @@
 every copy of its index, its commit record and its labels.
 
 Exit code 0: all is whole. 3: some columns are missing, or something is damaged; the
-checkpoint is readable from the others. 4: it is lost. 75: targets that hold it are
-out of reach, so nothing is proved. Columns of earlier steps that hold what did not
-change are read as well.
+checkpoint is readable from the others, or is `stored`: the tier has lost it, an object
+store has it. 4: it is lost. 75: targets that hold it are out of reach, so nothing is
+proved. Columns of earlier steps that hold what did not change are read as well.
+
+What parity cannot mend is reported, as a load does: the coordinator looks as well, and
+what it proves is lost, or stored, for everybody from then on (`judged` in JSON).
 """
 
 from __future__ import annotations
@@ -15,22 +18,28 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
-from ckpt_client.cli.cluster import conversation, parse_which
+from ckpt.protocol.losses import loss_reason
+from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted, rate_text
+from ckpt_client.cli.verbs.ls import reason_text
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:
+    from ckpt.base.ids import Generation, RunName, Step
     from ckpt.format.messages.reading import ByteRange, Damage
+    from ckpt.protocol.coordinator.reading.answers import StepView
     from ckpt_client.load.verify import VerifyReport
 
 EXAMPLE = "ckpt verify llama/7b@12500\nckpt verify llama/7b@12500 --json | tail -n 1 | jq .state"
 
+STORED: Final = "stored"
 SAY_S: Final = 1.0
 """Between two lines of progress in JSON."""
 _ENDS: Final = {
     "healthy": (ExitCode.OK, Tone.GOOD),
     "degraded": (ExitCode.DEGRADED, Tone.WARN),
+    STORED: (ExitCode.DEGRADED, Tone.WARN),
     "lost": (ExitCode.LOST, Tone.BAD),
     "unknown": (ExitCode.TRY_LATER, Tone.WARN),
 }
@@ -48,28 +57,67 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         run_name, step, only = talk.which(*wanted)
         control = talk.control
-        size = sum(
-            view.bytes
-            for view in talk.steps(run_name)
-            if view.step == step and (only is None or view.generation == str(only))
-        )
+        known = _known(talk, run_name, step, only)
+        if known is not None and known.stored:
+            return _say_stored(known, output)
         context = ReaderContext(
             control.locator.address, control.secret, control.cluster, client_name()
         )
+        size = 0 if known is None else known.bytes
         progress = _Progress(output, {"run": run_name, "step": step, "payload_bytes": size})
         with output.waiting(f"verifying {run_name}@{step}", progress.text):
             report = verify(
                 context, run_name, step, timeout_s=arguments.timeout, only=only,
                 on_progress=progress.heard,
             )  # fmt: skip
-    code, tone = _ENDS[report.state]
-    output.record("summary", _summary(report))
-    _print(report, tone, output)
+        found = _known(talk, run_name, step, report.checkpoint.generation)
+    return _end(report, found.stored if found is not None else (), output)
+
+
+def _known(
+    talk: Conversation, run_name: RunName, step: Step, only: Generation | None
+) -> StepView | None:
+    """What the coordinator says of that generation, or of the one that a load of the step gets."""
+    views = [view for view in talk.steps(run_name) if view.step == step]
+    if only is not None:
+        return next((view for view in views if view.generation == str(only)), None)
+    views = [view for view in views if not view.aside] or views
+    return views[-1] if views else None
+
+
+def _say_stored(known: StepView, output: Output) -> ExitCode:
+    """There is nothing in the tier to be read."""
+    what = {"run": known.run, "step": known.step, "generation": known.generation}
+    record = {**what, "state": STORED, "reason": known.reason, "stored": known.stored}
+    output.record("summary", record)
+    output.line(f"{known.run}@{known.step}  {output.tone(STORED, Tone.WARN)}")
+    output.line(f"  {_stored_text(known.run, known.stored)}")
+    output.line(f"  proved by the coordinator: {reason_text(known)}")
+    return ExitCode.DEGRADED
+
+
+def _stored_text(run_name: str, stored: Sequence[str]) -> str:
+    where = " and ".join(stored)
+    return f"the tier has lost it, {where} has it: ckpt fetch --lost {run_name} saves it again"
+
+
+def _end(report: VerifyReport, stored: Sequence[str], output: Output) -> ExitCode:
+    checkpoint, judged = report.checkpoint, report.judged
+    state = STORED if report.state == "lost" and stored else report.state
+    code, tone = _ENDS[state]
+    output.record("summary", {**_summary(report), "state": state, "stored": stored})
+    _print(report, state, tone, output)
+    if judged is not None and judged.proved:
+        if stored:
+            output.line(f"  {_stored_text(checkpoint.run, stored)}")
+        reason = loss_reason(checkpoint, judged.reason)
+        output.line(f"  proved by the coordinator: {reason}")
     if code is ExitCode.TRY_LATER:
-        raise Unavailable(
-            f"{run_name}@{step} is not verified: targets that hold it are out of reach",
-            hint="see ckpt status",
-        )
+        what = f"{checkpoint.run}@{checkpoint.step}"
+        why = "is not verified: targets that hold it are out of reach"
+        if judged is not None:
+            why = f"does not verify, and its loss is not proved: {judged.reason}"
+        raise Unavailable(f"{what} {why}", hint="see ckpt status")
     return code
 
 
@@ -102,7 +150,7 @@ def _summary(report: VerifyReport) -> dict[str, object]:
         "run": checkpoint.run,
         "step": checkpoint.step,
         "generation": str(checkpoint.generation),
-        "state": report.state,
+        "judged": report.judged,
         "payloads": report.payloads,
         "columns": report.columns,
         "documents_read": report.documents_read,
@@ -112,9 +160,9 @@ def _summary(report: VerifyReport) -> dict[str, object]:
     }
 
 
-def _print(report: VerifyReport, tone: Tone, output: Output) -> None:
+def _print(report: VerifyReport, state: str, tone: Tone, output: Output) -> None:
     output.line(
-        f"{report.checkpoint.run}@{report.checkpoint.step}  {output.tone(report.state, tone)}  "
+        f"{report.checkpoint.run}@{report.checkpoint.step}  {output.tone(state, tone)}  "
         f"{counted(len(report.columns), 'column')}, "
         f"read {rate_text(report.bytes_read, report.seconds)}, "
         f"and {counted(report.documents_read, 'document')}"
