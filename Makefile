@@ -87,8 +87,9 @@ test-faults: $(READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" $(FAULTS)
 
 # An environment with the base and one with [server] for each Python, in which users' commands run.
+# Workers share them, and who has no more to do takes what another has not begun.
 test-wheel: $(WHEEL_READY)
-	$(PYTEST) tests/wheel
+	$(PYTEST) -n $(WORKERS) --dist worksteal tests/wheel
 
 # As light as the core, but the benchmark's own: Python alone, no root. The crowd has the machine to
 # itself: a target that is not run for long, beside other tests, counts as late, and is made up for.

@@ -35,6 +35,14 @@ LONGEST: Final = (
     "client/test_end_to_end.py",
     "machines/test_clock_jumps.py",
     "machines/test_campaign.py",
+    # Of test-stores: while the first of these starts the gateway, the next two need none.
+    "stores/test_store_faults.py",
+    "stores/test_newest_zarr.py",
+    "stores/test_azure.py",
+    "stores/test_bench_jobs.py",
+    "stores/test_drain_kills.py",
+    "stores/test_bench_errors.py",
+    "stores/test_unusable_store.py",
 )
 """Each lasts from half a minute to two."""
 OF_PROCESSES: Final = (

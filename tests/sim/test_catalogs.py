@@ -188,14 +188,14 @@ def _blind(_self: Vouching, _said: object) -> str:
     return ""
 
 
-@pytest.mark.parametrize("plant", [
-    {"_objection_of_holdings": _blind, "objection": _blind},
-    {"_is_enough": lambda _self, _ids, patient: True},
+@pytest.mark.parametrize(("plant", "begin"), [
+    ({"_objection_of_holdings": _blind, "objection": _blind}, 0),
+    ({"_is_enough": lambda _self, _ids, patient: True}, 53),
 ], ids=["believes-its-catalog", "asks-nobody"])  # fmt: skip
 def test_the_history_finds_a_coordinator_that(
-    monkeypatch: pytest.MonkeyPatch, plant: dict[str, Callable[..., object]]
+    monkeypatch: pytest.MonkeyPatch, plant: dict[str, Callable[..., object]], begin: int
 ) -> None:
     for name, planted in plant.items():
         monkeypatch.setattr(Vouching, name, planted)
     with pytest.raises(AssertionError):
-        run_each(run_seed, 400)
+        run_each(run_seed, 400, begin)

@@ -154,16 +154,17 @@ def _the_marker_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant",
+    ("plant", "begin"),
     [
-        _retention_waits_for_nobody,
-        _what_is_begun_counts_as_drained,
-        _the_marker_waits_for_nothing,
+        (_retention_waits_for_nobody, 4),
+        (_what_is_begun_counts_as_drained, 0),
+        (_the_marker_waits_for_nothing, 0),
     ],
+    ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], begin: int
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation, match="P9"):
-        run_each(run_seed, PLANTED_SEEDS)
+        run_each(run_seed, PLANTED_SEEDS, begin)

@@ -108,15 +108,17 @@ def _holds_nothing(one: KeptCheckpoint, is_needed: bool) -> str:
     return ""
 
 
-PLANTS: Mapping[str, tuple[object, str, object]] = {
-    "by-age-too-early": (retaining, "judged", _judged_early),
-    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone),
-    "pinned-ones-too": (retaining, "_held_text", _holds_nothing),
+PLANTS: Mapping[str, tuple[object, str, object, int]] = {
+    "by-age-too-early": (retaining, "judged", _judged_early, 0),
+    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone, 8),
+    "pinned-ones-too": (retaining, "_held_text", _holds_nothing, 4),
 }
+"""By name: what is replaced, by what, and the first seed that is tried."""
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(*PLANTS[name])
+    owner, attribute, planted, begin = PLANTS[name]
+    monkeypatch.setattr(owner, attribute, planted)
     with pytest.raises(Violation):
-        run_each(run_seed, FOUND_BY)
+        run_each(run_seed, FOUND_BY, begin)

@@ -13,11 +13,19 @@ SEEDS_MAX = 1000
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_planted_bug_is_found_within_a_thousand_seeds(plant: Plant) -> None:
-    for seed in range(plant.begin, plant.begin + SEEDS_MAX):
-        try:
-            with plant.planted():
-                run_seed(seed)
-        except Exception:
-            run_seed(seed)
-            return
-    pytest.fail(f"{plant.name} was not found in {SEEDS_MAX} seeds from {plant.begin} on")
+    # Outside of the search: a patch of what is not there any more is no bug that was found.
+    with plant.planted():
+        found = next(filter(_is_broken, range(plant.begin, plant.begin + SEEDS_MAX)), None)
+    assert found is not None, (
+        f"{plant.name} is not found in {SEEDS_MAX} seeds from {plant.begin} on"
+    )
+    run_seed(found)
+
+
+def _is_broken(seed: int) -> bool:
+    """A promise, or what a machine asserts of itself; any other error is the plant's own."""
+    try:
+        run_seed(seed)
+    except AssertionError:
+        return True
+    return False

@@ -1,7 +1,8 @@
-"""The sdist, the wheel, and environments with it: each is made once, when a test first asks."""
+"""The sdist, the wheel, and environments with it: made once a run, when a test first asks."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,22 @@ from tests.wheel.environments import VERSIONS, Environment, Environments, built,
 
 
 @pytest.fixture(scope="session")
-def built_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist and the wheel."""
-    return built(tmp_path_factory.mktemp("dist"))
+def meeting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
-def environments(
-    built_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Environments:
+def built_files(meeting: Path) -> tuple[Path, Path]:
+    """The sdist and the wheel."""
+    return built(meeting / "dist")
+
+
+@pytest.fixture(scope="session")
+def environments(built_files: tuple[Path, Path], meeting: Path) -> Environments:
     """Of all Pythons."""
-    return Environments(tmp_path_factory.mktemp("environments"), wheel=built_files[1])
+    return Environments(meeting / "environments", wheel=built_files[1])
 
 
 @pytest.fixture(params=VERSIONS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.tree import ROOT
-from tests.wheel.environments import BUILD
+from tests.wheel.environments import BUILD, once
 
 COMMIT: Final = "c32f193e946c965bbee76d8f409df3da29c7cfb0"
 """It speaks protocol 2, as all since bulks have tags, and no copy is right but where it was put."""
@@ -29,7 +30,13 @@ def is_here() -> bool:
 
 
 def earlier_wheel(folder: Path) -> Path:
-    """Built in a folder that is not there yet."""
+    """Built in that folder, once a run."""
+    once(folder, partial(_build, folder))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _build(folder: Path) -> None:
     tree, packed = folder / "tree", folder / "tree.tar"
     tree.mkdir(parents=True)
     line = ["git", "-C", ROOT, "archive", "--output", packed, COMMIT]
@@ -38,8 +45,6 @@ def earlier_wheel(folder: Path) -> Path:
         archive.extractall(tree, filter="data")
     line = [*BUILD, "--wheel", "--outdir", folder, tree]
     subprocess.run(line, check=True, capture_output=True, timeout=_TIMEOUT_S)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 def without() -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from tests.client.clikit import TIMEOUT_S, Ended, environment
 from tests.tree import ROOT
@@ -55,44 +57,49 @@ class Environment:
         return self.run("python", "-P", "-W", "error", "-c", text, *words, **environ)
 
 
+@dataclass(frozen=True, slots=True)
 class Environments:
-    """Those with a wheel, made when they are first asked for."""
+    """Those with a wheel, in a folder: each is made when a worker of the run first asks for it."""
 
-    def __init__(self, folder: Path, *, wheel: Path) -> None:
-        self._folder = folder
-        self._wheel = wheel
-        #: (Python, extra) -> what was made for them.
-        self._made: dict[tuple[Path, str], Environment] = {}
+    folder: Path
+    wheel: Path
 
     def of(self, python: Path, extra: str = "") -> Environment:
         """One that has the wheel, and an extra of it."""
-        key = python, extra
-        if key not in self._made:
-            requirement = f"{self._wheel}[{extra}]" if extra else str(self._wheel)
-            folder = self._folder / str(len(self._made))
-            self._made[key] = _installed(folder, python, requirement)
-        return self._made[key]
+        requirement = f"{self.wheel}[{extra}]" if extra else str(self.wheel)
+        folder = self.folder / f"{crc32(bytes(python)):08x}{extra}"
+        once(folder, lambda: _install(folder, python, requirement))
+        return Environment(folder)
 
 
-def _installed(folder: Path, python: Path, requirement: str) -> Environment:
+def once(place: Path, make: Callable[[], object]) -> None:
+    """What makes `place`, by whichever worker of a run comes first; the others wait for it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    made = place.with_name(f"{place.name}.made")
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make()
+            made.touch()
+
+
+def _install(folder: Path, python: Path, requirement: str) -> None:
     """A new venv that has `requirement`, and what that requires."""
     # It needs no pip of its own, which takes longer to make than the rest: ours serves it.
     bare = [python, "-m", "venv", "--without-pip", folder]
     subprocess.run(bare, check=True, timeout=_INSTALL_TIMEOUT_S)
-    found = Environment(folder)
-    pip = [sys.executable, "-m", "pip", "--python", found.python, "--disable-pip-version-check"]
+    inside = Environment(folder).python
+    pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
     # Of what comes along, tests import a part, and that is compiled when they do.
     line = [*pip, "install", "--quiet", "--no-compile", requirement]
     subprocess.run(line, check=True, timeout=_INSTALL_TIMEOUT_S)
-    return found
 
 
 def built(folder: Path) -> tuple[Path, Path]:
     """The sdist of this tree, and the wheel that is built of that sdist."""
-    subprocess.run(
-        [*BUILD, "--outdir", folder, ROOT], check=True, capture_output=True,
-        timeout=_INSTALL_TIMEOUT_S,
-    )  # fmt: skip
+    line = [*BUILD, "--outdir", folder, ROOT]
+    run = partial(subprocess.run, line, check=True, capture_output=True, timeout=_INSTALL_TIMEOUT_S)
+    once(folder, run)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 

@@ -6,14 +6,32 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.tree import ROOT
-from tests.wheel.environments import BUILD
+from tests.wheel.environments import BUILD, once
 
 TIMEOUT_S = 100.0
+WORKERS = 4
+
+
+def test_what_several_workers_ask_for_is_made_once(tmp_path: Path) -> None:
+    def ask(number: int) -> str:
+        once(tmp_path / "made", lambda: (tmp_path / "made").write_text(str(number)))
+        return (tmp_path / "made").read_text()
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        assert len(set(pool.map(ask, range(WORKERS)))) == 1
+
+
+def test_what_could_not_be_made_is_made_by_the_next_that_asks(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        once(tmp_path / "made", (tmp_path / "missing").read_text)
+    once(tmp_path / "made", (tmp_path / "made").touch)
+    assert (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

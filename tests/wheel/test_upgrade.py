@@ -27,10 +27,10 @@ LOST = "t4"
 
 
 @pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def older(meeting: Path) -> Environment:
     if not is_here():
         pytest.skip(without())
-    folder = tmp_path_factory.mktemp("earlier")
+    folder = meeting / "earlier"
     wheel = earlier_wheel(folder / "build")
     return Environments(folder / "environments", wheel=wheel).of(Path(sys.executable), "server")
 
