@@ -47,9 +47,9 @@ def _serves_at_once(self: Vouching, ids: set[TargetId], *, patient: bool) -> boo
     return bool(ids)
 
 
-def _fewer_copies(*arguments: Any) -> None:
+def _fewer_copies(*arguments: Any, **more: Any) -> None:
     *document, copies, then = arguments
-    store_document(*document, replace(copies, least=1), then)
+    store_document(*document, replace(copies, least=1), then, **more)
 
 
 PLANTS: Mapping[str, tuple[int, tuple[tuple[object, str, object], ...]]] = {
