@@ -42,6 +42,17 @@ def _pages(world: TargetWorld) -> list[ColumnsListed]:
     return [one for one in world.messages(READER) if isinstance(one, ColumnsListed)]
 
 
+def _asked_while_sealing() -> tuple[TargetWorld, Column]:
+    """The list is asked for, and the disk does nothing by itself."""
+    world, column = _ready(), Column()
+    reserve(world, column)
+    write(world, column)
+    world.held = deque()
+    world.tell(WRITER, column.seal, column.manifest, request=20)
+    world.tell(READER, ListColumns())
+    return world, column
+
+
 def test_pages_list_every_column_and_document_once() -> None:
     world = _ready()
     columns = [Column(rank=rank, payload_bytes=5000) for rank in range(7)]
@@ -66,12 +77,7 @@ def test_pages_list_every_column_and_document_once() -> None:
 
 
 def test_a_column_that_is_being_sealed_is_waited_for() -> None:
-    world, column = _ready(), Column()
-    reserve(world, column)
-    write(world, column)
-    world.held = deque()
-    world.tell(WRITER, column.seal, column.manifest, request=20)
-    world.tell(READER, ListColumns())
+    world, column = _asked_while_sealing()
     assert _pages(world) == []
     while world.held:
         world.step()
@@ -94,12 +100,7 @@ def test_a_document_that_is_being_stored_is_waited_for() -> None:
 
 
 def test_what_fails_on_its_way_is_waited_for_and_not_listed() -> None:
-    world, column = _ready(), Column()
-    reserve(world, column)
-    write(world, column)
-    world.held = deque()
-    world.tell(WRITER, column.seal, column.manifest, request=20)
-    world.tell(READER, ListColumns())
+    world, _column = _asked_while_sealing()
     world.disk.faults.append(Fault("sync"))
     while world.held:
         world.step()
@@ -139,12 +140,7 @@ def test_what_begins_its_seal_later_holds_up_nothing() -> None:
 
 
 def test_who_has_left_is_not_answered() -> None:
-    world, column = _ready(), Column()
-    reserve(world, column)
-    write(world, column)
-    world.held = deque()
-    world.tell(WRITER, column.seal, column.manifest, request=20)
-    world.tell(READER, ListColumns())
+    world, _column = _asked_while_sealing()
     world.feed(SessionClosed(world.now_us, READER))
     while world.held:
         world.step()
