@@ -115,7 +115,7 @@ def first_hole(shape: Extent, starts: Bounds, ends: Bounds) -> tuple[Extent, Ext
         return None if len(starts) else ((), ())
     if len(shape) == 1:
         return _first_gap(shape[0], starts[:, 0], ends[:, 0])
-    cuts = np.unique(np.concatenate((starts[:, 0], ends[:, 0], [0, shape[0]]))).tolist()
+    cuts = sorted({0, shape[0], *starts[:, 0].tolist(), *ends[:, 0].tolist()})
     for low, high in pairwise(cuts):
         inside = (starts[:, 0] <= low) & (ends[:, 0] >= high)
         hole = first_hole(shape[1:], starts[inside, 1:], ends[inside, 1:])

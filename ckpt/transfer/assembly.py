@@ -231,7 +231,7 @@ class Assembly:
     def _put_apart(self, frame: _Frame, starts: Offsets) -> None:
         """Copy ranges of several cells, or in no order, into these. starts: in the fragment."""
         stripes = starts // self.layout.cell_bytes
-        for stripe in np.unique(stripes).tolist():
+        for stripe in sorted(set(stripes.tolist())):
             to = starts - self.layout.fragment_offset(stripe)
             self._copy_into_cell(stripe, frame.column, to, frame, stripes == stripe)
         self._apart.give_back(frame.view)

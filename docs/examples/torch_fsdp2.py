@@ -19,6 +19,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ class Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
@@ -70,8 +71,8 @@ class Gpt(nn.Module):
 class Batches:
     """This rank's part of a shuffled text; its position is saved."""
 
-    def __init__(self, text: bytes, rank: int, world_size: int) -> None:
-        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    def __init__(self, text: bytes, rank: int, world_size: int, device: torch.device) -> None:
+        self._text, self._device = torch.frombuffer(bytearray(text), dtype=torch.uint8), device
         self._rank, self._world_size, self.position = rank, world_size, 0
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +84,7 @@ class Batches:
         rows = [
             self._text[s : s + BLOCK + 1].long() for s in starts[self._rank :: self._world_size]
         ]
-        block = torch.stack(rows)
+        block = torch.stack(rows).to(self._device)
         return block[:, :-1], block[:, 1:]
 
     def state_dict(self) -> dict[str, object]:
@@ -95,16 +96,18 @@ class Batches:
 
 def main() -> None:
     options = parse()
-    dist.init_process_group("gloo")
+    device = own_device()
+    dist.init_process_group()  # gloo on the host, and on accelerators what is made for them.
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
-    model = Gpt()
+    model = Gpt().to(device)
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(Path(options.text).read_bytes(), rank, world_size)
+    batches = Batches(Path(options.text).read_bytes(), rank, world_size, device)
     torch.manual_seed(1000 + rank)  # Dropout differs from rank to rank.
 
     store = ckpt.open(options.store)
@@ -135,12 +138,25 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def own_device() -> torch.device:
+    """This rank's accelerator, or the CPU where there is none."""
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    return torch.device(torch.accelerator.current_accelerator().type, int(os.environ["LOCAL_RANK"]))
+
+
+def random_of(device: torch.device) -> ModuleType:
+    """Where dropout's random numbers on that device come from."""
+    return torch if device.type == "cpu" else torch.get_device_module(device)
+
+
 def state_of(model: Gpt, optimizer: torch.optim.Optimizer, batches: Batches) -> dict[str, object]:
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "batches": batches,
-        "dropout": {str(dist.get_rank()): torch.get_rng_state()},
+        "dropout": {str(dist.get_rank()): random_of(own_device()).get_rng_state()},
         "world_size": dist.get_world_size(),
     }
 
@@ -166,7 +182,7 @@ def resume(
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     if "dropout" in state:
-        torch.set_rng_state(state["dropout"][str(dist.get_rank())])
+        random_of(own_device()).set_rng_state(state["dropout"][str(dist.get_rank())])
     return step
 
 

@@ -350,17 +350,19 @@ with ckpt.open(sys.argv[1]) as store:
     if sys.argv[2] == "prepared":
         store.prepare(state).result()
     commit = store.save(sys.argv[2], 1, state).wait(60)
-print(commit.fault_in_s == 0, "ckpt_client.stager.fingerprint" in sys.modules)
+    store.load(sys.argv[2], 1)
+slow = {"ckpt_client.stager.fingerprint", "numpy.ma"} & set(sys.modules)
+print(commit.fault_in_s == 0, sorted(slow))
 """
 
 
 @pytest.mark.parametrize(("run", "faulted_before"), [("prepared", True), ("unprepared", False)])
-def test_prepare_pays_for_the_arena_and_nobody_fingerprints_in_the_trainer(
+def test_prepare_pays_for_the_arena_and_the_trainer_imports_nothing_for_it(
     url: str, run: str, faulted_before: bool
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", _FIRST, url, run]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{faulted_before} False\n"
+    assert done.stdout == f"{faulted_before} []\n"
 
 
 def test_what_is_prepared_begins_nothing_and_may_be_saved_at_once(url: str) -> None:

@@ -197,7 +197,7 @@ def test_closing_waits_for_copies_under_way() -> None:
     assert target.all()
 
 
-def test_the_first_slot_is_made_before_anybody_takes_it() -> None:
+def test_the_first_slots_are_made_before_anybody_takes_it() -> None:
     made: list[int] = []
     is_made = threading.Event()
 
@@ -206,14 +206,26 @@ def test_the_first_slot_is_made_before_anybody_takes_it() -> None:
         is_made.set()
         return np.zeros(64, np.uint8)
 
-    device, ring = LateDevice(), Ring(make, 2)
-    ring.make_ahead()
+    device, ring = LateDevice(), Ring(make, 3)
+    ring.make_ahead(2)
     assert is_made.wait(60)
+    for _ in range(2):
+        ring.sent(device.copy_in([ring.take()], [np.zeros(64, np.uint8)]))
+    assert len(made) == 2
     assert threading.get_ident() not in made
-    ring.sent(device.copy_in([ring.take()], [np.zeros(64, np.uint8)]))
-    assert len(made) == 1
     ring.take()
-    assert made[1:] == [threading.get_ident()]
+    assert made[2:] == [threading.get_ident()]
+    ring.close()
+
+
+def test_what_was_made_ahead_waits_while_a_slot_is_free() -> None:
+    device, ring = LateDevice(), Ring(lambda: np.zeros(64, np.uint8), 2)
+    ring.make_ahead(2)
+    first = ring.take()
+    point = device.copy_in([first], [np.zeros(64, np.uint8)])
+    ring.sent(point)
+    device.run_to(point.count)
+    assert ring.take() is first
     ring.close()
 
 
@@ -222,7 +234,7 @@ def test_a_slot_that_could_not_be_made_ahead_is_raised_to_who_takes_it() -> None
         raise Aborted("no locked memory")
 
     ring = Ring(make, 2)
-    ring.make_ahead()
+    ring.make_ahead(1)
     with pytest.raises(Aborted, match="no locked memory"):
         ring.take()
     ring.close()
@@ -238,7 +250,7 @@ def test_closing_waits_for_a_slot_that_is_being_made() -> None:
         return made[0]
 
     ring = Ring(make, 2)
-    ring.make_ahead()
+    ring.make_ahead(1)
     assert begun.wait(60)
     closing = threading.Thread(target=ring.close)
     closing.start()

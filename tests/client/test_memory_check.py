@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import Rank, TargetId
+from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.layout import Layout
-from ckpt_client.load.memory_check import is_committed
+from ckpt_client.load.memory_check import ALONE_BYTES, is_committed
 
 CODE = Code(4, 2)
 
@@ -50,6 +51,16 @@ def test_what_was_committed_is_known_again_and_any_changed_byte_is_found(size: i
     for at in {0, size // 3, size // 2, size - 1} if size else ():
         harmed = bytearray(data)
         harmed[at] ^= 1
+        assert not is_committed(memoryview(harmed), payload)
+
+
+def test_columns_that_are_read_side_by_side_are_all_looked_at() -> None:
+    data = content(ALONE_BYTES + 12_345)
+    payload = payload_of(data, MiB)
+    assert is_committed(memoryview(data), payload)
+    for column in range(CODE.k):
+        harmed = bytearray(data)
+        harmed[-1 - column * MiB] ^= 1
         assert not is_committed(memoryview(harmed), payload)
 
 

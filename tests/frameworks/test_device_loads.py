@@ -117,7 +117,7 @@ def load_small(url: str, state: dict[str, Any], order: list[str]) -> ckpt_torch.
 def test_memory_is_locked_before_the_checkpoint_is_looked_up(
     url: str, device: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As much as one slot, and no more than the state."""
+    """As much as a slot or two, and no more than the state."""
     locked, resolve = [], ckpt.Store.resolve
 
     def late(store: ckpt.Store, *given: Any, **named: Any) -> Any:
@@ -131,7 +131,7 @@ def test_memory_is_locked_before_the_checkpoint_is_looked_up(
         ckpt_torch.load(state, checkpoint_id=f"{url}/away/1", ring_bytes=ring_bytes)
         assert host(state) == expected()
         torch.accelerator.synchronize()
-    assert locked[0] == RING // 4
+    assert locked[0] in (RING // 4, 2 * RING // 4)
     assert locked[0] < locked[1] <= device_bytes(state_of(0)) + 64 * 64
 
 

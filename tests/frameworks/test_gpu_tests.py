@@ -17,6 +17,14 @@ from tests.gpu.test_loads import (  # noqa: F401
     test_every_bit_comes_in_through_a_small_ring,
     test_the_ring_is_refused_where_it_holds_nothing,
 )
+from tests.gpu.test_preparing import (  # noqa: F401
+    locks,
+    test_a_first_save_finds_its_memory_locked,
+    test_the_first_steps_train_while_it_is_prepared,
+)
+from tests.gpu.test_ranks import (  # noqa: F401
+    test_ranks_that_share_an_accelerator_go_on_with_the_same_bits,
+)
 from tests.gpu.test_saves import (  # noqa: F401
     test_a_state_that_grows_has_its_new_memory_locked,
     test_every_bit_comes_back_by_the_long_way_and_by_the_known_form,
@@ -33,6 +41,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
-    with ckpt.open(cluster) as found:
+def store(cluster: str, device: Emulated, request: pytest.FixtureRequest) -> Iterator[ckpt.Store]:
+    """Of a launch of its own: no stager is there for it."""
+    with ckpt.open(cluster, launch=request.node.name) as found:
         yield found
+
+
+@pytest.fixture
+def url(cluster: str) -> str:
+    """Of ranks that are processes of their own: they have no emulated device, and use the CPU."""
+    return cluster

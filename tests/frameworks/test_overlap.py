@@ -36,16 +36,16 @@ def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
 
 
 def numbers(seed: int, added: int = 0) -> State:
-    """Large tensors and small ones, on the CPU: whole numbers, which every type here has."""
+    """On the CPU: tensors that are gathered and others that cross alone, of whole numbers."""
     maker = torch.Generator().manual_seed(seed)
 
     def of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return (torch.randint(0, 100, shape, generator=maker) + added).to(dtype)
 
     return {
-        "large": of(torch.float32, 700, 1000),
+        "large": of(torch.float32, 1100, 1000),
         "large/half": of(torch.bfloat16, 900, 1000),
-        "turned": of(torch.float32, 600, 600).t(),
+        "turned": of(torch.float32, 1050, 1000).t(),
         "small/float": of(torch.float16, 1000),
         "small/int": of(torch.int64, 77, 3),
         "small/complex": of(torch.complex64, 50),

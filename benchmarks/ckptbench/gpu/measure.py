@@ -23,6 +23,7 @@ from ckptbench.gpu.plan import (
     PREFIXES,
     SMALL_BYTES,
     SMALL_COUNT,
+    FirstRow,
     GpuFigures,
     GpuPlan,
     LoadRow,
@@ -41,17 +42,18 @@ def measure(plan: GpuPlan, url: str, keep_file: Path) -> GpuFigures:
 
     Raises CkptError where a save fails.
     """
+    large = _large(plan)
+    first = [_first(plan, url, large, prepared=prepared) for prepared in (False, True)]
     store = ckpt.open(url, references=False, unchanged="ignore")
     saver = Saver(store, Path(plan.directory), plan.device)
     with store:
-        large = _large(plan)
         staging = _staging(plan, saver, "large", large)
         load = _load(saver, large, keep_file)
         del large
         staging += _staging(plan, saver, "small", _small(plan))
         training = _training(plan, saver)
         saver.close()
-    return GpuFigures(_name_of(plan.device), str(torch.__version__), staging, training, load)
+    return GpuFigures(_name_of(plan.device), str(torch.__version__), first, staging, training, load)
 
 
 def _large(plan: GpuPlan) -> Tensors:
@@ -74,6 +76,27 @@ def _tell(progress: str) -> None:
 
 def _private_bytes() -> int:
     return proc.private_bytes(os.getpid(), ARENA_NAME)
+
+
+# --------------------------------------------------------------------------- the first save
+
+
+def _first(plan: GpuPlan, url: str, tensors: Tensors, *, prepared: bool) -> FirstRow:
+    """Of a launch of its own, for which no stager is there."""
+    _tell("first save, prepared" if prepared else "first save")
+    prepare_s = 0.0
+    with ckpt.open(url, launch=f"first-{prepared}", references=False, unchanged="ignore") as store:
+        state = state_of(tensors)
+        synchronize()
+        if prepared:
+            begun = time.perf_counter()
+            ckpt_torch.prepare(state, store=store, no_dist=True).result()
+            prepare_s = time.perf_counter() - begun
+        saver = Saver(store, Path(plan.directory), plan.device)
+        save = saver.begin(state, "copy")
+        save.wait_saved()
+        saver.close()
+        return FirstRow(prepare_s, save.call_s)
 
 
 # --------------------------------------------------------------------------- staging

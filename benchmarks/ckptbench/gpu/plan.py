@@ -93,11 +93,22 @@ class LoadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstRow:
+    """The first save of a stager, of the large tensors' state in mode `copy`; of one run."""
+
+    prepare_s: float
+    """Until what `prepare` begins was there; 0 where it was not called."""
+    call_s: float
+    """The training stands still."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuFigures:
     """Everything that `ckptbench gpu` finds."""
 
     device: str
     torch: str
+    first: list[FirstRow]
     staging: list[StagingRow]
     training: list[TrainingRow]
     load: LoadRow

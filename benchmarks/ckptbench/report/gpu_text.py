@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from ckpt.base.units import format_bytes
-from ckptbench.gpu.plan import GpuFigures, StagingRow, TrainingRow
+from ckptbench.gpu.plan import FirstRow, GpuFigures, StagingRow, TrainingRow
 from ckptbench.report.text import machine_line
 from ckptbench.results import Machine
 
 
 def gpu_text(found: GpuFigures, machine: Machine) -> str:
-    """Tables of staging and training, and a line of the load."""
+    """Tables of first saves, staging and training, and a line of the load."""
     load = found.load
     return "\n".join(
         [
             machine_line(machine),
             f"{found.device}, torch {found.torch}",
+            "",
+            "first save             call ms  prepared in s",
+            *(_first_line(row) for row in found.first),
             "",
             "staging                call ms  staged ms    GB/s  of a plain copy  private memory",
             *(_staging_line(row) for row in found.staging),
@@ -27,6 +30,11 @@ def gpu_text(found: GpuFigures, machine: Machine) -> str:
             f"{format_bytes(load.private_bytes)} more private memory",
         ]
     )
+
+
+def _first_line(row: FirstRow) -> str:
+    name, prepared = ("prepared", f"{row.prepare_s:.2f}") if row.prepare_s else ("alone", "-")
+    return f"  {name:<18} {row.call_s * 1e3:9.2f} {prepared:>14}"
 
 
 def _staging_line(row: StagingRow) -> str:

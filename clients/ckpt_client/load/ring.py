@@ -4,7 +4,7 @@
     slot 1          |read 1|copy 1|      |read 3|copy 3|
 
 Reading fills a slot while the device copies from the others. The slots are all the memory there is,
-however much passes. The first one is made while it is still being found out what to read.
+however much passes. The first ones are made while it is still being found out what to read.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Ring(Generic[Memory]):
         self._sent: deque[tuple[Memory, StreamPoint]] = deque()
         #: The slot that is being filled.
         self._taken: Memory | None = None
-        #: The first slot, until it is taken.
-        self._ahead: Future[Memory] | None = None
+        #: The first slots, until they are taken.
+        self._ahead: deque[Future[Memory]] = deque()
 
-    def make_ahead(self) -> None:
-        """Have the first slot made on a thread of its own; once, before the first `take`, which
-        raises what that raised.
+    def make_ahead(self, count: int) -> None:
+        """Have the first slots made on a thread of its own; once, before the first `take`. Who
+        takes one that could not be made gets what that raised.
         """
-        assert self._ahead is None
+        assert not self._ahead
+        assert count <= self._slot_count
         pool = ThreadPoolExecutor(1, thread_name_prefix="ckpt-slot")
-        self._ahead = pool.submit(self._make)
+        self._ahead.extend(pool.submit(self._make) for _ in range(count))
         pool.shutdown(wait=False)
 
     def take(self) -> Memory:
@@ -75,18 +76,15 @@ class Ring(Generic[Memory]):
                 point.wait()
         self._sent.clear()
         self._taken = None
-        if self._ahead is not None:
-            self._ahead.cancel()
-            wait([self._ahead])
-            self._ahead = None
+        for slot in self._ahead:
+            slot.cancel()
+        wait(self._ahead)
+        self._ahead.clear()
 
     def _free(self) -> Memory:
-        if self._ahead is not None:
-            first, self._ahead = self._ahead, None
-            return first.result()
         is_full = len(self._sent) == self._slot_count
         if not (is_full or (self._sent and self._sent[0][1].passed)):
-            return self._make()
+            return self._ahead.popleft().result() if self._ahead else self._make()
         memory, point = self._sent[0]
         point.wait()
         self._sent.popleft()

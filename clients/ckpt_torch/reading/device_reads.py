@@ -135,7 +135,9 @@ class _Lane:
         #: A state that is smaller than a slot needs no more than itself.
         self._needed_bytes = min(slot_bytes, size)
         if size:
-            self.ring.make_ahead()
+            # The second is wanted while the first one's bytes cross, for which none is made in
+            # haste: locking a slot's pages takes longer than reading it.
+            self.ring.make_ahead(1 if size <= slot_bytes else 2)
 
     def read(
         self, contents: Contents, also: list[Want], pieces: Sequence[tuple[DeviceWant, BoxPart]]
