@@ -24,8 +24,9 @@ from tests.waiting import wait_until
 
 torch: Any = pytest.importorskip("torch")
 
-RANK = Path(__file__).with_name("rank.py")
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "torch_fsdp2.py"
+ROOT = Path(__file__).parents[2]
+RANK = ["--module", "tests.gpu.rank"]
+EXAMPLE = [str(ROOT / "docs" / "examples" / "torch_fsdp2.py")]
 WAIT_S = 300.0
 KILLS = 3
 STEPS = 14
@@ -36,7 +37,7 @@ PAUSE_S = 0.3
 class Job:
     """Ranks of one script under torchrun, and what they noted."""
 
-    def __init__(self, directory: Path, script: Path, line: Sequence[str], ranks: int) -> None:
+    def __init__(self, directory: Path, script: list[str], line: Sequence[str], ranks: int) -> None:
         directory.mkdir(exist_ok=True)
         self._ranks = ranks
         self._notes = directory / "notes.jsonl"
@@ -47,8 +48,9 @@ class Job:
                 [
                     *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
                     *["--nproc-per-node", str(ranks), "--max-restarts", str(2 * KILLS)],
-                    *["--monitor-interval", "0.2", str(script), *line, flag, str(self._notes)],
+                    *["--monitor-interval", "0.2", *script, *line, flag, str(self._notes)],
                 ],
+                cwd=ROOT,
                 stdout=output,
                 stderr=output,
                 env={
@@ -108,7 +110,7 @@ class Job:
 
 
 def killed_and_calm(
-    url: str, directory: Path, script: Path, options: Sequence[str], ranks: int, seed: int
+    url: str, directory: Path, script: list[str], options: Sequence[str], ranks: int, seed: int
 ) -> tuple[dict[int, set[Any]], dict[int, set[Any]]]:
     """What a job that was killed KILLS times noted, and what one noted that nobody touched."""
     chance = random.Random(seed)
@@ -117,7 +119,7 @@ def killed_and_calm(
         place = ["--store", url, "--name", name, "--steps", str(STEPS)]
         return [*options, *place, "--pause", str(pause_s)]
 
-    name = f"{script.stem}{seed}"
+    name = f"seed{seed}"
     with Job(directory / "calm", script, line(f"calm-{name}", 0), ranks) as calm:
         calm.finish()
     with Job(directory / "wild", script, line(f"wild-{name}", PAUSE_S), ranks) as wild:
@@ -137,7 +139,7 @@ def test_ranks_that_share_an_accelerator_go_on_with_the_same_bits(url: str, tmp_
     assert all(len(values) == 1 for values in calm.values())
     assert wild == calm
     # One rank reads what two have saved.
-    line = [*options, "--store", url, "--name", "calm-rank5", "--steps", str(STEPS + 2)]
+    line = [*options, "--store", url, "--name", "calm-seed5", "--steps", str(STEPS + 2)]
     with Job(tmp_path / "alone", RANK, line, 1) as alone:
         alone.finish()
     assert [note["start"] for note in alone.notes() if "start" in note] == [STEPS]
@@ -146,7 +148,7 @@ def test_ranks_that_share_an_accelerator_go_on_with_the_same_bits(url: str, tmp_
 
 def test_fsdp2_on_accelerators_learns_the_same_bits(url: str, tmp_path: Path) -> None:
     text = tmp_path / "corpus.txt"
-    text.write_bytes(EXAMPLE.read_bytes())
+    text.write_bytes(Path(EXAMPLE[0]).read_bytes())
     options = ["--text", str(text)]
     wild, calm = killed_and_calm(
         url, tmp_path, EXAMPLE, options, min(4, torch.accelerator.device_count()), seed=6
