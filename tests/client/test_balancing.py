@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -61,7 +62,11 @@ def test_an_empty_target_gets_its_share_and_every_step_loads_as_before(url: str)
     begun = run(*line)
     assert (begun.code, "are to move" in begun.out) == (0, True), begun.err
     assert run(*line, "--json").document()["running"]
-    wait_until(lambda: not balance(url)["asked"], "it has ended", 4 * WAIT_S, ASKED_S)
+    waited = [json.loads(each) for each in run(*line, "--wait", "--json").out.splitlines()]
+    assert waited[-1]["message_type"] == "summary"
+    assert not waited[-1]["balance"]["asked"]
+    assert waited[-1]["balance"]["columns_moved"] >= 5
+    assert not balance(url)["asked"]
     wait_until(
         lambda: sum(columns(url).values()) == 3 * len(STEPS), "old copies are gone", WAIT_S, ASKED_S
     )
@@ -81,6 +86,7 @@ def test_an_empty_target_gets_its_share_and_every_step_loads_as_before(url: str)
     [
         (("balance", "t0"), "balance takes no ID"),
         (("balance", "--stop", "--dry-run"), "without --dry-run"),
+        (("balance", "--stop", "--wait"), "without --dry-run and --stop"),
         (("drain", "t0", "--stop"), "only balance takes --stop"),
         (("balance", "--force"), "balance takes neither"),
     ],

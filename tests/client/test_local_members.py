@@ -145,7 +145,7 @@ def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
         (("ls", "t0"), "ls takes no ID"),
         (("drain",), "drain of which target?"),
         (("replace", "t0", "--force"), "neither --dry-run nor --force"),
-        (("in", "t0", "--wait"), "only drain and out take --wait"),
+        (("in", "t0", "--wait"), "only drain, out and balance take --wait"),
         (("drain", "t0", "--wait", "--dry-run"), "without --dry-run"),
         (("drain", "t0", "--incarnation", "00"), "only replace takes --incarnation"),
         (("drain", "t0", "--name", "t9"), "only add takes --name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -39,7 +40,15 @@ def test_what_an_emptied_directory_held_is_made_again(url: str, tmp_path: Path) 
             lambda: run("target", "replace", lost, "--store", url).code == 0,
             f"{lost} has knocked", WAIT_S, ASKED_S,
         )  # fmt: skip
-        wait_until(lambda: made(url) == 1, "its column is made again", WAIT_S, ASKED_S)
+        wait_until(
+            lambda: run("repair", "--json", "--store", url).document()["columns_due"] or made(url),
+            "it is due",
+            WAIT_S,
+            ASKED_S,
+        )
+        ended = run("repair", "--wait", "--json", "--store", url)
+        assert json.loads(ended.out.splitlines()[-1])["payloads_due"] == 0
+        assert made(url) == 1
         wait_until(lambda: is_whole(url), "nothing lacks", WAIT_S, ASKED_S)
         found = store.load("r", 1)
         assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
@@ -86,6 +95,7 @@ def test_people_pause_it_and_set_its_pace_and_a_restart_knows(url: str, tmp_path
     ("words", "why"),
     [
         (("set",), "set says nothing"),
+        (("pause", "--wait"), "--wait, and pause"),
         (("pause", "--cap-bytes", "1"), "a limit, and pause"),
         (("--floor-bytes", "1"), "a limit, and ls"),
         (("set", "--floor-bytes", "0"), "the floor is at least 1"),

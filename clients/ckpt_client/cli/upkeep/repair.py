@@ -7,6 +7,8 @@ unless its payload can lose no more.
 `pause` ends what is in hand and hands out nothing more until `resume`. `set` says what repair may
 take of each target in a second: the floor while somebody saves or loads, the cap while nobody does
 (0: no cap); --as-configured takes that back. All of it is durable.
+
+`--wait` ends when nothing is due: what is on targets that are away and still waited for is not.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.upkeep.waiting import wait_for_repair
 
 EXAMPLE = (
     "ckpt repair\n"
     "ckpt repair --json --store ckpt://10.0.0.1:7070\n"
+    "ckpt repair --wait\n"
     "ckpt repair pause\n"
     "ckpt repair set --floor-bytes 4MiB --cap-bytes 200MB"
 )
@@ -45,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cap-bytes", metavar="SIZE", type=parse_bytes, help="and while nobody does; 0: no cap"
     )
+    parser.add_argument("--wait", action="store_true", help="of ls: until nothing is due")
     parser.add_argument(
         "--as-configured", action="store_true", help="both as the coordinator's options say"
     )
@@ -55,14 +60,28 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         if wanted != NOTHING_SAID:
             talk.set_repair(wanted)
-        view = talk.repair()
-    output.document(view)
+        if arguments.wait:
+            view = wait_for_repair(talk, output, "repairing", _due)
+        else:
+            view = talk.repair()
+            output.document(view)
     _show(view, output)
     return ExitCode.OK
 
 
+def _due(view: RepairView) -> str:
+    """What is left to do, as progress; nothing when all is done."""
+    if not (view.payloads_due or view.tasks):
+        return ""
+    waits = "; ".join(f"{name}: {why}" for name, why in view.problems[:1])
+    due = f"{counted(view.columns_due, 'column')} of {counted(view.payloads_due, 'payload')} due"
+    return f"{due}{_left_text(view)}{waits and '; '}{waits}"
+
+
 def _wanted(arguments: argparse.Namespace) -> SetRepair:
     """Raises Refused for what does not belong together."""
+    if arguments.wait and arguments.action != "ls":
+        raise Refused(f"--wait, and {arguments.action}", hint="ckpt repair --wait")
     limits = SetRepair(
         floor_bytes=arguments.floor_bytes,
         cap_bytes=arguments.cap_bytes,

@@ -44,7 +44,7 @@ from ckpt.base.ids import TargetId
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import DeviceShare
-from ckpt.protocol.coordinator.reading.answers import TargetView
+from ckpt.protocol.coordinator.reading.answers import BalanceView, RepairView, TargetView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     Conversation,
@@ -56,6 +56,7 @@ from ckpt_client.cli.cluster import (
 )
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
 from ckpt_client.url import LocalUrl, parse_url
@@ -66,6 +67,7 @@ EXAMPLE = (
     "ckpt target drain node7-nvme0 --wait\n"
     "ckpt target remove node7-nvme0\n"
     "ckpt target balance --dry-run\n"
+    "ckpt target balance --wait\n"
     "ckpt target add /mnt/nvme1/burst --store ckpt+local:///scratch/burst\n"
     "ckpt target replace node8-nvme1 --store ckpt://10.0.0.1:7070\n"
     "ckpt target hold t3 --store ckpt+local:///scratch/burst"
@@ -80,10 +82,9 @@ STANDINGS: Final = {
 ACTIONS: Final = ("ls", *STANDINGS, "balance", "add", "replace", "hold", "release")
 WHOLE: Final = ("ls", "balance")
 """Of all targets."""
-LOOK_S: Final = 1.0
+WAITED: Final = ("drain", "out", "balance")
+"""What takes a while."""
 POLL_S: Final = 0.1
-RECORD_S: Final = 5.0
-"""Between two lines of progress in JSON."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +104,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the same: whatever speaks against it; of add: on a device that has a target",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="of drain, out: until all that it has is elsewhere"
+        "--wait",
+        action="store_true",
+        help="of drain, out: until all that it has is elsewhere; of balance: until it has ended",
     )
     parser.add_argument("--name", metavar="ID", help="of add: of the new target, such as t7")
     parser.add_argument(
@@ -142,8 +145,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise Refused("only balance takes --stop, without --dry-run")
     if arguments.dry_run and action not in (*STANDINGS, "balance"):
         raise Refused(f"{action} takes no --dry-run")
-    if arguments.wait and (action not in ("drain", "out") or arguments.dry_run):
-        raise Refused("only drain and out take --wait, without --dry-run")
+    if arguments.wait and (action not in WAITED or arguments.dry_run or arguments.stop):
+        raise Refused("only drain, out and balance take --wait, without --dry-run and --stop")
 
 
 def _hold(arguments: argparse.Namespace, output: Output) -> int:
@@ -176,14 +179,19 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     output.table(head, [_row(target) for target in targets])
     if balance.asked or balance.columns_left:
         left = f"{counted(balance.columns_left, 'column')} ({format_bytes(balance.bytes_left)})"
-        moved = f"{counted(balance.columns_moved, 'column')} ({format_bytes(balance.bytes_moved)})"
-        output.line(f"balance: {left} are to move now, {moved} have moved; see ckpt repair")
+        output.line(
+            f"balance: {left} are to move now, {_moved(balance)} have moved; see ckpt repair"
+        )
     return ExitCode.OK
 
 
 def _balance(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         state = talk.balance_targets(dry_run=arguments.dry_run, stop=arguments.stop)
+        if arguments.wait:
+            ended = wait_for_repair(talk, output, "balancing", _balance_left).balance
+            output.line(f"{_moved(ended)} have moved; ckpt target ls shows how full all are")
+            return ExitCode.OK
     output.document({**asdict(state), "dry_run": arguments.dry_run})
     rows = [
         (", ".join(one.targets), _share(one), format_bytes(one.used_bytes),
@@ -200,6 +208,18 @@ def _balance(arguments: argparse.Namespace, output: Output) -> int:
     if state.running:
         output.line("ckpt repair and ckpt target ls show how far that is")
     return ExitCode.OK
+
+
+def _balance_left(view: RepairView) -> str:
+    balance = view.balance
+    if not balance.asked:
+        return ""
+    left = f"{counted(balance.columns_left, 'column')} ({format_bytes(balance.bytes_left)})"
+    return f"{_moved(balance)} have moved, {left} are planned"
+
+
+def _moved(balance: BalanceView) -> str:
+    return f"{counted(balance.columns_moved, 'column')} ({format_bytes(balance.bytes_moved)})"
 
 
 def _share(one: DeviceShare) -> str:
@@ -222,7 +242,9 @@ def _change(arguments: argparse.Namespace, output: Output) -> int:
         changed = (_remove_local if local else _changed)(talk, arguments)
         if arguments.wait:
             _wait(talk, changed, output)
-    output.document({**asdict(changed), "dry_run": arguments.dry_run})
+            output.record("summary", asdict(changed))
+    if not arguments.wait:
+        output.document({**asdict(changed), "dry_run": arguments.dry_run})
     _tell_change(changed, arguments, output)
     return ExitCode.OK
 

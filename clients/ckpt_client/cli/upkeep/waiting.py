@@ -1,0 +1,44 @@
+"""Wait until `ckptd repair` has done what is due, and say how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import asdict
+
+from ckpt.protocol.coordinator.reading.answers import RepairView
+from ckpt_client.cli.cluster import Conversation
+from ckpt_client.cli.output import Output
+
+LOOK_S: Final = 1.0
+RECORD_S: Final = 5.0
+"""Between two lines of progress in JSON."""
+
+
+def wait_for_repair(
+    talk: Conversation, output: Output, what: str, left: Callable[[RepairView], str]
+) -> RepairView:
+    """The first view of which `left` says nothing; what it says until then is the progress. Ctrl-C
+    ends the waiting alone.
+    """
+    view, said_s = talk.repair(), time.monotonic()
+    with output.waiting(what, lambda: _with_worker(view, left)):
+        while left(view):
+            if time.monotonic() - said_s >= RECORD_S:
+                said_s = time.monotonic()
+                output.record("progress", asdict(view))
+            time.sleep(LOOK_S)
+            view = talk.repair()
+    output.record("summary", asdict(view))
+    return view
+
+
+def _with_worker(view: RepairView, left: Callable[[RepairView], str]) -> str:
+    """What holds it up is said as well."""
+    if view.paused_at_s is not None:
+        return f"{left(view)}; paused: ckpt repair resume"
+    if view.worker_heard_s is None:
+        return f"{left(view)}; no worker was heard: run ckptd repair"
+    return left(view)
