@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby, pairwise
-from operator import itemgetter, lt
 from typing import Final, TypeVar
 
 import msgspec
@@ -34,7 +33,7 @@ from ckpt.base.limits import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
-from ckpt.format.index_builder import payload_pages, tensor_pages
+from ckpt.format.index_builder import PageBuilder, payload_pages
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     Directory,
@@ -72,13 +71,47 @@ class Index(msgspec.Struct, frozen=True):
     """Ascending by `tensor_order`, which no two share."""
 
 
-def encode_index(index: Index) -> bytes:
-    """The document; raises Refused when a tensor passes a limit or the whole INDEX_BYTES_MAX."""
-    payloads = sorted(index.payloads, key=lambda payload: payload.rank)
-    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
-    tensors = _ordered(index.tensors)
-    for tensor in tensors:
+class TensorPages:
+    """I pack an index as its tensors come: what is packed needs the memory of its bytes alone."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        """Packed."""
+        self.entries: list[TensorPage] = []
+        """Of the directory, one for each part."""
+        self._builder = PageBuilder()
+        self._last: TensorKey | None = None
+
+    def add(self, tensor: IndexTensor) -> None:
+        """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
         _check_tensor(tensor, Refused)
+        key = tensor_order(tensor)
+        assert self._last is None or self._last < key, "ascending, one form once"
+        self._last = key
+        self._builder.add(tensor)
+        self._pack()
+
+    def finish(self) -> None:
+        """There are no more."""
+        self._builder.finish()
+        self._pack()
+
+    def _pack(self) -> None:
+        for names in self._builder.take():
+            packed, raw_bytes, crc = pack_page(names)
+            self.parts.append(packed)
+            self.entries.append(TensorPage(names[0].name, len(packed), raw_bytes, crc))
+
+
+def index_document(
+    checkpoint: CheckpointId, launch: LaunchNumber, world_size: int,
+    payloads: Iterable[IndexPayload], pages: TensorPages,
+) -> bytes:  # fmt: skip
+    """The document of tensors that are packed; `pages` are finished. Raises Refused when it passes
+    INDEX_BYTES_MAX.
+    """
+    payloads = sorted(payloads, key=lambda payload: payload.rank)
+    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
     targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
     numbers = {target: number for number, target in enumerate(targets)}
     parts: list[bytes] = []
@@ -87,23 +120,17 @@ def encode_index(index: Index) -> bytes:
         packed, raw_bytes, crc = pack_page(ranks)
         parts.append(packed)
         payload_entries.append(PayloadPage(ranks[0].rank, len(packed), raw_bytes, crc))
-    tensor_entries: list[TensorPage] = []
-    for names in tensor_pages(tensors):
-        packed, raw_bytes, crc = pack_page(names)
-        parts.append(packed)
-        tensor_entries.append(TensorPage(names[0].name, len(packed), raw_bytes, crc))
     directory = encode_directory(
-        Directory(tuple(targets), tuple(payload_entries), tuple(tensor_entries))
+        Directory(tuple(targets), tuple(payload_entries), tuple(pages.entries))
     )
+    parts += pages.parts
     offset = 2 * HEADER_BYTES
     again = offset + len(directory) + sum(len(part) for part in parts)
     size = again + len(directory)
     if size > INDEX_BYTES_MAX:
         raise Refused(f"an index of {size} bytes: at most {INDEX_BYTES_MAX} are allowed")
     header = encode_header(
-        IndexHeader(
-            index.checkpoint, index.launch, index.world_size, size, offset, len(directory), again
-        )
+        IndexHeader(checkpoint, launch, world_size, size, offset, len(directory), again)
     )
     return b"".join((header, header, directory, *parts, directory))
 
@@ -128,16 +155,6 @@ _MEANINGS: Final = {meaning: meaning.value for meaning in Meaning}
 def tensor_order(tensor: IndexTensor) -> TensorKey:
     """The key by which an index is sorted; no two of its tensors have the same."""
     return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
-
-
-def _ordered(tensors: Sequence[IndexTensor]) -> Sequence[IndexTensor]:
-    """Ascending, as they nearly always are already."""
-    names = [tensor.name for tensor in tensors]
-    if all(map(lt, names, names[1:])):
-        return tensors
-    keyed = sorted([(tensor_order(tensor), tensor) for tensor in tensors], key=itemgetter(0))
-    assert all(a[0] < b[0] for a, b in pairwise(keyed)), "one form, once"
-    return [tensor for _, tensor in keyed]
 
 
 class IndexReader:

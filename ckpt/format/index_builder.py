@@ -28,6 +28,7 @@ _PAYLOAD_COST: Final = _FRAME + 7 * _NUMBER + 21 + 2 * (_FRAME + CODE_COLUMNS_MA
 _ROOM: Final = INDEX_PAGE_BYTES_MAX - _FRAME
 _DIMS_COST_MAX: Final = _FRAME + TENSOR_DIMS_MAX * _NUMBER
 _TENSOR_COST_MAX: Final = 4 * _FRAME + TENSOR_NAME_BYTES_MAX + 16 + DTYPE_CHARS_MAX + _DIMS_COST_MAX
+_BOX_COST_MIN: Final = 5 * _FRAME + _NUMBER
 _BOX_COST_MAX: Final = 3 * _FRAME + _NUMBER + 2 * _DIMS_COST_MAX
 
 assert _TENSOR_COST_MAX + _BOX_COST_MAX + _LOCATION_COST < _ROOM, "every page takes a step on"
@@ -47,22 +48,12 @@ def payload_pages(
         yield page
 
 
-def tensor_pages(tensors: Iterable[IndexTensor]) -> list[list[IndexTensor]]:
-    """Pages in the given order."""
-    builder = _PageBuilder()
-    for tensor in tensors:
-        builder.add(tensor)
-    builder.finish()
-    return builder.pages
-
-
-class _PageBuilder:
+class PageBuilder:
     """I fill one page at a time and begin another when the next part would not fit."""
 
     def __init__(self) -> None:
-        self.pages: list[list[IndexTensor]] = []
-        """Those that are finished."""
-
+        #: Those that are finished and were not taken.
+        self._pages: list[list[IndexTensor]] = []
         #: The page that is being filled.
         self._page: list[IndexTensor] = []
         #: Of the tensor that is being cut, what goes to this page.
@@ -71,9 +62,13 @@ class _PageBuilder:
         self._room = _ROOM
 
     def add(self, tensor: IndexTensor) -> None:
+        """The next one, in the index's order."""
         tensor_cost = _tensor_cost(tensor)
         if self._room < tensor_cost + _BOX_COST_MAX:
             self.finish()
+        if len(tensor.boxes) * _BOX_COST_MIN > self._room:
+            self._cut(tensor, tensor_cost)
+            return
         whole_cost = tensor_cost
         for box in tensor.boxes:
             whole_cost += _box_cost(box) + len(box.locations) * _LOCATION_COST
@@ -83,9 +78,15 @@ class _PageBuilder:
         else:
             self._cut(tensor, tensor_cost)
 
+    def take(self) -> list[list[IndexTensor]]:
+        """The pages that were finished since the last call, in order."""
+        pages, self._pages = self._pages, []
+        return pages
+
     def finish(self) -> None:
+        """What comes next is another page's."""
         if self._page:
-            self.pages.append(self._page)
+            self._pages.append(self._page)
         self._page = []
         self._room = _ROOM
 

@@ -27,7 +27,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.record import CommitRecord, Tombstone, encode_record, encode_tombstone
-from ckpt.format.index import Index, encode_index
+from ckpt.format.index import Index
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.format.messages.reading import DocumentKind
@@ -35,6 +35,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import PROTOCOL_FILE, encode_protocol, encode_term
+from ckpt.testing.indexes import encode_index
 from ckptd.catalog.rebuild import TERM_SKIP, RestingTarget, rebuild, write_rebuilt
 from ckptd.catalog.sqlite import read_image
 from ckptd.local.cluster_file import ClusterOptions, load_or_create

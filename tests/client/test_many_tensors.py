@@ -16,11 +16,11 @@ import pytest
 import ckpt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.erasure.code import Code
-from ckpt.format.index import Index, IndexReader, encode_index
+from ckpt.format.index import Index, IndexReader
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.tree import decode_tree
-from ckpt.plan.coverage import merge_tables
 from ckpt.plan.reads import PayloadKey
+from ckpt.testing.indexes import encode_index
 from ckpt.transfer.read_set import ReadSet
 from ckpt_client.load.trees import LikeWalk, own_tree, scalars_of
 from ckpt_client.save.copying import HalfWriter
@@ -28,6 +28,7 @@ from ckpt_client.save.packing import plan_packing
 from ckpt_client.save.state import flatten
 from ckpt_client.stager.declaration import read_declaration
 from tests.client.test_end_to_end import stop
+from tests.plan.merged import merge_tables
 
 COUNT = 100_000
 CALLS_SAVE_MAX = 130

@@ -21,12 +21,12 @@ from ckpt.format.column import encode_header, encode_trailer
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.envelope import Packing, compress, wrap
 from ckpt.format.frame import FrameWriter
-from ckpt.format.index import encode_index
 from ckpt.format.manifest import encode_manifest
 from ckpt.format.messages import MESSAGE_TYPES
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.target.core import column_name
+from ckpt.testing.indexes import encode_index
 from tests.format import test_golden as golden
 from tests.format.doctables import PAGE, Value, cut, tables
 from tests.protocol import target_world as target

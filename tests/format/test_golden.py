@@ -62,7 +62,7 @@ from ckpt.format.documents.record import (
 )
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.index import Index, decode_index, encode_index
+from ckpt.format.index import Index, decode_index
 from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
@@ -82,6 +82,7 @@ from ckpt.protocol.target.at_rest.scrub_note import (
     pack_readings,
     unpack_readings,
 )
+from ckpt.testing.indexes import encode_index
 
 DIRECTORY = Path(__file__).parent.parent / "golden"
 KEY = bytes(range(32))

@@ -23,7 +23,7 @@ from ckpt.base.ids import (
 from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
-from ckpt.format.index import Fetch, Index, IndexReader, decode_index, encode_index, tensor_order
+from ckpt.format.index import Fetch, Index, IndexReader, decode_index, tensor_order
 from ckpt.format.index_pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
@@ -37,6 +37,7 @@ from ckpt.format.index_pages import (
     encode_directory,
 )
 from ckpt.format.table import Meaning
+from ckpt.testing.indexes import encode_index
 from tests.format.strategies import flipped, generations, layouts, masks, positions, u32
 
 CHECKPOINT = CheckpointId(RunName("run"), Step(7), Generation(1, 2))

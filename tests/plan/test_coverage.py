@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
-from ckpt.format.index import Index, decode_index, encode_index
+from ckpt.format.index import Index, decode_index
 from ckpt.format.index_pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
-from ckpt.plan.coverage import Differing, Merged, Overlap, merge_tables, ranks_text
+from ckpt.plan.coverage import Differing, Overlap, ranks_text
 from ckpt.plan.reads import plan_read
+from ckpt.testing.indexes import encode_index
 from tests.plan.clusters import entry, tables
+from tests.plan.merged import Merged, merge_tables
 
 OWN, REPLICATED, SHARD = Meaning.OWN, Meaning.REPLICATED, Meaning.SHARD
 A, B = b"a" * 16, b"b" * 16

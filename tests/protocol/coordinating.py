@@ -44,7 +44,7 @@ from ckpt.format.messages.targets import RegisterTarget
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
-from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.policy import FillMarks
 from ckpt.protocol.events import (
@@ -217,6 +217,8 @@ class Bench:
                 self._make_durable(action)
             case Persist():
                 self.tickets.append(action)
+            case WorkLeft():
+                self._events.append(Worked(self.now_us))
             case Send():
                 for target in self.targets.values():
                     if target.session == action.session:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index import decode_index, encode_index
+from ckpt.format.index import decode_index
 from ckpt.format.index_pages import HEADER_BYTES
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import RollBack, RolledBack
@@ -22,6 +22,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.placing import PATIENCE_US, RETRY_US
+from ckpt.testing.indexes import encode_index
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 

@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.catalog import (
     Persist,
     Persisted,
 )
+from ckpt.protocol.coordinator.desk import Worked, WorkLeft
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
     CloseSession,
@@ -176,6 +177,16 @@ class CoordinatorNode:
                 self._network.cut(action.session)
             elif kind is Persist:
                 self._persist(action)
+            elif kind is WorkLeft:
+                self._clock.after(self._clock.between(1, 2000), self._go_on, self._term)
+
+    def _go_on(self, term: int) -> None:
+        if not self.up or self._term != term:
+            return
+        if self.stopped:
+            self._clock.after(self._tick_us, self._go_on, term)
+        else:
+            self._handle(Worked(self._clock.now_us))
 
     def _persist(self, persist: Persist) -> None:
         self._pending.append(persist)

@@ -29,7 +29,7 @@ from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord, encode_record
-from ckpt.format.index import Index, encode_index
+from ckpt.format.index import Index
 from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import AskMoves, Resolved, TargetAddress
@@ -38,6 +38,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.handshake import Identity
+from ckpt.testing.indexes import encode_index
 from ckpt.testing.network import Heard, RecordingHandler
 from ckpt.transfer.payload_finder import HomeUnreadable, PayloadFinder
 from ckpt.transfer.payload_receiver import read_payloads

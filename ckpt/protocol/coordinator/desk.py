@@ -7,6 +7,7 @@ a peer whose session ends is answered with Failed("unavailable"); a question is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
@@ -27,7 +28,19 @@ NO_ANSWER: Final = Failed("unavailable", "no answer in time")
 """The answer to a question whose patience is over: this very object, so that nobody takes it for
 the peer's own word.
 """
-Action = Send | CloseSession | Report | Persist
+
+
+class WorkLeft(Struct, frozen=True):
+    """Give me a Worked once other events, if there are any, were handled."""
+
+
+class Worked(Struct, frozen=True):
+    """Nothing else happened: go on with what takes long."""
+
+    now_us: int
+
+
+Action = Send | CloseSession | Report | Persist | WorkLeft
 Reply = Callable[[Message, Buffer], None]
 Then = Callable[[], None]
 SomeFact = TypeVar("SomeFact", bound=Fact)
@@ -60,6 +73,10 @@ class Desk:
         #: What to do when each Persist is acknowledged, by its ticket.
         self._tickets: dict[int, Then] = {}
         self._next_ticket = 1
+        #: Slices of what takes long, in their order.
+        self._work: deque[Then] = deque()
+        #: A WorkLeft stands for all of them.
+        self._is_work_asked = False
         self.speaks: dict[Session, int] = {}
         """Which version of the protocol, of each session whose peer speaks less than we do.
         Upgrading keeps it."""
@@ -161,6 +178,23 @@ class Desk:
         if self._term is not None:
             entries = (*entries, CatalogReached(CatalogPosition(self._term, ticket)))
         self._actions.append(Persist(ticket, entries))
+
+    def later(self, then: Then) -> None:
+        """`then` runs after what came in meanwhile: what takes long lets others have their turn."""
+        self._work.append(then)
+        self._ask_for_work()
+
+    def work(self) -> None:
+        """One slice of what takes long."""
+        self._is_work_asked = False
+        self._work.popleft()()
+        if self._work:
+            self._ask_for_work()
+
+    def _ask_for_work(self) -> None:
+        if not self._is_work_asked:
+            self._is_work_asked = True
+            self._actions.append(WorkLeft())
 
     def check_room(self) -> None:
         """Ahead of what begins with an entry. Raises NoSpace while the catalog is full."""

@@ -76,7 +76,7 @@ from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.upgrading import Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
-from ckpt.protocol.coordinator.desk import Action, Desk, Then
+from ckpt.protocol.coordinator.desk import Action, Desk, Then, Worked
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
@@ -121,7 +121,9 @@ from ckpt.protocol.events import (
     Ticked,
 )
 
-Event = SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted | RoomSeen
+Event = (
+    SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted | RoomSeen | Worked
+)
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
@@ -129,10 +131,7 @@ LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
 
 
 class CoordinatorMachine:
-    """I am the only one who commits.
-
-    Give me every event in order; perform every action in order.
-    """
+    """I am the only one who commits. Give me every event, and perform every action, in order."""
 
     def __init__(
         self, policy: CoordinatorPolicy, image: CatalogImage, *, secret: bytes,
@@ -266,6 +265,8 @@ class CoordinatorMachine:
                 self._tick()
             case RoomSeen():
                 self._see_room(event)
+            case Worked():
+                self._desk.work()
             case Received():
                 self._received(event)
         if self.vouching.serves:

@@ -32,7 +32,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
-from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.reading.checks import check, connections_full
@@ -237,6 +237,12 @@ class CoordinatorShell:
                 self._report(action.level, action.text, dict(action.fields))
             case Persist():
                 self._persist(action)
+            case WorkLeft():
+                # After what the loop has heard meanwhile.
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.feed(Worked(now_us()))
 
     def _persist(self, action: Persist) -> None:
         self._tickets[action.ticket] = [

@@ -110,7 +110,8 @@ class Certifying:
         for target in message.slow:
             self._members.note_slow(target)
         payload.certify = message
-        payload.table = table
+        # A stager that came back says the same: what was made of it stays.
+        payload.table = payload.table if payload.table == table else table
         payload.certified_us = self._desk.now_us
         if payload.session is not None:
             self._desk.send(payload.session, request, Certified(payload.id))

@@ -1,6 +1,7 @@
 """From "every rank certified" to one atomic fact.
 
-    agree    tables cover every planned byte, replicas and overlapping shards are equal
+    agree    tables, merged a slice at a time, cover every planned byte; replicas and overlapping
+             shards are equal
     count    again, now: live targets, current boots, domains; below the floor -> stream again
     index    on m + 1 targets, durable
     decide   count once more, then the catalog row with the record: the point of no return
@@ -21,7 +22,7 @@ from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord, encode_record, fitting
-from ckpt.format.index import Index, encode_index
+from ckpt.format.index import index_document
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
     BoxesCompared,
@@ -31,7 +32,7 @@ from ckpt.format.messages.saving import (
     CompareBoxes,
     Place,
 )
-from ckpt.plan.coverage import Merged, Overlap
+from ckpt.plan.coverage import Overlap
 from ckpt.plan.placement import survivable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.desk import Then
@@ -47,10 +48,11 @@ from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Pay
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.merging import (
+    MergedTables,
+    TableMerges,
     code_of,
     homes_used,
     index_payload,
-    merge,
     metrics_of,
     referring,
     warnings,
@@ -102,8 +104,9 @@ class Committer:
         self._reopening: set[PayloadId] = set()
         #: Decided attempts whose record could not be put on enough targets; the next tick tries.
         self._stalled: set[CheckpointId] = set()
-        #: The comparison that each COMPARING attempt waits for; it stays until the next merge.
+        #: The comparison that each COMPARING attempt waits for; it stays until that has ended.
         self._overlaps: dict[CheckpointId, list[Overlap]] = {}
+        self._merges = TableMerges(context.desk)
 
     # ----------------------------------------------------------------------- agree
 
@@ -111,9 +114,11 @@ class Committer:
         """Something about an attempt changed: go on as far as it now goes."""
         if attempt.state is not AttemptState.OPEN or not attempt.certified:
             return
-        merged = merge(attempt)
+        merged = self._merges.find(attempt, lambda: self.proceed(attempt))
+        if merged is None:
+            return
         if merged.problems:
-            self._ending.abort(attempt, Refused("; ".join(p.message for p in merged.problems[:8])))
+            self._ending.abort(attempt, Refused("; ".join(merged.problems[:8])))
             return
         if merged.overlaps and attempt.checkpoint not in self._overlaps:
             self._compare(attempt, list(merged.overlaps))
@@ -122,6 +127,7 @@ class Committer:
         attempt.homes = homes_used(attempt)
         if self._count(attempt) and self._homes_count(attempt) and self._is_in_force(attempt):
             self._index(attempt, merged)
+            self._merges.drop(attempt.checkpoint)
 
     def _compare(self, attempt: Attempt, overlaps: list[Overlap]) -> None:
         attempt.state = AttemptState.COMPARING
@@ -299,6 +305,7 @@ class Committer:
         """It ended otherwise."""
         attempt = self._book.attempts[fact.checkpoint]
         self._overlaps.pop(attempt.checkpoint, None)
+        self._merges.drop(attempt.checkpoint)
         self._enough(attempt)
 
     def _enough(self, attempt: Attempt) -> None:
@@ -327,20 +334,22 @@ class Committer:
 
     # ----------------------------------------------------------------------- index
 
-    def _index(self, attempt: Attempt, merged: Merged) -> None:
+    def _index(self, attempt: Attempt, merged: MergedTables) -> None:
         attempt.state = AttemptState.INDEXING
         attempt.placement = {
             rank: self._placed(payload) for rank, payload in sorted(attempt.payloads.items())
         }
         attempt.warnings = warnings(attempt, merged)
-        payloads = tuple(
-            index_payload(p, attempt.placement[r].columns)
-            for r, p in sorted(attempt.payloads.items())
-        )
-        index = Index(
-            attempt.checkpoint, attempt.launch, attempt.world_size, payloads, tuple(merged.tensors)
-        )
-        attempt.index = encode_index(index)
+        payloads = [
+            index_payload(p, attempt.placement[r].columns) for r, p in attempt.payloads.items()
+        ]
+        try:
+            attempt.index = index_document(
+                attempt.checkpoint, attempt.launch, attempt.world_size, payloads, merged.pages
+            )
+        except Refused as error:
+            self._ending.abort(attempt, error)
+            return
         store_document(
             self._desk, self._members, attempt.checkpoint, DocumentKind.INDEX, attempt.index,
             Copies(code_of(attempt).m + 1), lambda on: self._decide(attempt, on),

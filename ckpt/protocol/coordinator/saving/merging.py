@@ -1,27 +1,115 @@
-"""What the ranks of an attempt handed over, as one: tables, homes, warnings, index entries."""
+"""What the ranks of an attempt handed over, as one: tables, homes, warnings, index entries.
+
+A thousand ranks declare a million boxes, and to merge them takes seconds. A slice of it is done at
+a time, so that leases are renewed, and other jobs are served, meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ckpt.base.ids import ColumnNumber, Home, TargetId
+from ckpt.base.errors import Refused
+from ckpt.base.ids import CheckpointId, ColumnNumber, Home, TargetId
 from ckpt.erasure.code import Code
+from ckpt.format.index import TensorPages
 from ckpt.format.index_pages import IndexPayload
 from ckpt.format.messages.saving import ReplicaPolicy
-from ckpt.format.table import Piece
-from ckpt.plan.coverage import Differing, Merged, merge_tables
+from ckpt.format.table import Piece, RankTable
+from ckpt.plan.coverage import ENTRIES_AT_ONCE, Differing, Overlap, Problem, TableMerger
 from ckpt.plan.repeats import repeat_warning
+from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 
 WARNINGS_MAX = 4
 WARNING_CHARS_MAX = 200
 
 
-def merge(attempt: Attempt) -> Merged:
-    """All ranks' tables as one; differing replicas are kept only when every rank wants it."""
-    tables = [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
-    keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
-    return merge_tables(tables, Differing.KEEP if keep else Differing.ABORT)
+@dataclass(frozen=True, slots=True)
+class MergedTables:
+    """Of all ranks. It may become an index when `problems` is empty and every overlap agrees."""
+
+    pages: TensorPages
+    """Finished."""
+    overlaps: tuple[Overlap, ...]
+    problems: tuple[str, ...]
+    """For people."""
+    warnings: tuple[Problem, ...]
+
+
+class TableMerges:
+    """I merge the tables of each certified attempt once, a slice at a time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        #: Until they are dropped: what waits for targets is not merged again.
+        self._merges: dict[CheckpointId, _Merge] = {}
+
+    def find(self, attempt: Attempt, then: Then) -> MergedTables | None:
+        """What its tables make; None: that takes a while, and `then` runs when it is known, once,
+        unless a rank hands over another table before.
+        """
+        merge = self._merges.get(attempt.checkpoint)
+        if merge is None or not merge.is_of(attempt):
+            merge = self._merges[attempt.checkpoint] = _Merge(attempt)
+            merge.go_on()
+            if merge.merged is None:
+                self._desk.later(lambda: self._go_on(attempt.checkpoint, merge, then))
+        return merge.merged
+
+    def drop(self, checkpoint: CheckpointId) -> None:
+        """They are of no more use."""
+        self._merges.pop(checkpoint, None)
+
+    def _go_on(self, checkpoint: CheckpointId, merge: _Merge, then: Then) -> None:
+        if self._merges.get(checkpoint) is not merge:
+            return
+        merge.go_on()
+        if merge.merged is None:
+            self._desk.later(lambda: self._go_on(checkpoint, merge, then))
+        else:
+            then()
+
+
+class _Merge:
+    """Of the tables as they are when I am made; differing replicas are kept only when every rank
+    wants it.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._tables = _tables_of(attempt)
+        keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
+        self._pages = TensorPages()
+        self._merger = TableMerger(
+            self._tables, Differing.KEEP if keep else Differing.ABORT, self._pages.add
+        )
+        self.merged: MergedTables | None = None
+        """Once it is known."""
+
+    def is_of(self, attempt: Attempt) -> bool:
+        """Whether these are its tables still."""
+        tables = _tables_of(attempt)
+        return len(tables) == len(self._tables) and all(
+            one is other for one, other in zip(tables, self._tables, strict=True)
+        )
+
+    def go_on(self) -> None:
+        """One slice."""
+        refused: tuple[str, ...] = ()
+        try:
+            self._merger.go_on(ENTRIES_AT_ONCE)
+        except Refused as error:  # A tensor that no index has room for.
+            refused = (error.message,)
+        if refused or self._merger.done:
+            self._pages.finish()
+            problems = *refused, *(problem.message for problem in self._merger.problems)
+            self.merged = MergedTables(
+                self._pages, self._merger.overlaps, problems, self._merger.warnings
+            )
+
+
+def _tables_of(attempt: Attempt) -> list[RankTable]:
+    return [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
 
 
 def referring(attempt: Attempt) -> Iterator[Piece]:
@@ -39,7 +127,7 @@ def homes_used(attempt: Attempt) -> tuple[Home, ...]:
     return tuple(sorted(home for home in named if home.generation in used))
 
 
-def warnings(attempt: Attempt, merged: Merged) -> tuple[str, ...]:
+def warnings(attempt: Attempt, merged: MergedTables) -> tuple[str, ...]:
     """What its answer tells people."""
     certificates = [payload.certify for payload in attempt.payloads.values()]
     repeated = repeat_warning([one.repeats if one is not None else None for one in certificates])

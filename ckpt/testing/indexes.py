@@ -1,0 +1,14 @@
+"""An index that lies in memory whole, as a document."""
+
+from __future__ import annotations
+
+from ckpt.format.index import Index, TensorPages, index_document, tensor_order
+
+
+def encode_index(index: Index) -> bytes:
+    """Raises Refused when a tensor passes a limit, or the whole."""
+    pages = TensorPages()
+    for tensor in sorted(index.tensors, key=tensor_order):
+        pages.add(tensor)
+    pages.finish()
+    return index_document(index.checkpoint, index.launch, index.world_size, index.payloads, pages)

@@ -1,0 +1,26 @@
+"""Histories whose coordinators merge tables an entry at a time, with all else between."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.saving import merging
+from tests.sim.scenario import run_seed
+
+SEEDS = 100
+
+
+def test_no_promise_is_broken_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "ENTRIES_AT_ONCE", 1)
+    slices, work = 0, Desk.work
+
+    def counted(desk: Desk) -> None:
+        nonlocal slices
+        slices += 1
+        work(desk)
+
+    monkeypatch.setattr(Desk, "work", counted)
+    for seed in range(SEEDS):
+        run_seed(seed)
+    assert slices > 2 * SEEDS
