@@ -1,5 +1,5 @@
-"""Supervisors, stagers and ranks that start warm: forked by a process that has imported what they
-import.
+"""Supervisors, stagers, daemons and ranks that start warm: forked by a process that has imported
+what they import.
 
 Each cluster of a test has a supervisor, and each rank a stager beside it. Started as `python -m
 MODULE ARGUMENT...` they spend more on imports than on most tests. Here a server imports once and
@@ -7,8 +7,9 @@ forks. What it forks is the same process in all that can be seen: nobody's child
 is not ours, with its own command line and environment (also in /proc), descriptors, umask and
 signals; its module runs from the first line, as `__main__`, to the interpreter's own end.
 
-Cold are: whatever tests start as a command (`ckpt`, `ckptd`, scripts, and what these start), and
-what is to run in another interpreter, whose own variables differ (PYTHONPATH, LD_PRELOAD).
+Cold are: whatever tests start as a command (`ckpt`, `ckptd`, scripts, and what these start) but by
+`tests.warm_child.start_daemon`, and what is to run in another interpreter, whose own variables
+differ (PYTHONPATH, LD_PRELOAD).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,6 +82,8 @@ class Order:
     directory: str
     umask: int
     descriptors_max: int
+    is_awaited: bool = False
+    """Who gave it hears how it ends."""
 
     @property
     def program(self) -> list[str]:
@@ -93,10 +97,16 @@ class Order:
 
     def give(self, path: str, files: Sequence[int]) -> int:
         """To the server. Its files 0, 1, 2 and those of `descriptors`; returns its pid."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(path)
-            socket.send_fds(connection, [json.dumps(vars(self)).encode()], list(files))
-            return int(connection.recv(64))
+        pid, connection = self.begin(path, files)
+        connection.close()
+        return pid
+
+    def begin(self, path: str, files: Sequence[int]) -> tuple[int, socket.socket]:
+        """The same; and through what we hear how it ends."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(path)
+        socket.send_fds(connection, [json.dumps(vars(self)).encode()], list(files))
+        return int(connection.recv(64)), connection
 
     def carry_out(self) -> None:
         os.environ.clear()
@@ -109,6 +119,8 @@ class Order:
         _overwrite(48, self.words)
         _overwrite(50, [f"{name}={value}" for name, value in self.environ.items()])
         sys.argv[:] = self.program
+        if "-W" in self.words:
+            warnings.simplefilter("error")
         # The supervisor imports the file that runs it.
         if not hasattr(sys.modules.get(self.program[0]), "__path__"):
             sys.modules.pop(self.program[0], None)
@@ -184,6 +196,24 @@ class WarmStart:
             os.close(theirs_in)
             os.close(theirs_out)
         return WarmRank(pid, os.fdopen(ours_out, "w"), os.fdopen(ours_in))
+
+    def child(
+        self, words: Sequence[str], environ: Mapping[str, str], outputs: Sequence[int]
+    ) -> tuple[int, socket.socket] | None:
+        """A process with that command line that we await: its pid, and through what. None where it
+        is to run in another interpreter.
+        """
+        if _interpreters(environ) != _interpreters(os.environ):
+            return None
+        own = {**environ, **_interpreters(child_environment())}
+        order = Order([*words], own, [], [], os.getcwd(), *_own(), is_awaited=True)
+        if not self._serves(order):
+            return None
+        empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return order.begin(self._path, [empty, *outputs])
+        finally:
+            os.close(empty)
 
     def environment(self) -> dict[str, str]:
         """For ranks that start elsewhere: from `start_warm` on their stagers start here."""
@@ -269,7 +299,8 @@ def serve(listener: socket.socket) -> Order | None:
     """Forks, until stdin says anything, or ends. Returns in each child, with its order, and in the
     server with None.
 
-    A relay between us makes the child nobody's, as a cold start does.
+    A relay between us makes the child nobody's, as a cold start does; of one that is awaited it
+    stays, and says how it ended.
     """
     for modules in IMPORTED.values():
         for module in modules:
@@ -288,11 +319,17 @@ def serve(listener: socket.socket) -> Order | None:
         relay = os.fork()
         if relay == 0:
             os.setsid()
+            order = Order(**json.loads(message))
+            if order.is_awaited and os.fork():
+                # Whoever serves waits for none that stays.
+                os._exit(0)
             if child := os.fork():
-                _tell_and_end(client, child)
+                for file in files:
+                    os.close(file)
+                listener.close()
+                _tell_and_end(client, child, order.is_awaited)
             listener.detach()
             client.detach()
-            order = Order(**json.loads(message))
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (order.descriptors_max, most))
             _keep_only(files, [0, 1, 2, *order.descriptors])
@@ -303,10 +340,22 @@ def serve(listener: socket.socket) -> Order | None:
         os.waitpid(relay, 0)
 
 
-def _tell_and_end(client: socket.socket, child: int) -> NoReturn:
+def _tell_and_end(client: socket.socket, child: int, awaits: bool) -> NoReturn:
     with suppress(OSError):
         client.send(str(child).encode())
+        if awaits:
+            _tell_its_end(client, child)
     os._exit(0)
+
+
+def _tell_its_end(client: socket.socket, child: int) -> None:
+    """It is reaped when its end has been heard: until then nobody else has its id."""
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    number = ended.si_status
+    client.send(str(number if ended.si_code == os.CLD_EXITED else -number).encode())
+    client.recv(64)
+    os.waitpid(child, 0)
 
 
 def _keep_only(files: Sequence[int], numbers: Sequence[int]) -> None:

@@ -138,8 +138,8 @@ def _probe(disk: Disk, file: str, wanted: bytes) -> None:
 # --------------------------------------------------------------------------- the real one
 
 SMALL_READ_BYTES: Final = 64 * KiB
-"""Headers and the like, up to so many bytes, are read into memory of their own: the pool, which
-costs its first touch, is made when somebody reads data."""
+"""Headers and the like, up to so many bytes, are read into memory of their own: the pool, whose
+huge pages cost their first touch, is made when somebody reads data."""
 FILES_OPEN_MAX: Final = 256
 
 

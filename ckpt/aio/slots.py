@@ -1,10 +1,12 @@
-"""Memory that bulks land in: one mapping, touched at start, handed out from a free list.
+"""Memory that bulks land in: one mapping, handed out from a free list.
 
-Goals: no first touch on the data path (0.5 s/GB), page alignment for O_DIRECT, a bound on what all
-peers together can make a daemon hold.
+Goals: no first touch on the path of remote data (0.5 s/GB), page alignment for O_DIRECT, a bound on
+what all peers together can make a daemon hold.
 
 Plan: one private anonymous mapping with huge pages, cut into units; a slot is a run of units, found
-first-fit among the free runs, which are kept in ascending order and merged when a slot comes back.
+first-fit among the free runs, which are kept in ascending order and merged when a slot comes back:
+what is in use stays at the beginning, and of a pool that is not touched ahead the rest is never
+backed by memory.
 
 Invariants: free runs are disjoint, ascending and never adjacent; a unit is in exactly one free run
 or one slot. Slots come from the free runs and never from an index that wraps: a ring slot reused
@@ -52,16 +54,21 @@ class Slot:
 
 
 class SlotPool:
-    """I own `total_bytes` of memory. Slots may be taken and released from any thread."""
+    """I own `total_bytes` of memory. Slots may be taken and released from any thread.
 
-    def __init__(self, total_bytes: int, *, unit_bytes: int = SLOT_UNIT_BYTES) -> None:
+    ahead: touch all of it now, else each page as it is first used.
+    """
+
+    def __init__(
+        self, total_bytes: int, *, unit_bytes: int = SLOT_UNIT_BYTES, ahead: bool = False
+    ) -> None:
         assert unit_bytes % PAGE_BYTES == 0
         assert total_bytes >= FRAME_BULK_BYTES_MAX, (
             "the largest bulk must fit, or its peer waits for ever"
         )
         self.unit_bytes = unit_bytes
         self.total_bytes = align_up(total_bytes, unit_bytes)
-        self._memory = touched_memory(self.total_bytes)
+        self._memory = (touched_memory if ahead else untouched_memory)(self.total_bytes)
         self._view = memoryview(self._memory)
         self._lock = threading.Lock()
         #: (first unit, unit count) of what is free; ascending, never adjacent. Under the lock.
@@ -119,6 +126,14 @@ class SlotPool:
 
 def touched_memory(size: int) -> mmap.mmap:
     """Private memory with huge pages where there are any, every page touched."""
+    memory = untouched_memory(size)
+    for offset in range(0, size, PAGE_BYTES):
+        memory[offset] = 0
+    return memory
+
+
+def untouched_memory(size: int) -> mmap.mmap:
+    """Private memory with huge pages where there are any, which come as they are touched."""
     memory = mmap.mmap(
         -1, align_up(size, _HUGE_PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
@@ -126,6 +141,4 @@ def touched_memory(size: int) -> mmap.mmap:
         # A kernel without transparent huge pages says EINVAL; small pages do as well.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    for offset in range(0, size, PAGE_BYTES):
-        memory[offset] = 0
     return memory

@@ -1,5 +1,6 @@
-"""Known answers, checked once in each process: a target's before it serves, all others' before they
-encode or decode. Wrong parity must never reach a disk, nor wrong bytes a trainer.
+"""Known answers, checked once in each process, or in the one that it was forked from: a target's
+before it serves, all others' before they encode or decode. Wrong parity must never reach a disk,
+nor wrong bytes a trainer.
 
 The vectors come from pyeclib and from the plain tables of `matrix`, which agreed when they were
 made. They are the format's promise as well: parity written today decodes with any later release.
@@ -51,23 +52,24 @@ def self_test() -> None:
             )
 
 
+@cache
+def self_test_once() -> None:
+    """`self_test`, unless it has passed before."""
+    self_test()
+
+
 def trusted_codec(code: Code) -> Codec:
     """The shared codec, in a process that has given the known answers.
 
     Raises CkptError when it has not, or when the machine has no backend.
     """
-    _test_once()
+    self_test_once()
     return codec_for(code)
 
 
 def data_cell(column: int) -> bytes:
     """The test's data: SHAKE-128, so that anyone can make it again."""
     return hashlib.shake_128(f"ckpt erasure self-test, column {column}".encode()).digest(CELL_BYTES)
-
-
-@cache
-def _test_once() -> None:
-    self_test()
 
 
 def _gives_known_answers(codec: Codec, expected: tuple[int, ...]) -> bool:

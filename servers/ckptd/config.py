@@ -17,13 +17,15 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar, get_type_hints
+from typing import Final, Generic, NoReturn, TypeVar, get_type_hints
 
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean, hint_of
 from ckpt.base.units import parse_bytes
 from ckptd.option_words import docstrings, options_of, shown_default, unit_of
+
+HELP_FLAGS: Final = frozenset({"-h", "--help"})
 
 _Config = TypeVar("_Config")
 
@@ -48,7 +50,9 @@ def load(
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded[_Config]:
     """Options of `ckptd PROGRAM`. Raises Refused; exits for --help and --print-…."""
-    flags = _parser(kind, program, description, example).parse_args(argv)
+    # Who does not ask for help need not have it read from the source.
+    helps = docstrings(kind) if HELP_FLAGS.intersection(argv) else {}
+    flags = _parser(kind, program, description, example, helps).parse_args(argv)
     if flags.print_toml:
         _print_toml_and_exit(kind, example)
     prefix = _prefix(program)
@@ -100,7 +104,7 @@ def _prefix(program: str) -> str:
 
 
 def _parser(
-    kind: type[object], program: str, description: str, example: str
+    kind: type[object], program: str, description: str, example: str, helps: Mapping[str, str]
 ) -> argparse.ArgumentParser:
     sized = any(option.name.endswith("_bytes") for option in options_of(kind))
     parser = Parser(
@@ -112,7 +116,7 @@ def _parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    helps, hints = docstrings(kind), get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     for option in options_of(kind):
         flag = "--" + option.name.replace("_", "-")
         text = helps.get(option.name, "").replace("%", "%%")

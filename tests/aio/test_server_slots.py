@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import tempfile
@@ -94,6 +95,30 @@ def test_slots_never_overlap_and_all_memory_comes_back(seed: int) -> None:
         old.release()
     whole = pool.take(pool.total_bytes)
     assert whole is not None
+
+
+def resident_bytes(pool: SlotPool) -> int:
+    """How much of it is backed by memory."""
+    whole = pool.take(pool.total_bytes)
+    assert whole is not None
+    pages = ctypes.create_string_buffer(pool.total_bytes // mmap.PAGESIZE)
+    failed = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(address(whole)), ctypes.c_size_t(pool.total_bytes), pages
+    )
+    assert not failed
+    whole.release()
+    return sum(page & 1 for page in pages.raw[: len(pages)]) * mmap.PAGESIZE
+
+
+def test_a_pool_has_all_its_memory_ahead_or_what_was_used_of_it() -> None:
+    assert resident_bytes(SlotPool(64 * MiB, ahead=True)) == 64 * MiB
+    pool = SlotPool(64 * MiB)
+    for _ in range(32):
+        slot = pool.take(2 * MiB)
+        assert slot is not None
+        slot.view[:] = bytes(2 * MiB)
+        slot.release()
+    assert 2 * MiB <= resident_bytes(pool) <= 4 * MiB
 
 
 def test_slots_may_be_released_from_any_thread() -> None:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +29,7 @@ from ckpt.format.messages.writing import BeginColumn, ColumnAccepted, ColumnSeal
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Caller, Established, Identity
 from tests.protocol.target_world import Column
+from tests.warm_child import start_daemon
 
 SECRET = bytes(range(32))
 CLUSTER = "c0ffee"
@@ -173,22 +172,22 @@ class Daemon:
 
     def __init__(
         self, directory: Path, coordinator: str, *flags: str, cluster: str = CLUSTER,
-        before: Callable[[], None] | None = None,
+        before: Callable[[], None] | None = None, cold: bool = False,
     ) -> None:  # fmt: skip
         secret = directory.parent / "secret"
         if not secret.exists():
             secret.write_text(SECRET.hex())
             secret.chmod(0o600)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CKPT")}
-        argv = [
-            *(sys.executable, "-m", "ckptd.cli", "target", "--directory", str(directory)),
+        words = [
+            *("target", "--directory", str(directory)),
             *("--coordinator", coordinator, "--secret-file", str(secret)),
             *(("--cluster", cluster) if cluster else ()), *flags,
         ]  # fmt: skip
         self.log = directory.parent / f"{directory.name}.log"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, stderr=log, env=environ, preexec_fn=before
+            self.process = start_daemon(
+                words, stderr=log.fileno(), environment=environ, before=before, cold=cold
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

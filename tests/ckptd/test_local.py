@@ -25,7 +25,7 @@ from ckpt_client.local.cluster import is_supervised
 from ckptd.http.client import HttpAsker
 from ckptd.local.cluster_file import ClusterOptions, load_or_create, read_cluster
 from ckptd.local.supervisor import IDLE_POLL_S
-from tests.harm import WITHOUT_LIBRARY, harmed
+from tests.harm import WITHOUT_LIBRARY, WRONG_ISAL, harmed
 from tests.waiting import WAIT_S, wait_until
 
 Ready = dict[str, object]
@@ -346,14 +346,22 @@ def test_pretended_domains_are_one_device_for_each_target(tmp_path: Path) -> Non
     assert made.domain("t3", "259:1") == "local/local/host/dev-t3"
 
 
-def test_nothing_begins_without_the_native_library(tmp_path: Path) -> None:
-    environ = harmed(tmp_path, WITHOUT_LIBRARY)
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (WITHOUT_LIBRARY, ("ckpt's native library cannot be used", "pip install ckpt-burst")),
+        (WRONG_ISAL, ("erasure code gives wrong answers; unsafe to start", "check memory and CPU")),
+    ],
+)
+def test_nothing_begins_without_native_code_that_answers_well(
+    tmp_path: Path, code: str, said: tuple[str, str]
+) -> None:
+    environ = harmed(tmp_path, code)
     directory = tmp_path / "burst"
     done = subprocess.run(
         [sys.executable, "-m", "ckptd.cli", "local", directory], env=environ,
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "ckpt's native library cannot be used" in done.stderr
-    assert "pip install ckpt-burst" in done.stderr
+    assert all(words in done.stderr for words in said)
     assert not directory.exists()

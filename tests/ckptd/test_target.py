@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import signal
 from pathlib import Path
@@ -196,6 +197,26 @@ def test_a_write_beyond_what_the_file_system_gives_refuses_that_column_only(tmp_
                 assert isinstance(await stager.write(small, 1), ColumnSealed)
 
     run(story)
+
+
+@pytest.mark.parametrize("flags", [(), ("--listen", "0.0.0.0:0"), ("--no-unix",)])
+def test_a_pool_that_hosts_or_tcp_fill_has_its_memory_at_the_start(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        pool_bytes = 192 * MiB
+        with await _daemon(
+            tmp_path / "t", coordinator, "--pool-bytes", str(pool_bytes), *flags
+        ) as daemon:
+            await _registered(coordinator)
+            assert (_own_memory_bytes(daemon.process.pid) >= pool_bytes) == bool(flags)
+
+    run(story)
+
+
+def _own_memory_bytes(pid: int) -> int:
+    (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(line) * KiB
 
 
 def test_a_second_daemon_on_one_directory_is_refused(tmp_path: Path) -> None:

@@ -96,20 +96,23 @@ def loaded_libraries(daemon: Daemon) -> str:
     return Path(f"/proc/{daemon.process.pid}/maps").read_text()
 
 
-async def start(directory: Path, coordinator: Coordinator, *flags: str) -> Daemon:
-    return await asyncio.to_thread(Daemon, directory, coordinator.address, "--id", "t1", *flags)
+async def start(
+    directory: Path, coordinator: Coordinator, *flags: str, cold: bool = False
+) -> Daemon:
+    flags = ("--id", "t1", *flags)
+    return await asyncio.to_thread(Daemon, directory, coordinator.address, *flags, cold=cold)
 
 
 def test_without_the_option_there_is_no_plane_and_its_library_is_not_loaded(
     tmp_path: Path,
 ) -> None:
     async def story(coordinator: Coordinator) -> None:
-        with await start(tmp_path / "t", coordinator) as daemon:
+        with await start(tmp_path / "t", coordinator, cold=True) as daemon:
             assert "http" not in daemon.ready
             assert "aiohttp" not in loaded_libraries(daemon)
             assert not (tmp_path / "t" / TOKEN_NAME).exists()
             assert daemon.end(signal.SIGTERM) == 0
-        with await start(tmp_path / "t", coordinator, *ANY_PORT) as daemon:
+        with await start(tmp_path / "t", coordinator, *ANY_PORT, cold=True) as daemon:
             assert "aiohttp" in loaded_libraries(daemon)
             assert get(str(daemon.ready["http"]), "/livez")[0::2] == (200, "ok\n")
             log = [json.loads(line) for line in daemon.log.read_text().splitlines()]

@@ -13,8 +13,10 @@ import pytest
 
 from ckpt.base.errors import Refused, Unavailable
 from ckpt_client.local.cluster import check_options, is_supervised, opened_cluster, start_arguments
+from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
 
@@ -111,3 +113,15 @@ def test_the_ready_file_says_where_the_coordinator_is(tmp_path: Path) -> None:
     (tmp_path / "ready.json").write_text(text[:20])
     assert read_ready(tmp_path) is None
     assert Locator("", "h:1").address() == "h:1"
+
+
+def test_what_starts_on_its_own_finds_modules_where_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = tmp_path / "relative", tmp_path / "made"
+    folder.mkdir()
+    (folder / "found_by_path.py").write_text("import sys; open(sys.argv[1], 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", folder.name)
+    start_detached(["-m", "found_by_path", str(made)], log=tmp_path / "log")
+    wait_until(made.exists, "its module ran")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from tests.e2e.catalogs import (
     state,
 )
 from tests.e2e.cluster import command
+from tests.warm_child import Child, start_daemon
 
 SECRET = bytes(range(32))
 
@@ -37,21 +36,19 @@ class Daemons:
         self.secret.write_text(SECRET.hex())
         self.directory = root / "coordinator"
         self.address = "127.0.0.1:0"
-        self.coordinator: subprocess.Popen[bytes] | None = None
-        self.targets: dict[str, subprocess.Popen[bytes]] = {}
+        self.coordinator: Child | None = None
+        self.targets: dict[str, Child] = {}
         self.addresses: dict[str, str] = {}
 
     @property
     def url(self) -> str:
         return f"ckpt://{self.address}"
 
-    def _start(self, *line: str) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
+    def _start(self, *line: str) -> tuple[Child, dict[str, object]]:
         log = self.root / f"{line[0]}.log"
         with log.open("ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ckptd.cli", *line, "--secret-file", str(self.secret)],
-                stdout=subprocess.PIPE,
-                stderr=errors,
+            process = start_daemon(
+                [*line, "--secret-file", str(self.secret)], stderr=errors.fileno()
             )
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -84,9 +81,11 @@ class Daemons:
                 end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Child) -> None:
     process.terminate()
-    process.communicate(timeout=WAIT_S)
+    process.wait(WAIT_S)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 @pytest.fixture

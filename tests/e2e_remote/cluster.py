@@ -6,10 +6,7 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -21,6 +18,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.handshake import Caller
 from tests.waiting import ASKED_S, wait_until
+from tests.warm_child import start_daemon
 
 HOSTS = 4
 CODE = "4+2"
@@ -36,11 +34,11 @@ class Daemon:
         """Its log goes to that file; else beside the test's own. `within`: a command that becomes
         the one that follows it, somewhere else.
         """
-        command = [*within, sys.executable, "-W", "error", "-m", "ckptd.cli", program, *flags]
-        with nullcontext() if log is None else log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, env=environment
-            )
+        with open(2, "ab", closefd=False) if log is None else log.open("ab") as errors:
+            self.process = start_daemon(
+                [program, *flags], options=("-W", "error"), environment=environment,
+                stderr=errors.fileno(), within=within,
+            )  # fmt: skip
         self._ready: dict[str, object] = {}
 
     @property

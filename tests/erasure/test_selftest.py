@@ -63,6 +63,6 @@ def test_a_process_in_which_the_answers_are_wrong_gets_no_codec(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compute_wrongly(monkeypatch, is_encoding)
-    monkeypatch.setattr(selftest, "_test_once", selftest.self_test)
+    monkeypatch.setattr(selftest, "self_test_once", selftest.self_test)
     with pytest.raises(CkptError, match="unsafe to start"):
         selftest.trusted_codec(Code(4, 2))

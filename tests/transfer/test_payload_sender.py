@@ -319,7 +319,7 @@ def test_nothing_is_encoded_where_the_erasure_code_gives_wrong_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(selftest.PARITY_CRC32, "4+2", (0, 0))
-    monkeypatch.setattr(selftest, "_test_once", selftest.self_test)
+    monkeypatch.setattr(selftest, "self_test_once", selftest.self_test)
     arena = Arena("2+1", 8 * 2 * CELL)
     rings = ParityRing(CELL, 16), ParityRing(CELL, 4)
     with pytest.raises(CkptError, match="unsafe to start"):

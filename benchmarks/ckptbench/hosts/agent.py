@@ -197,7 +197,7 @@ async def run_agent(listen: tuple[str, int], secret: bytes, ready: Callable[[int
     identity = Identity(CLUSTER, Role.ADMIN, "agent", BootId(secrets.randbits(62)))
     with tempfile.TemporaryDirectory(prefix="ckptbench-agent-") as directory:
         agent = Agent(Path(directory))
-        pool = SlotPool(2 * FRAME_BULK_BYTES_MAX)
+        pool = SlotPool(2 * FRAME_BULK_BYTES_MAX, ahead=True)
         server = serve(agent, listen=listen, unix=None, secret=secret, identity=identity, pool=pool)
         agent.server = server
         try:

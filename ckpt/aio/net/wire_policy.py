@@ -35,7 +35,7 @@ class WirePolicy(Enum):
         """Before a server listens at this host's address: peers of other hosts can be served.
         Raises CkptError where there is no libcrypto.
         """
-        if self is WirePolicy.MAC or (self is WirePolicy.AUTO and not _is_loopback(host)):
+        if self is WirePolicy.MAC or (self is WirePolicy.AUTO and not is_loopback(host)):
             find_libcrypto()
 
     def settled(self, sock: socket.socket) -> Callable[[Wire], Wire]:
@@ -54,10 +54,11 @@ class WirePolicy(Enum):
         return Wire.MAC
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this host reach what listens there. A name is taken for far."""
     try:
         return host == "localhost" or _address(host).is_loopback
-    except ValueError:  # A name.
+    except ValueError:
         return False
 
 

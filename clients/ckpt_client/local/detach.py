@@ -59,12 +59,12 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with the packages that run here found there too,
-    and no thread pools that nobody asked for.
+    """Ours, with the packages that run here found there too, from any directory, and no thread
+    pools that nobody asked for.
     """
     # By name: the facade `ckpt` stands above this module, which cannot import it.
     roots = [str(Path(sys.modules[name].__path__[0]).parent) for name in ("ckpt", "ckpt_client")]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [one for one in dict.fromkeys([*known, *roots]) if one]
+    paths = dict.fromkeys(os.path.abspath(one) for one in [*known, *roots] if one)
     pools = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **pools, "PYTHONPATH": os.pathsep.join(paths)}

@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -67,8 +68,7 @@ def fork(program: Program, argv: Sequence[str], log: Path, inherited: Sequence[i
     descriptors it has only those `inherited`. Raises OSError.
     """
     assert threading.active_count() == 1, "a lock that another thread holds stays locked in a fork"
-    if not gc.get_freeze_count():
-        gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
+    _freeze_once()
     parent = os.getpid()
     errors = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     mine, theirs = os.pipe2(os.O_CLOEXEC)
@@ -87,6 +87,14 @@ def fork(program: Program, argv: Sequence[str], log: Path, inherited: Sequence[i
         os.close(errors)
     os.set_blocking(mine, False)
     return Process(pid, mine)
+
+
+@cache
+def _freeze_once() -> None:
+    """A collection in a child would touch, and so copy, every page that it shares. To ask Python
+    whether it is done already takes longer than a fork: it counts all objects.
+    """
+    gc.freeze()
 
 
 def _live(

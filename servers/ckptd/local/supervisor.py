@@ -41,8 +41,7 @@ from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.limits import SCRUB_PERCENT
 from ckpt.erasure.code import Code
-from ckpt.native.isal import find_isal
-from ckpt.native.library import find_library
+from ckpt.erasure.selftest import self_test_once
 from ckptd import cli
 from ckptd import config as options
 from ckptd.directory import close_to_others, make_directory
@@ -154,9 +153,9 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     Raises Busy (already served), Refused (options contradict, another host, a secret that others
     can read), Corrupt, Unavailable (the coordinator does not start), CkptError (no native library).
     """
-    # Without them no target begins: said once, before anything is made.
-    find_isal()
-    find_library()
+    # Without native code that answers well no target begins: said once, before anything is made.
+    # What has passed its test here has passed it in all that is forked.
+    self_test_once()
     directory = config.directory.resolve()
     make_directory(directory)
     close_to_others(directory, report)

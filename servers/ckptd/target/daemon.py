@@ -26,14 +26,14 @@ from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import serve
 from ckpt.aio.net.socketpath import socket_path
-from ckpt.aio.net.wire_policy import WirePolicy
+from ckpt.aio.net.wire_policy import WirePolicy, is_loopback
 from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, SCRUB_PERCENT
 from ckpt.base.units import US_PER_S, MiB
-from ckpt.erasure.selftest import self_test
+from ckpt.erasure.selftest import self_test_once
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.writing import Fragment
 from ckpt.protocol.handshake import Caller, Identity
@@ -72,7 +72,7 @@ class TargetConfig:
     capacity_bytes: int | None = None
     """How much of the device it may use; all when not given."""
     pool_bytes: int = 64 * MiB
-    """Memory for fragments that arrive."""
+    """Memory for fragments that arrive; taken at the start where others than this host's send."""
     read_pool_bytes: int = 32 * MiB
     """Memory for blocks that are read; at most three quarters keep what others may want."""
     scrub: bool = True
@@ -136,7 +136,7 @@ def main(argv: Sequence[str]) -> int:
     )
     configure(loaded.config.log_level)
     secret = read_secret(loaded.secret_file)
-    self_test()
+    self_test_once()
     event_loop.run(run_target(loaded.config, secret))
     return 0
 
@@ -179,7 +179,9 @@ async def _serve(
     report: Reporter, reports: TargetReports, http: str,
 ) -> None:  # fmt: skip
     boot = BootId(secrets.randbits(64) | 1)
-    pool = SlotPool(config.pool_bytes)
+    # Stagers of this host lend their memory: where no others come the pool is hardly used.
+    lends = config.unix and is_loopback(options.host_and_port(config.listen)[0])
+    pool = SlotPool(config.pool_bytes, ahead=not lends)
     unix = socket_path(config.directory, "socket") if config.unix else None
     domain = config.domain or _domain_of(config.directory)
     host, port = options.host_and_port(config.listen)

@@ -1,0 +1,100 @@
+"""A daemon that a test starts and ends, forked warm: what `subprocess.Popen` gives, as far as tests
+ask for it.
+
+Cold it spends a quarter to half a second of CPU on imports, and a cluster of many hosts has nine.
+Daemons start as users start them in tests/client/test_operations.py, in
+tests/ckptd/test_coordinator.py and in tests/wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO, Final
+
+from tests.warm_start import WARM
+
+STATUS_BYTES_MAX: Final = 64
+
+
+class WarmChild:
+    """A process that a relay of the server's awaits for me. Its id stays its own until I have heard
+    how it ended.
+    """
+
+    def __init__(self, pid: int, relay: socket.socket, stdout: BinaryIO) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._relay = relay
+
+    def poll(self) -> int | None:
+        """Its exit status, -N when signal N ended it; None while it runs."""
+        if self.returncode is None and self._says(0.0):
+            self.returncode = int(self._relay.recv(STATUS_BYTES_MAX))
+            # It is reaped once we have heard it, and is gone on return.
+            self._relay.send(b".")
+            self._relay.recv(STATUS_BYTES_MAX)
+            self._relay.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None and not self._says(timeout):
+            raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout or 0.0)
+        found = self.poll()
+        assert found is not None
+        return found
+
+    def send_signal(self, number: int) -> None:
+        """One that has ended is left alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _says(self, timeout_s: float | None) -> bool:
+        return bool(select.select([self._relay], [], [], timeout_s)[0])
+
+
+Child = subprocess.Popen[bytes] | WarmChild
+
+
+def start_daemon(
+    words: Sequence[str], *, options: Sequence[str] = (), stderr: int,
+    environment: Mapping[str, str] | None = None, within: Sequence[str] = (),
+    before: Callable[[], None] | None = None, cold: bool = False,
+) -> Child:  # fmt: skip
+    """`python OPTIONS -m ckptd.cli WORDS`, its stdout a pipe to us.
+
+    cold: not forked warm. Nor is what the environment makes another interpreter of, or where
+    something is done before: by `within`, a command that becomes the one that follows it, or by
+    `before`, in the child.
+    """
+    command = [sys.executable, *options, "-m", "ckptd.cli", *words]
+    environ = os.environ if environment is None else environment
+    began = None if cold or within or before else _begun(command, environ, stderr)
+    return began or subprocess.Popen(
+        [*within, *command], stdout=subprocess.PIPE, stderr=stderr, env=environ, preexec_fn=before
+    )
+
+
+def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:
+    ours, theirs = os.pipe()
+    try:
+        began = WARM.child(command, environ, (theirs, stderr))
+    finally:
+        os.close(theirs)
+    if began is None:
+        os.close(ours)
+        return None
+    return WarmChild(*began, os.fdopen(ours, "rb"))
