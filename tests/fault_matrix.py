@@ -28,12 +28,20 @@ MID_EVICTION: Final = (
 BESIDE: Final = (
     "tests/sim/test_drain_beside_bursts.py::test_a_burst_beside_a_drain_is_hardly_slower"
 )
+STARVED_REPAIR: Final = "tests/e2e_remote/test_starved_repair.py::test_a_worker_"
 STARVED: Final = "tests/objects/test_starved_worker.py::test_a_"
+SCRUBBED_DRAINS: Final = (
+    "tests/sim/test_drains.py::test_a_scrub_beside_drains_and_evictions_alarms_nobody"
+)
 REPAIRS: Final = (
     "tests/sim/test_repairs.py::test_what_is_lost_is_made_again_and_nothing_is_lost_meanwhile"
 )
 MEMBERS: Final = "tests/sim/test_members.py::test_targets_go_and_nothing_of_what_they_had_is_lost"
 REMADE: Final = "tests/e2e_remote/test_repair.py::test_"
+REBUILT_CATALOGS: Final = (
+    "tests/sim/test_rebuilt_catalogs.py"
+    "::test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well"
+)
 SCRUBS: Final = "tests/sim/test_scrub.py::test_what_is_found_is_what_was_harmed_in_any_history"
 CATALOGS: Final = (
     "tests/sim/test_catalogs.py"
@@ -43,8 +51,20 @@ TWO_COORDINATORS: Final = (
     "tests/sim/test_two_coordinators.py"
     "::test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once"
 )
+TWO_REBUILDING: Final = (
+    "tests/sim/test_two_coordinators.py"
+    "::test_columns_that_either_of_two_coordinators_has_made_again_are_there_once"
+)
 LEADING: Final = "tests/sim/test_leading.py::test_whoever_leads_what_was_acknowledged_is_there_once"
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
+CROWDED_REPAIR: Final = (
+    "tests/sim/test_crowds.py"
+    "::test_a_crowd_that_saves_while_columns_are_made_again_loses_none_and_these_are_made"
+)
+CROWDED_SCRUB: Final = (
+    "tests/sim/test_crowds.py"
+    "::test_a_scrub_beside_a_crowd_that_saves_costs_no_column_and_alarms_nobody"
+)
 KILLS: Final = "tests/soak/test_kill_at_random.py::test_a_short_campaign_loses_nothing"
 MACHINES: Final = "tests/machines/"
 STORE_FAULTS: Final = "tests/stores/test_store_faults.py::test_"
@@ -80,16 +100,16 @@ class Fault:
 
 
 MATRIX: Final[tuple[Fault, ...]] = (
-    Fault("F1 target killed", "RSLCADEXBZ", "RSLCAX", {
+    Fault("F1 target killed", "RSLCADEXBZ", "RSLCAXB", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "DE": (DRAINS,), "SLC": (KILLS,),
         "S": (BURSTS + "a_target_killed_in_mid_stream_loses_its_column_to_the_spare",),
     }),
-    Fault("F2 target hangs", "RSLCADXBZ", "RSLCAX", {
+    Fault("F2 target hangs", "RSLCADXBZ", "RSLCAXB", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "D": (DRAINS,), "S": (BURSTS + "a_target_that_hangs_in_mid_burst_does_not_hold_the_commit_up",),
     }),
-    Fault("F3 target slow", "RSLCADXBZ", "RSLCAX", {
+    Fault("F3 target slow", "RSLCADXBZ", "RSLCAXB", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "S": (
             "tests/e2e_remote/test_slow_target.py"
@@ -97,12 +117,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": (MID_DRAIN, BESIDE),
     }),
-    Fault("F4 EIO, short write", "RSLCXBZ", "RSLCX", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
-    Fault("F5 no space", "RSLDB", "RSL", {
+    Fault("F4 EIO, short write", "RSLCXBZ", "RSLCXB", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F5 no space", "RSLDB", "RSLB", {
         "B": (REPAIRS,),
         "SL": (FULL,), "D": (STARVED + "store_without_room_is_told_and_filled_when_there_is_some",),
     }),
-    Fault("F6 bit flip on the wire", "SLCDXB", "SLCX", {
+    Fault("F6 bit flip on the wire", "SLCDXB", "SLCXB", {
         "B": (REPAIRS,),
         "D": (STORE_FAULTS + "bits_that_rot_on_the_way_are_found_before_the_commit",),
         "S": (
@@ -113,16 +133,16 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "X": ("tests/aio/test_wire.py::test_what_was_changed_on_the_way_back_is_never_returned",),
     }),
-    Fault("F7 bit flip at rest", "ADEXBZ", "AX", {
+    Fault("F7 bit flip at rest", "ADEXBZ", "AXB", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
         "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
         "E": (MID_EVICTION,),
     }),
-    Fault("F8 misplaced valid page", "LCADXBZ", "LCAX", {
+    Fault("F8 misplaced valid page", "LCADXBZ", "LCAXB", {
         "Z": (SCRUBS,), "D": (MID_DRAIN,)}),
-    Fault("F9 torn write", "SLCABZ", "SLCA", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
-    Fault("F10 power loss", "RSLCADEB", "RSLCA", {
+    Fault("F9 torn write", "SLCABZ", "SLCAB", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F10 power loss", "RSLCADEB", "RSLCAB", {
         "B": (REPAIRS,),
         "SLCA": (
             MACHINES + "test_power_loss.py"
@@ -130,20 +150,20 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": (MID_DRAIN,), "E": (MID_EVICTION,),
     }),
-    Fault("F11 fsync fails once", "LCB", "LC", {"B": (REPAIRS,)}),
-    Fault("F12 coordinator crash", "RSLCADEXBZ", "RSLCAX", {
-        "B": (REPAIRS,), "Z": (SCRUBS,),
+    Fault("F11 fsync fails once", "LCB", "LCB", {"B": (REPAIRS,)}),
+    Fault("F12 coordinator crash", "RSLCADEXBZ", "RSLCAXB", {
+        "B": (REPAIRS, REBUILT_CATALOGS), "Z": (SCRUBS,),
         "DE": (DRAINS,), "A": (CATALOGS,), "RSLCAX": (LEADING,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
     Fault("F13 old coordinator alive", "RSLCADEXB", "", {
-        "RSLCADEX": (TWO_COORDINATORS,), "RSLCAX": (LEADING,),
+        "RSLCADEX": (TWO_COORDINATORS,), "RSLCAX": (LEADING,), "B": (TWO_REBUILDING,),
     }),
     Fault("F14 client crash", "RSLCAD", "RSLCA", {
         "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),
     }),
-    Fault("F15 answer lost", "RSLCDEXB", "RSLCX", {
+    Fault("F15 answer lost", "RSLCDEXB", "RSLCXB", {
         "RSLCX": (
             MACHINES + "test_lost_answers.py"
             "::test_every_answer_is_lost_in_its_turn_and_nothing_else",
@@ -151,29 +171,32 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
         "E": (MID_EVICTION,),
     }),
-    Fault("F16 twice, late, reordered", "RSLCADXB", "RSLCAX", {
+    Fault("F16 twice, late, reordered", "RSLCADXB", "RSLCAXB", {
         "B": (REPAIRS,), "D": (MID_DRAIN,)}),
-    Fault("F17 asymmetric partition", "RSLCADXB", "RSLCAX", {
+    Fault("F17 asymmetric partition", "RSLCADXB", "RSLCAXB", {
         "B": (REPAIRS,), "D": (DRAINS,)}),
     Fault("F18 half open, no descriptors", "RSDXB", "", {
         "RSX": (
             "tests/ckptd/test_descriptors.py"
             "::test_a_daemon_full_of_sessions_says_so_to_tools_and_trainers_and_recovers",
         ),
+        "B": (STARVED_REPAIR + "without_descriptors_makes_all_when_it_has_some",),
         "D": (MID_DRAIN, STARVED + "worker_without_descriptors_says_so_and_goes_on_when_it_has_some"),
     }),
     Fault("F19 crowd of ranks", "RSLCDBZ", "", {
         "RSLC": (CROWDS, "tests/e2e/test_crowds.py"
                  "::test_a_dozen_ranks_on_seven_targets_lack_no_column_and_send_none_twice"),
-        "D": (BESIDE,),
+        "D": (BESIDE,), "B": (CROWDED_REPAIR,), "Z": (CROWDED_SCRUB,),
     }),
     Fault("F20 incast on restore", "RXB", "", {
         "X": ("tests/sim/test_incast.py"
               "::test_a_crowd_of_readers_is_served_from_bounded_memory",),
+        "B": ("tests/sim/test_incast.py"
+              "::test_a_crowd_of_readers_is_served_while_columns_are_made_again_and_these_are",),
         "R": ("tests/sim/test_restore_crowd.py"
               "::test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds",),
     }),
-    Fault("F21 m targets lost, then one more", "RSLCADXB", "RSLCAX", {
+    Fault("F21 m targets lost, then one more", "RSLCADXB", "RSLCAXB", {
         "B": (REPAIRS,),
         "AX": (
             LOSSES + "any_two_targets_may_be_lost_after_the_commit",
@@ -181,14 +204,14 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": ("tests/objects/test_lost_while_draining.py",),
     }),
-    Fault("F22 a failure domain lost", "RSLCADXB", "RSLCAX", {
+    Fault("F22 a failure domain lost", "RSLCADXB", "RSLCAXB", {
         "AX": (
             "tests/e2e_remote/test_remote_cluster.py"
             "::test_a_lost_host_costs_nothing_but_redundancy",
         ),
         "D": (MID_DRAIN,),
     }),
-    Fault("F23 another loss during a rebuild", "AXB", "", {"AXB": (REPAIRS,)}),
+    Fault("F23 another loss during a rebuild", "AXB", "B", {"AXB": (REPAIRS,)}),
     Fault("F24 targets added, removed in a burst", "RSLCADEXB", "", {
         "B": (MEMBERS,),
         "RSLCA": ("tests/sim/test_growing.py"
@@ -206,10 +229,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/versions/test_messages.py"
             "::test_every_message_of_the_first_version_is_read_and_said_as_ever",
         ),
+        # A worker waits in the middle of the upgrade, and makes what is lost again when it is over.
+        "B": ("tests/wheel/test_upgrade.py::test_an_upgrade_under_saves_loads_and_a_loss",),
         "D": ("tests/versions/test_drains.py"
               "::test_workers_of_the_first_version_drain_once_and_whole",),
     }),
-    Fault("F26 clock jumps", "RSLCADEXBZ", "RSLCAX", {
+    Fault("F26 clock jumps", "RSLCADEXBZ", "RSLCAXB", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "SCAX": (
             MACHINES + "test_clock_jumps.py::test_a_clock_that_jumps_in_mid_save_changes_nothing",
@@ -240,6 +265,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/e2e_remote/test_memory_caps.py"
             "::test_a_target_that_gets_too_little_memory_costs_its_columns_and_nothing_else",
         ),
+        "B": (STARVED_REPAIR + "keeps_to_the_memory_that_it_needs",),
         "D": (
             STARVED + "worker_keeps_the_memory_that_it_was_told",
             STARVED + "worker_that_gets_too_little_memory_goes_on_when_it_gets_enough",
@@ -250,13 +276,20 @@ MATRIX: Final[tuple[Fault, ...]] = (
             "tests/e2e/test_wrong_machine.py"
             "::test_a_reader_whose_erasure_code_is_wrong_refuses_to_decode",
         ),
+        "B": (
+            "tests/e2e/test_wrong_machine.py"
+            "::test_a_repair_worker_on_a_wrong_machine_does_not_start",
+        ),
+        "Z": (
+            "tests/e2e/test_wrong_machine.py::test_a_target_on_a_wrong_machine_does_not_start",
+        ),
         "S": (
             "tests/e2e/test_wrong_machine.py"
             "::test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_stored",
         ),
     }),
     Fault("F32 scrub beside the rest", "ADEXBZ", "", {
-        "AEZ": (SCRUBS,), "B": (REMADE + "a_column_that_has_rotted_is_made_again_elsewhere",),
+        "AEXZ": (SCRUBS,), "D": (SCRUBBED_DRAINS,), "B": (REMADE + "a_column_that_has_rotted_is_made_again_elsewhere",),
     }),
 )  # fmt: skip
 

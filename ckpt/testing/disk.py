@@ -258,8 +258,9 @@ class FakeDisk:
         return inode.durable_ends() if inode is not None else None
 
     def durable_names(self, directory: str) -> list[str]:
-        """What no crash can take away of a directory."""
-        return sorted(self._directories[directory].durable)
+        """What no crash can take away of a directory; nothing of one that is not there."""
+        found = self._directories.get(directory)
+        return [] if found is None else sorted(found.durable)
 
     def is_synced(self, file: str) -> bool:
         """Whether a crash would leave a file's bytes as they are, wherever its name goes."""

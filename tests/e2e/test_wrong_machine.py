@@ -97,3 +97,21 @@ def test_a_target_on_a_wrong_machine_does_not_start(wrong: dict[str, str], tmp_p
     )
     assert (ended.returncode, REFUSAL in ended.stderr) == (1, True), ended.stderr
     assert not (tmp_path / "t").exists()
+
+
+def test_a_repair_worker_on_a_wrong_machine_does_not_start(
+    wrong: dict[str, str], tmp_path: Path
+) -> None:
+    """Else it would make columns that are none: each cell is compared, so it would do no harm, and
+    no good either.
+    """
+    make_secret(tmp_path / "secret")
+    ended = subprocess.run(
+        [sys.executable, "-m", "ckptd.cli", "repair", "--coordinator", "127.0.0.1:9"],
+        env={**wrong, "CKPT_SECRET_FILE": str(tmp_path / "secret")},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (ended.returncode, REFUSAL in ended.stderr) == (1, True), ended.stderr

@@ -188,6 +188,31 @@ def test_damage_without_another_place_stays_where_it_is() -> None:
     assert (missing(bench, id), list(harmed.columns)) == (0, [column])
 
 
+def test_who_has_a_copy_that_nobody_named_takes_another_column_where_no_other_place_is() -> None:
+    """Else neither would ever go on: the copy stays while its payload lacks a column."""
+    bench = Bench(4)
+    id = bench.save(1)
+    first, second, _ = holders(bench, id)
+    bench.stop(first.id)
+    bench.tick(AFTER_S + LOOK_S)
+    worker = Worker(bench)
+    worker.lease()
+    worker.seal()
+    worker.end()
+    bench.stop(second.id)
+    bench.tick(AFTER_S + LOOK_S)
+    bench.start(first)
+    bench.tick(LOOK_S)
+    assert len(first.columns) == 1, "its payload lacks a column: the copy stays"
+    assert [one.column for one in worker.lease().lost] == [1]
+    assert worker.places == [first.id]
+    worker.seal()
+    assert worker.end() == RepairNoted(1)
+    bench.tick()
+    assert missing(bench, id) == 0
+    assert [column.column for column in first.columns] == [1], "the copy has gone"
+
+
 def test_who_is_away_is_waited_for_unless_nothing_more_may_be_lost() -> None:
     bench = Bench(7, "2+2")
     id = bench.save(1)

@@ -148,3 +148,30 @@ def test_with_too_few_targets_it_waits() -> None:
     bench.tick(AFTER_S + LOOK_S)
     live: list[TargetId] = [t.id for t in bench.targets.values() if t.session]
     assert [target.id for target in having(bench, RECORD, id)] == live
+
+
+@pytest.mark.parametrize("kind", [INDEX, RECORD])
+def test_copies_in_one_domain_get_one_in_another(kind: DocumentKind) -> None:
+    """The commit promised that a host may be lost; where nobody else took a copy, none may."""
+    bench = Bench(6, hosts=3)
+    bench.tick(GATHERING_US / SECOND_US)
+    id = bench.save(1)
+    first, second = having(bench, kind, id)
+    others = [one for one in bench.targets.values() if host_of(one) != host_of(first)]
+    for one in others:
+        one.refuses[PutDocument] = Failed("no_space", "the device is full")
+    wipe(bench, second)
+    bench.tick(LOOK_S)
+    assert [host_of(one) for one in having(bench, kind, id)] == [host_of(first)] * 2
+    for one in others:
+        one.refuses.clear()
+    bench.tick(LOOK_S)
+    copies = having(bench, kind, id)
+    assert len({host_of(one) for one in copies}) == 2
+    mark = bench.mark()
+    bench.tick(3 * LOOK_S)
+    assert not any(bench.asked(one, PutDocument, mark) for one in bench.targets), "it is whole"
+
+
+def host_of(target: FakeTarget) -> str:
+    return target.domain.split("/")[2]

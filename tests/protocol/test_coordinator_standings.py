@@ -352,6 +352,29 @@ def test_a_deletion_waits_for_it_no_more_and_no_tombstone_stays() -> None:
     assert not any((DocumentKind.TOMBSTONE, id) in target.documents for target in here)
 
 
+def test_what_is_deleted_and_placed_nowhere_any_more_is_no_reason_against_it() -> None:
+    """A start cannot read its index, which is dropped already, and only the lost one may have it:
+    its deletion waits for nothing but the removal.
+    """
+    bench = Bench(5)
+    id = bench.save(1)
+    gone = having_index(bench, id)[0]
+    bench.save(2)
+    bench.stop(gone.id)
+    bench.tell(bench.session(Role.ADMIN), DeleteStep(RUN, Step(1)))
+    bench.tick(AFTER_S)
+    bench.restart(*(one for one in bench.targets if one != gone.id))
+    bench.tick(AFTER_S)
+    assert kept(bench, id).placement is None
+    done(change(bench, gone.id, "removed"))
+    bench.tick(1)
+    assert bench.machine.checkpoints.get(id) is None
+
+
+def having_index(bench: Bench, id: CheckpointId) -> list[FakeTarget]:
+    return [one for one in bench.targets.values() if (DocumentKind.INDEX, id) in one.documents]
+
+
 def test_a_restart_waits_for_it_no_more() -> None:
     """Of 4 targets 3 have to vouch for the catalog, of 3 only 2."""
     bench = Bench(4)

@@ -104,6 +104,13 @@ ENTRIES = (
 )  # fmt: skip
 OF_COORDINATOR = tuple(catalog_windows(*ENTRIES))
 KNOWN = (*OF_TARGETS, *OF_COORDINATOR)
+MOVES = "ColumnsMoved"
+OF_REPAIRS = (
+    *(window for window in OF_TARGETS if window.of in (COLUMN, DROP)),
+    *catalog_windows(MOVES),
+)
+"""Where somebody is struck while lost columns are made again."""
+ALL = tuple(dict.fromkeys((*KNOWN, *OF_REPAIRS)))
 PASSES_MAX = {
     COLUMN: 12,
     DROP: 2,
@@ -137,9 +144,9 @@ def aim_anywhere(world: World) -> tuple[str, Aim]:
 
 def table(counts: dict[tuple[Window, str], int]) -> Iterator[str]:
     """How often who was struck in each window."""
-    width = max(len(str(window)) for window in KNOWN) + 2
+    width = max(len(str(window)) for window in ALL) + 2
     yield f"{'window':<{width}}" + "".join(f"{who:>12}" for who in STRIKES)
-    for window in KNOWN:
+    for window in ALL:
         possible = set(strikes_at(window))
         found = (counts.get((window, who), 0) if who in possible else "-" for who in STRIKES)
         yield f"{window!s:<{width}}" + "".join(f"{each:>12}" for each in found)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.sim import aimed
 from tests.sim.faults import FAULTS
+from tests.sim.rebuilds import OWN_FAULTS
 from tests.sim.scenario import PHASES, Report, run_seed
 from tests.sim.seeds import campaign, each_report, in_chunks
 from tests.sim.windows import Window
@@ -72,14 +73,15 @@ class Outcome:
     @property
     def missed(self) -> list[tuple[str, str]]:
         """Cells that no seed hit."""
-        wanted = ((fault, phase) for fault in FAULTS for phase in PHASES)
+        wanted = [(fault, phase) for fault in FAULTS for phase in PHASES]
+        wanted += [(fault, "B") for fault in OWN_FAULTS]
         return [c for c in wanted if not self.cells[c] and c not in UNREACHABLE]
 
     @property
     def unstruck(self) -> list[str]:
         """Windows between two durable steps in which no seed struck anybody."""
         struck = {window for window, _ in self.windows}
-        return [str(window) for window in aimed.KNOWN if window not in struck]
+        return [str(window) for window in aimed.ALL if window not in struck]
 
 
 def run_chunk(first: int, count: int) -> Outcome:
@@ -101,7 +103,7 @@ def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
 def table(outcome: Outcome) -> Iterator[str]:
     """How often each fault struck in each phase, and who in each window."""
     yield f"{'fault':<18}" + "".join(f"{phase:>8}" for phase in PHASES)
-    for fault in FAULTS:
+    for fault in (*FAULTS, *OWN_FAULTS):
         yield f"{fault:<18}" + "".join(f"{outcome.cells[fault, phase]:>8}" for phase in PHASES)
     yield ""
     yield from aimed.table(outcome.windows)

@@ -190,7 +190,7 @@ class DrainWorld(World):
         kind = self.worker_kinds[self.names_given % len(self.worker_kinds)]
         node = kind(
             self.clock, self.network, self.coordinator, self.buckets[policy.url], policy,
-            f"drain{self.names_given}", self._reader, self._source, lambda: self.trouble,
+            f"drain{self.names_given}", self._tier_reader, self._source, lambda: self.trouble,
             self._turn,
         )  # fmt: skip
         self.workers.append(node)
@@ -214,7 +214,7 @@ class DrainWorld(World):
             return False
         return not any(store.jobs or queue.waiting(store) for store in queue.stores.values())
 
-    def _reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
+    def _tier_reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
         return TierReader(
             self.clock, self.network, self.oracles, self.coordinator, self.targets.__getitem__,
             node, id, self.tally,

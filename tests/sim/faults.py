@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 from ckpt.testing.disk import Fault, Keep
 from tests.sim.aimed import LONG_US, catalog_windows, down_for, kill_coordinator
+from tests.sim.struck import Strike
 from tests.sim.target_node import TargetNode
 from tests.sim.windows import Aim
 from tests.sim.world import World
 
-Strike = Callable[[], bool]
-"""Whether it has struck by now."""
 LATE_US = 500_000
 
 

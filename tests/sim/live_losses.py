@@ -36,7 +36,7 @@ def check_live_losses(world: World) -> None:
     lost = _domains(world, announced, gone) if world.seed % 3 == 0 else None
     if lost is None:
         lost = _targets(world, announced, gone)
-    if lost is None:
+    if lost is None or not _may_be_asked(world, lost):
         return
     away = _take_away(world, lost)
     _expect(world, newest, "read", f"{sorted(lost)} are lost, as it allows")
@@ -52,6 +52,15 @@ def check_live_losses(world: World) -> None:
     if not world.clock.run(lambda: world.live_targets == there, UP_US):
         raise Violation(f"P7: targets that came back do not count: {world.live_targets}")
     _expect(world, newest, "read", "all are back")
+
+
+def _may_be_asked(world: World, lost: Collection[TargetId]) -> bool:
+    """Where a target never comes back, and nobody has removed it, a coordinator that begins waits
+    for a majority: what committed without that target says so to nobody who comes later.
+    """
+    known = world.coordinator.machine.members.all()
+    here = [t for t in known if t.id not in lost and not world.targets[t.id].lost]
+    return len(here) == len(known) - len(lost) or 2 * len(here) > len(known)
 
 
 def _targets(
@@ -86,19 +95,18 @@ def _one_too_many(
     world: World, id: CheckpointId, announced: Announced, away: Collection[TargetId]
 ) -> TargetId | None:
     """A target without which some payload has fewer columns than it needs; None where none has,
-    or where a column that rotted may serve all the same: damage has the size of a block.
+    or where a column that rotted, a home's too, may serve all the same: damage has the size of a
+    block.
     """
     k = Code.parse(announced.info.code).k
     rotted = {each.partition("/")[2] for each in world.rotted}
-    if any(rotted & world.oracles.files_of(PayloadId(id, rank)) for rank in announced.placement):
+    oracles, homes = world.oracles, [home.id(id.run) for home in announced.info.homes]
+    payloads = [PayloadId(one, r) for one in (id, *homes) for r in oracles.announced[one].placement]
+    if any(rotted & oracles.files_of(payload) for payload in payloads):
         return None
     for rank, columns in announced.placement.items():
         if len(world.content_of(PayloadId(id, rank))) <= (k - 1) * CELL_BYTES:
             continue  # Fewer columns hold all that is there to be read.
-        if world.oracles.files_of(PayloadId(id, rank)) & {
-            r.partition("/")[2] for r in world.rotted
-        }:
-            continue
         left = [t for t in columns if t is not None and t not in away]
         if len(left) == k:
             return world.clock.rng.choice(left)

@@ -131,6 +131,8 @@ class Oracles:
     decided: dict[CheckpointId, catalog.AttemptDecided] = field(default_factory=dict)
     placements: dict[bytes, Placement] = field(default_factory=dict)
     """What each index says, by its digest, which the record has, and what has moved since."""
+    index_places: dict[bytes, Placement] = field(default_factory=dict)
+    """The same without what has moved."""
     harm_counted: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
     """Targets that were lost or wiped when it was decided, as the second count could know."""
     harmed_before: dict[CheckpointId, set[TargetId]] = field(default_factory=dict)
@@ -220,6 +222,11 @@ class Oracles:
                 raise Violation(f"P1: {column} is said to be on {target}, which does not have it")
             placement[rank] = (*columns[:number], target, *columns[number + 1 :])
 
+    def moves_are_forgotten(self) -> None:
+        """The catalog was made again: what had moved, targets have to list."""
+        for digest, placement in self.placements.items():
+            placement.update(self.index_places[digest])
+
     def placement_of(self, id: CheckpointId) -> Placement:
         """Of a decided one."""
         return self.placements[decode_record(self.decided[id].record).index_digest]
@@ -234,6 +241,7 @@ class Oracles:
         info = record.info
         placement = {one.rank: one.columns for one in decode_index(index).payloads}
         self.placements[record.index_digest] = placement
+        self.index_places[record.index_digest] = dict(placement)
         self._check_ranks(info, placement)
         named = {t for columns in placement.values() for t in columns if t is not None}
         known = {t for t in self.targets if self.is_harmed(t) and not self.is_unknown_loss(t)}

@@ -98,6 +98,9 @@ class RepairNode:
     def _poll(self) -> None:
         if not self.up:
             return
+        if self.stopped:
+            self._clock.after(POLL_US, self._poll)
+            return
         if self._session is None and not self._dialing:
             self._dialing = True
             self._network.dial(
@@ -110,7 +113,7 @@ class RepairNode:
 
     def _renew(self) -> None:
         if self.up:
-            if self._payload is not None:
+            if self._payload is not None and not self.stopped:
                 self._tell(RenewRepair(self.name, self._payload))
             self._clock.after(RENEW_US, self._renew)
 

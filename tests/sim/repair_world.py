@@ -38,9 +38,9 @@ NOTICED_US = 100_000
 """So long before the end of a round the last disk is emptied: then somebody has seen it."""
 
 
-def saved(seed: int) -> World:
+def saved(seed: int, kind: type[World] = World) -> World:
     """Its steps are committed, and nobody of the training is left."""
-    world = World.build(seed, TARGETS, shared_hosts=seed % 3 == 0)
+    world = kind.build(seed, TARGETS, shared_hosts=seed % 3 == 0)
     policy = world.coordinator.machine_policy
     world.coordinator.machine_policy = replace(policy, rebuild_after_us=REBUILD_AFTER_US)
     world.start()

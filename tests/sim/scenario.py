@@ -12,7 +12,7 @@ from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.coordinator.saving.attempts import AttemptState
 from ckpt.protocol.writer.column import ColumnState
 from tests.sim.aimed import BESIDE_ANOTHER_LAUNCH, aim_anywhere
-from tests.sim.faults import FAULTS, Strike
+from tests.sim.faults import FAULTS
 from tests.sim.last_checks import (
     LOAD_US,
     SETTLE_US,
@@ -23,6 +23,7 @@ from tests.sim.last_checks import (
 from tests.sim.live_losses import check_live_losses
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import HALF_BYTES, RankNode
+from tests.sim.struck import Struck
 from tests.sim.whole_world import whole
 from tests.sim.windows import Aim, Window
 from tests.sim.world import World
@@ -100,6 +101,10 @@ def _loading(world: World) -> bool:
     return any(reader.reading for reader in world.readers)
 
 
+def _rebuilding(world: World) -> bool:
+    return world.is_rebuilding
+
+
 PHASES: dict[str, Callable[[World], bool]] = {
     "J": _joining,
     "R": _reserving,
@@ -108,8 +113,10 @@ PHASES: dict[str, Callable[[World], bool]] = {
     "C": _committing,
     "A": _at_rest,
     "X": _loading,
+    "B": _rebuilding,
 }
-
+DRAWN = [phase for phase in PHASES if phase != "B"]
+"""Any history waits for these; for a rebuild those that have workers (rebuilds.py)."""
 
 OF_READERS = frozenset({"F14 reader"})
 """Faults for which somebody must be in the middle of a load when the phase comes."""
@@ -133,7 +140,7 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     """What happens in a world that was just built. `aiming`: somebody is struck between two durable
     steps, besides the faults that come with the phases.
     """
-    strikes: list[_Struck] = []
+    strikes: list[Struck] = []
     rng = world.clock.rng
     world.start()
     sizes = [100, 4096, 5000 * world.coordinator.machine.policy.code.k]
@@ -152,6 +159,7 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     strikes.append(_fault_at_phase(world))
     while sum(one.strike() for one in strikes) < FAULTS_MIN:
         strikes.append(_fault_at_phase(world))
+    strikes += world.rebuild_amid_faults()
     world.heal()
     world.clock.pass_time(200_000)
     world.clock.run(lambda: _may_launch(world, world.ranks), SETTLE_US)
@@ -169,8 +177,9 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     return _report(world, strikes, aimed)
 
 
-def _report(world: World, strikes: list[_Struck], aimed: tuple[str, Aim] | None) -> Report:
-    struck = [(aimed[1].window, aimed[0])] if aimed is not None and aimed[1].struck else []
+def _report(world: World, strikes: list[Struck], aimed: tuple[str, Aim] | None) -> Report:
+    aims = world.aims_of_rebuilds() + ([aimed] if aimed is not None else [])
+    struck = [(aim.window, who) for who, aim in aims if aim.struck]
     return Report(
         world.seed,
         Counter((one.fault, one.phase) for one in strikes if one.strike()),
@@ -182,21 +191,12 @@ def _report(world: World, strikes: list[_Struck], aimed: tuple[str, Aim] | None)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Struck:
-    """A fault, in which phase, and whether it struck."""
-
-    fault: str
-    phase: str
-    strike: Strike
-
-
-def _fault_at_phase(world: World) -> _Struck:
+def _fault_at_phase(world: World) -> Struck:
     """Wait for a phase and strike; when the phase does not come, strike anyway and count what is.
     Where one fault finds nothing to strike, another does.
     """
     rng = world.clock.rng
-    names, phase = list(FAULTS), rng.choice(list(PHASES))
+    names, phase = list(FAULTS), rng.choice(DRAWN)
     rng.shuffle(names)
     if phase == "X":
         world.clock.run(lambda: _at_rest(world), 1_000_000)
@@ -211,7 +211,7 @@ def _fault_at_phase(world: World) -> _Struck:
     name, strike = next((name, strike) for name, strike in struck if strike is not None)
     for reader in world.readers:
         reader.stopped = False
-    return _Struck(name, reached, strike)
+    return Struck(name, reached, strike)
 
 
 def _hang_inside_a_load(world: World) -> None:

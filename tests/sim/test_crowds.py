@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,8 +17,10 @@ from ckpt.protocol.writer.column import ColumnState
 from tests.sim.crowd import Crowd, Outcome
 from tests.sim.harms import kill, slow_down, stop
 from tests.sim.rank_node import TICK_US
+from tests.sim.repair_node import RepairNode
 from tests.sim.target_node import TargetNode
 
+GAP_US = 4_000_000
 SLOW = 40
 """A device of the crowd takes 1 to 16 ms for an operation, so that queues last for seconds."""
 
@@ -108,6 +111,50 @@ def test_a_bad_target_is_left_in_a_crowd_too(
     # What the others do for it, and the time in which it was found: silence, or a lease.
     spread = targets / (targets - 1)
     assert harmed.seconds <= 1.2 * healthy.seconds * spread + 3 + 2 * TICK_US / 1e6
+
+
+def test_a_crowd_that_saves_while_columns_are_made_again_loses_none_and_these_are_made() -> None:
+    """A target has gone for good between two bursts, and there is no spare but one."""
+    code = Code(4, 2)
+    crowd = Crowd(5, 32, equal(8), code, cells_per_column=8, steps=(10, 20), gap_us=2 * GAP_US)
+    policy = crowd.coordinator.machine_policy
+    crowd.coordinator.machine_policy = replace(policy, rebuild_after_us=GAP_US // 2)
+    crowd.start()
+    assert crowd.clock.run(lambda: all(node.outcomes for node in crowd.ranks), 600_000_000)
+    kill(list(crowd.targets.values())[3])
+    still_saving: list[int] = []
+
+    def begun() -> None:
+        still_saving.append(sum(len(node.outcomes) < 2 for node in crowd.ranks))
+
+    worker = RepairNode(
+        crowd.clock, crowd.network, crowd.oracles, crowd.coordinator,
+        crowd.targets.__getitem__, 0,
+    )  # fmt: skip
+    worker.on_work = begun
+    worker.start()
+    outcome = crowd.finish()
+    assert (outcome.columns_missing, outcome.targets_survivable) == (0, code.m)
+    assert any(still_saving), "no column was made again beside the burst"
+    kept = crowd.coordinator.machine.checkpoints
+
+    def missing() -> int:
+        return sum(kept.redundancy(one).columns_missing for one in kept.all())
+
+    crowd.clock.run(lambda: not missing(), 600_000_000)
+    assert missing() == 0
+
+
+def test_a_scrub_beside_a_crowd_that_saves_costs_no_column_and_alarms_nobody() -> None:
+    crowd = Crowd(6, 32, equal(7), Code(4, 2), cells_per_column=8, steps=(10, 20), gap_us=GAP_US)
+    for target in crowd.targets.values():
+        target.scrub_each(GAP_US)
+    outcome = crowd.burst()
+    assert (outcome.columns_missing, outcome.targets_survivable) == (0, 2)
+    crowd.clock.pass_time(2 * GAP_US)
+    targets = crowd.targets.values()
+    assert all(target.machine.counters["files_scrubbed"] for target in targets)
+    assert not any(target.alarms for target in targets)
 
 
 @pytest.mark.slow

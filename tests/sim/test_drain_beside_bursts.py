@@ -90,10 +90,10 @@ class DrainedCrowd:
         crowd = self.crowd
         DrainNode(
             crowd.clock, crowd.network, crowd.coordinator, self.bucket, STORE, f"drain{number}",
-            self._reader, self._source, Trouble, lambda: None, RUN,
+            self._tier_reader, self._source, Trouble, lambda: None, RUN,
         ).start()  # fmt: skip
 
-    def _reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
+    def _tier_reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
         crowd = self.crowd
         return TierReader(
             crowd.clock, crowd.network, crowd.oracles, crowd.coordinator,

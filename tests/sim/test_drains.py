@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -36,12 +37,16 @@ FAULTS = (
     faults.coordinator_crashed, faults.coordinator_crashed, faults.target_killed,
     faults.target_stopped, faults.connections_cut, faults.half_opened,
 )  # fmt: skip
+SCRUBBED_SEEDS = 5
+SCRUB_US = US_PER_S
 LONG_US = 20 * US_PER_S
 """Longer than a lease."""
 
 
-def run_seed(seed: int) -> tuple[int, list[str]]:
-    """(clock steps, what happened); raises Violation when a promise breaks."""
+def run_seed(seed: int, scrub_us: int | None = None) -> tuple[int, list[str]]:
+    """(clock steps, what happened); raises Violation when a promise breaks. `scrub_us`: so often
+    all targets read all that they keep.
+    """
     world = DrainWorld.build(seed)
     assert isinstance(world, DrainWorld)
     assert isinstance(world.oracles, DrainOracles)
@@ -53,6 +58,9 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
         keep=rng.choice([None, 2]),
         watermarks=rng.choice([Watermarks(), Watermarks(low=0.0, high=0.0)]),
     )
+    if scrub_us is not None:
+        for target in world.targets.values():
+            target.scrub_each(scrub_us)
     world.start()
     stores = [
         StorePolicy("mem://one", keep=rng.choice([None, 2])),
@@ -82,6 +90,8 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     world.pass_until_tidy(int(QUIET_S * US_PER_S))
     world.check_end()
     check_restart(world)
+    if alarms := [alarm for target in world.targets.values() for alarm in target.alarms]:
+        raise Violation(f"P3: nothing has rotted, and targets have found damage: {alarms[:3]}")
     kinds = ["drained"] * sum(len(world.held(url)) for url in world.buckets)
     return world.clock.steps, kinds + ["evicted"] * len(world.evicted)
 
@@ -113,6 +123,12 @@ def test_no_drain_breaks_a_promise() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("drained") > 4 * SEEDS, ends
     assert "evicted" in ends
+
+
+@pytest.mark.timeout(600)
+def test_a_scrub_beside_drains_and_evictions_alarms_nobody() -> None:
+    ends = ends_of(partial(run_seed, scrub_us=SCRUB_US), SCRUBBED_SEEDS)
+    assert {"drained", "evicted"} <= set(ends)
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.harms import kill, nothing, slow_down, stop
+from tests.sim.reader_node import ReaderNode
+from tests.sim.repair_world import ROUND_US, empty, lacks, saved, worker
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 
@@ -30,15 +32,40 @@ def test_a_crowd_of_readers_is_served_from_bounded_memory(
     world.start()
     nodes = world.launch((10,), 0, PAYLOAD_BYTES)
     assert world.clock.run(lambda: all(node.outcomes for node in nodes), READ_US)
-    readers = [world.read() for _ in range(READERS)]
-    # A question for parts may pass its bytes by the rest of a cell, and the window here is one.
-    for reader in readers:
-        reader.reads_parts = False
+    readers = crowd_of_readers(world)
     world.clock.run(lambda: any(reader.reading for reader in readers), READ_US)
     harm(next(iter(world.targets.values())))
     assert world.clock.run(lambda: all(r.outcome is not None for r in readers), READ_US)
     assert {reader.outcome for reader in readers} == {"read"}
     world.heal()
+    check_nothing_is_held(world)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_of_readers_is_served_while_columns_are_made_again_and_these_are(seed: int) -> None:
+    world = saved(seed)
+    begun: list[bool] = []
+    worker(world, 0, lambda: begun.append(True))
+    empty(world, next(iter(world.targets.values())))
+    while not begun:
+        world.clock.pass_time(CLOSED_US)
+    readers = crowd_of_readers(world)
+    assert world.clock.run(lambda: all(r.outcome is not None for r in readers), READ_US)
+    assert {reader.outcome for reader in readers} == {"read"}
+    world.clock.run(lambda: lacks(world) == "", ROUND_US)
+    assert lacks(world) == ""
+    check_nothing_is_held(world)
+
+
+def crowd_of_readers(world: World) -> list[ReaderNode]:
+    readers = [world.read() for _ in range(READERS)]
+    # A question for parts may pass its bytes by the rest of a cell, and the window here is one.
+    for reader in readers:
+        reader.reads_parts = False
+    return readers
+
+
+def check_nothing_is_held(world: World) -> None:
     world.clock.pass_time(CLOSED_US)
     assert not any(target.memory.held_bytes for target in world.targets.values() if target.up)
     assert not any(checkpoint.pins for checkpoint in world.coordinator.machine.checkpoints.all())

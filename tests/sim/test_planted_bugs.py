@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import planted_repairs
 from tests.sim.planted import PLANTS, Plant
 from tests.sim.scenario import run_seed
 
@@ -11,7 +12,7 @@ SEEDS_MAX = 1000
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*PLANTS, *planted_repairs.PLANTS], ids=lambda plant: plant.name)
 def test_a_planted_bug_is_found_within_a_thousand_seeds(plant: Plant) -> None:
     # Outside of the search: a patch of what is not there any more is no bug that was found.
     with plant.planted():

@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.facts import CheckpointPlaced
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
+from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
 from ckpt.protocol.coordinator.saving.allotment import Allotment
@@ -150,7 +151,7 @@ def whole_while_here(self: Lacking, *_: object) -> bool:
 
 
 def who_has_what_is_forgotten(
-    self: Repairs, checkpoint: KeptCheckpoint, payload: PayloadId
+    self: RepairPlaces, checkpoint: KeptCheckpoint, payload: PayloadId
 ) -> Allotment:
     """A place for a column is looked for as if no target had another one of its payload."""
     assert checkpoint.placement is not None
@@ -194,7 +195,7 @@ def named_before_it_is_durable(
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
-        (Repairs, "_allotment", who_has_what_is_forgotten),
+        (RepairPlaces, "allotment", who_has_what_is_forgotten),
         (Repairs, "_look", looked_once),
         (Respreader, "_spread_record", records_are_forgotten),
         (Membership, "_adopt", still_counted),

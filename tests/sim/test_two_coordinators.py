@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from ckpt.base.ids import PayloadId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
@@ -26,6 +27,7 @@ from tests.sim.last_checks import check_readable
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
+from tests.sim.repair_world import lacks, list_again
 from tests.sim.scenario import PHASES, SETTLE_US
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import TwoWorld
@@ -34,6 +36,9 @@ SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 2
 STEPS = (10, 20, 30, 40)
 STORE = StorePolicy("mem://one")
 PHASE_US = 8 * US_PER_S
+REBUILD_AFTER_US = 2 * US_PER_S
+WHOLE_US = 90 * US_PER_S
+REBUILDING_SEEDS = 12
 READ_US = 1_000_000
 """Between two questions for the newest step,"""
 QUESTIONS = 9
@@ -49,8 +54,13 @@ def _evicting(world: TwoWorld) -> bool:
     return any(c.state is RowState.TOMBSTONED and "evicted" in c.reason for c in known)
 
 
+def _rebuilding(world: TwoWorld) -> bool:
+    return any(worker.has_work for worker in world.repairers)
+
+
 WHEN = {phase: PHASES[phase] for phase in "RSLCAX"} | {"D": _draining, "E": _evicting}
 NAMES = tuple(WHEN)
+WHEN["B"] = _rebuilding  # In histories of its own.
 HOWS = ("copied", "rebuilt", "restored")
 
 
@@ -116,7 +126,7 @@ def _rise(world: TwoWorld, how: str, copy: tuple[list[CatalogEntry], int]) -> No
         world.clock.after(rng.choice([0, 0, 700_000]), world.send_over, target, new, deaf_us)
     world.send_over(follow[0], new, deaf_us)
     late_us = rng.choice([1_500_000, 4_000_000, 8_000_000])
-    for node in (*world.targets.values(), *world.ranks, *world.workers):
+    for node in (*world.targets.values(), *world.ranks, *world.workers, *world.repairers):
         if rng.random() < 0.4 and not isinstance(node, TargetNode):
             world.clock.after(rng.randint(0, 300_000), world.send_over, node, new, deaf_us)
         world.clock.after(late_us + rng.randint(0, 500_000), world.send_over, node, new)
@@ -176,7 +186,7 @@ def _end(world: TwoWorld, history: History) -> None:
     assert old is not None
     world.wake(old, 0)
     world.heal()
-    for node in (*world.targets.values(), *world.ranks, *world.workers):
+    for node in (*world.targets.values(), *world.ranks, *world.workers, *world.repairers):
         world.send_over(node, new)
     world.trouble = Trouble()
     world.clock.run(lambda: world.is_old or world.live_targets == len(world.targets), SETTLE_US)
@@ -192,6 +202,8 @@ def _end(world: TwoWorld, history: History) -> None:
         node.crash()
     world.clock.run(lambda: world.live_targets == len(world.targets), SETTLE_US)
     _check_next_launch(world)
+    if world.repairers:
+        _check_all_is_whole(world)
     _check_all_is_there(world)
 
 
@@ -210,6 +222,28 @@ def _check_next_launch(world: TwoWorld) -> None:
             raise Violation(f"P3: {each.name} ended with {each.outcome}")
 
 
+def _check_all_is_whole(world: TwoWorld) -> None:
+    """Whatever the old one had named, or was about to; and nothing lies twice."""
+    world.clock.run(lambda: lacks(world) == "", WHOLE_US)
+    if left := lacks(world):
+        raise Violation(f"P7: not whole again after {WHOLE_US // US_PER_S} s: {left}")
+    for worker in world.repairers:
+        worker.crash()
+    list_again(world)
+    world.follow_places()
+    held = Counter(n for t in world.targets.values() for n in t.disk.durable_names("columns"))
+    files = world.oracles.announced_columns() - deleted_columns(world)
+    if twice := [file for file in files if held[file.removeprefix("columns/")] > 1]:
+        raise Violation(f"P7: {sorted(twice)[:3]} are there twice")
+
+
+def deleted_columns(world: TwoWorld) -> set[str]:
+    oracles = world.oracles
+    gone = oracles.deleted & oracles.announced.keys()
+    payloads = (PayloadId(id, r) for id in gone for r in oracles.announced[id].placement)
+    return set().union(*map(oracles.files_of, payloads))
+
+
 def _check_all_is_there(world: TwoWorld) -> None:
     """What either acknowledged is there, bit by bit."""
     for id, announced in sorted(world.oracles.announced.items()):
@@ -220,15 +254,19 @@ def _check_all_is_there(world: TwoWorld) -> None:
 # ----------------------------------------------------------------------- one seed
 
 
-def run_seed(seed: int, steps: Counter[str] | None = None) -> History:
-    """Raises Violation when a promise breaks."""
+def run_seed(seed: int, steps: Counter[str] | None = None, phase: str = "") -> History:
+    """Raises Violation when a promise breaks. `phase`: by the seed, when it is not said."""
     world = TwoWorld.made(seed)
     assert world.old is not None
     rng = world.clock.rng
-    phase, how = NAMES[seed % len(NAMES)], rng.choice(HOWS)
+    phase, how = phase or NAMES[seed % len(NAMES)], rng.choice(HOWS)
     if phase in "DE":
         world.old.machine_policy = replace(
             world.old.machine_policy, watermarks=Watermarks(low=0.0, high=0.0)
+        )
+    if phase == "B":
+        world.old.machine_policy = replace(
+            world.old.machine_policy, rebuild_after_us=REBUILD_AFTER_US
         )
     world.start()
     copy = world.old.copy()
@@ -242,6 +280,8 @@ def run_seed(seed: int, steps: Counter[str] | None = None) -> History:
     if rng.random() < 0.5:
         copy = world.old.copy()
     history = History(phase, how)
+    if phase == "B":
+        _lose_one(world, nodes)
     history.struck = _wait_for(world, phase)
     _rise(world, how, copy)
     _busy(world)
@@ -251,6 +291,15 @@ def run_seed(seed: int, steps: Counter[str] | None = None) -> History:
     if steps is not None:
         steps["steps"] += world.clock.steps
     return history
+
+
+def _lose_one(world: TwoWorld, nodes: list[RankNode]) -> None:
+    """All is saved; a target goes, and comes back when some of what it has is elsewhere, or all."""
+    world.clock.run(lambda: all(node.done_saving for node in nodes), PHASE_US)
+    world.start_repairers(2)
+    target = world.clock.rng.choice(list(world.targets.values()))
+    target.crash()
+    world.clock.after(world.clock.rng.choice([4, 8, 20]) * US_PER_S, target.start)
 
 
 def _wait_for(world: TwoWorld, phase: str) -> bool:
@@ -300,3 +349,10 @@ def test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once() -> None:
     ends = Counter((one.how, end) for one in found for end in one.ends)
     assert all(ends[how, "serves"] for how in HOWS), ends
     assert ends["copied", "old"]
+
+
+@pytest.mark.timeout(600)
+def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once() -> None:
+    """The old one goes on handing payloads to its workers."""
+    found = [run_seed(seed, phase="B") for seed in range(REBUILDING_SEEDS)]
+    assert sum(one.struck for one in found) > REBUILDING_SEEDS // 2

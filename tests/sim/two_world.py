@@ -26,6 +26,7 @@ from tests.sim.oracles import Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
+from tests.sim.repair_node import RepairNode
 from tests.sim.world import RUN
 
 RETRY_US = 200_000
@@ -64,6 +65,7 @@ class TwoOracles(DrainOracles):
                 entry
                 for entry in entries
                 if not isinstance(entry, catalog.AttemptDecided | catalog.RowAborted)
+                and not (self.world.risen and isinstance(entry, catalog.ColumnsMoved))
             )
         )
 
@@ -202,6 +204,8 @@ class TwoWorld(DrainWorld):
     gone: set[CheckpointId] = field(default_factory=set)
     """Somebody was told that these are deleted."""
     deleters: list[DeleterNode] = field(default_factory=list)
+    repairers: list[RepairNode] = field(default_factory=list)
+    """Workers that make lost columns again."""
 
     @classmethod
     def made(cls, seed: int) -> TwoWorld:
@@ -253,6 +257,25 @@ class TwoWorld(DrainWorld):
     def is_old(self) -> bool:
         vouching = self.coordinator.machine.vouching
         return self.coordinator.up and vouching.standing is CatalogStanding.OLD
+
+    # ----------------------------------------------------------------------- what is made again
+
+    def start_repairers(self, count: int) -> None:
+        for number in range(count):
+            node = RepairNode(
+                self.clock, self.network, self.oracles, self.coordinator,
+                lambda id: self.targets[id], number,
+            )  # fmt: skip
+            self.repairers.append(node)
+            node.start()
+
+    def follow_places(self) -> None:
+        """Columns are where the new one says: the old one's moves count only there."""
+        for id, announced in self.oracles.announced.items():
+            checkpoint = self.coordinator.machine.checkpoints.get(id)
+            if checkpoint is not None and checkpoint.placement is not None:
+                placed = checkpoint.placement.items()
+                announced.placement.update({rank: one.columns for rank, one in placed})
 
     # ----------------------------------------------------------------------- who asks
 

@@ -14,11 +14,16 @@ from tests.sim.oracles import Oracles, Placement, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
+from tests.sim.rebuilds import Rebuilds
 from tests.sim.reference_nodes import ReferenceOracles, ReferenceWorld
+from tests.sim.struck import Struck
+from tests.sim.windows import Aim
 from tests.sim.world import World
 
 FILES_RUN = RunName("files run")
 FILE_STEPS = (10, 20)
+REPAIRING = 0.12
+"""In so many of all histories."""
 LAST_DELETION_US = 300_000
 """After healing somebody deletes once more, in the midst of the last saves or just behind them."""
 
@@ -37,10 +42,13 @@ class Lives:
     files: bool = False
     """Other processes write files, as through fsspec, and commit them by name."""
 
+    repair: bool = False
+    """Workers make again what is lost, and more is lost than one fault takes."""
+
     @classmethod
     def drawn(cls, seed: int) -> Lives:
         rng = Random(f"lives of {seed}")
-        return cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1)))
+        return cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
 
 
 class WholeOracles(ReferenceOracles, FileOracles):
@@ -60,6 +68,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
     lives: Lives = Lives()
     #: By then the last deletion has been asked for.
     _deleted_us: int = 0
+    #: None where nothing is made again.
+    _rebuilds: Rebuilds | None = None
 
     def _rank(self, job: Job, rank: int, starts: int = 0) -> RankNode:
         kind = ReferenceWorld if self.lives.references else World
@@ -79,6 +89,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
         if self.lives.deletion:
             policy, keep = self.coordinator.machine_policy, self.clock.rng.choice([None, 1, 2])
             self.coordinator.machine_policy = replace(policy, keep=keep)
+        if self.lives.repair:
+            self._rebuilds = Rebuilds(self)
         World.start(self)
 
     def live_beside(self) -> None:
@@ -86,6 +98,18 @@ class WholeWorld(ReferenceWorld, FileWorld):
             self._delete_later(self.clock.rng.choice([1, 2, 3]), 1_000_000)
         if self.lives.files:
             self.write_files(FILES_RUN, FILE_STEPS, self.clock.rng.choice([0, 100, 20_000]))
+        if self._rebuilds is not None:
+            self._rebuilds.begin()
+
+    @property
+    def is_rebuilding(self) -> bool:
+        return self._rebuilds is not None and self._rebuilds.is_making
+
+    def rebuild_amid_faults(self) -> list[Struck]:
+        return [] if self._rebuilds is None else self._rebuilds.amid_faults()
+
+    def aims_of_rebuilds(self) -> list[tuple[str, Aim]]:
+        return [] if self._rebuilds is None else self._rebuilds.aims
 
     def end_beside(self) -> None:
         if self.lives.deletion:
@@ -97,6 +121,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
         if self.lives.deletion:
             left_us = self._deleted_us - self.clock.now_us
             self.clock.pass_time(max(0, left_us) + ANSWER_US)
+        if self._rebuilds is not None:
+            self._rebuilds.end()
 
     def _delete_later(self, count: int, within_us: int) -> None:
         """The history's last reads wait for it."""

@@ -22,8 +22,9 @@ from tests.sim.oracles import ALONE, Oracles, Spread, Violation
 from tests.sim.payloads import Job, content
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import ReaderNode
+from tests.sim.struck import Struck
 from tests.sim.target_node import DISK_BYTES, TargetNode
-from tests.sim.windows import Windows
+from tests.sim.windows import Aim, Windows
 
 CODES = (Code(4, 2), Code(2, 1), Code(2, 2), Code(2, 1))
 """Each seed has one of these: those that are chosen by default, and one with three spares."""
@@ -203,6 +204,19 @@ class World:
 
     def check_beside(self) -> None:
         """All has ended: what must be true of the rest."""
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """What was lost is made again, at this moment."""
+        return False
+
+    def rebuild_amid_faults(self) -> list[Struck]:
+        """What is lost is made again while others strike; who did."""
+        return []
+
+    def aims_of_rebuilds(self) -> list[tuple[str, Aim]]:
+        """Who was to be struck meanwhile between two durable steps."""
+        return []
 
     # ----------------------------------------------------------------------- healing
 

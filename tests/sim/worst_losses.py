@@ -81,7 +81,7 @@ class _Judge:
     def check(self) -> None:
         """Every set of targets, and every set of domains."""
         targets, gone = self._world.targets, self.gone()
-        left = [id for id in targets if id not in gone]
+        left = [id for id in targets if id not in gone and not targets[id].lost]
         allowed = self._info.targets_survivable - len(gone)
         if allowed >= 0:
             for lost in combinations(left, allowed):
@@ -163,10 +163,10 @@ class _Judge:
                 self._read(payload, shelves, lost)
 
     def _read(self, payload: IndexPayload, shelves: dict[TargetId, _Shelf], lost: str) -> None:
-        """Where the index says that they are, there must be k columns."""
+        """Where the index says that they are, or they have moved since, there must be k columns."""
         id, k = PayloadId(self._id, payload.rank), payload.code.k
         whole: dict[int, bytes] = {}
-        for j, target in enumerate(payload.columns):
+        for j, target in enumerate(self._world.oracles.placement_of(self._id)[payload.rank]):
             shelf = shelves.get(target) if target is not None else None
             held = shelf.columns.get(ColumnId(id, ColumnNumber(j))) if shelf is not None else None
             if held is not None and crc32(held) == payload.column_crcs[j]:

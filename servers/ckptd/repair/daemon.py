@@ -17,6 +17,7 @@ from ckpt.aio.net.address import parse_addresses
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Refused
+from ckpt.erasure.selftest import self_test_once
 from ckpt.format.messages.hello import Role
 from ckpt.objects.pace import WritePace
 from ckpt.protocol.handshake import Caller
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         argv=argv,
     )
     configure(loaded.config.log_level)
+    self_test_once()
     run_repair(loaded.config, read_secret(loaded.secret_file))
     return 0
 

@@ -43,6 +43,7 @@ RENEW_US_MIN: Final = 10_000
 REST_S_MAX: Final = 10.0
 """Between two tries to reach a coordinator; each failure is logged."""
 ERROR_CHARS_MAX: Final = 500
+SCARCE: Final = "more memory, processes or descriptors for the repair worker"
 
 Answer = TypeVar("Answer")
 
@@ -88,7 +89,7 @@ class RepairWorker:
         self._pace.is_stopped = lambda: stopped.is_set() or lease.lost.is_set()
         error = ""
         try:
-            with scarcity_is_unavailable("more memory or more processes for the repair worker"):
+            with scarcity_is_unavailable(SCARCE):
                 self._rebuild(leased, lease)
         except CkptError as failure:
             error = str(failure)

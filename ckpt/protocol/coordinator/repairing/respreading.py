@@ -1,6 +1,7 @@
 """Copies of index and commit record that are gone are made again, on other targets.
 
-    too few are live on targets that stay, and nobody who has one is about to come
+    too few are live on targets that stay, or in fewer domains than the commit has promised to
+    survive and one more, and nobody who has one is about to come
         index: read whole from a holder, its digest compared    record: the catalog has it
                                     v
                  stored beside the copies that are left, m + 1 in all
@@ -12,6 +13,7 @@ check all that they read, hear who has it now. One document is on its way at a t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -20,6 +22,7 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.reading import DocumentKind
+from ckpt.plan.placement import DomainKey, Level, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import (
@@ -39,14 +42,16 @@ class Respreader:
     """I look now and then, and go on with what I found until nothing lacks."""
 
     def __init__(
-        self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int | None
-    ) -> None:
+        self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int | None,
+        level: Level,
+    ) -> None:  # fmt: skip
         """`after_us`: who is away for so long is not waited for any more; None: nothing is ever
-        made again."""
+        made again. `level`: of the domains that copies are spread over."""
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._after_us = after_us
+        self._level = level
         self._look_us = 0
         #: What lacked copies at the last look, the newest last.
         self._left: list[CheckpointId] = []
@@ -60,8 +65,9 @@ class Respreader:
         if not self._left and self._desk.now_us >= self._look_us:
             self._look_us = self._desk.now_us + LOOK_US
             counts = self._checkpoints.document_counts(staying=True)
+            spread = self._record_domains()
             kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
-            self._left = [one.id for one in kept if self._lacks(one, counts)]
+            self._left = [one.id for one in kept if self._lacks(one, counts, spread[one.id])]
         self._next()
 
     @property
@@ -69,15 +75,38 @@ class Respreader:
         """Targets that are known are about to come."""
         return self._members.gathering and len(self._members.live()) < len(self._members.all())
 
-    def _lacks(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> bool:
+    def _record_domains(self) -> defaultdict[CheckpointId, set[DomainKey]]:
+        """Where commit records are, on targets that stay; by the level that answers speak of."""
+        found: defaultdict[CheckpointId, set[DomainKey]] = defaultdict(set)
+        for target in self._members.live():
+            if target.stays:
+                domain = domain_key(target.id, target.domain, self._level)
+                for document in target.documents:
+                    if document.kind is DocumentKind.RECORD:
+                        found[document.checkpoint].add(domain)
+        return found
+
+    def _lacks(
+        self, checkpoint: KeptCheckpoint, counts: DocumentCounts, spread: set[DomainKey]
+    ) -> bool:
+        """`spread`: the domains in which its record is."""
         if not checkpoint.is_needed:
             return False
-        wanted = self._wanted(checkpoint)
-        indexes = len(_staying(self._checkpoints.index_copies(checkpoint)))
-        records = counts[DocumentKind.RECORD, checkpoint.id]
-        if min(indexes, records) >= wanted:
+        holders = _staying(self._checkpoints.index_copies(checkpoint))
+        fewest = min(len(holders), counts[DocumentKind.RECORD, checkpoint.id])
+        domains = min(len(spread), len(self._domains_of(holders)))
+        if fewest >= self._wanted(checkpoint) and domains >= self._domains_wanted(checkpoint):
             return False
-        return min(indexes, records) <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
+        return fewest <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
+
+    def _domains_of(self, holders: Iterable[TargetId]) -> set[DomainKey]:
+        targets = self._members.targets
+        return {domain_key(id, targets[id].domain, self._level) for id in holders}
+
+    def _domains_wanted(self, checkpoint: KeptCheckpoint) -> int:
+        """In so many copies lie, or in as many as there are."""
+        here = self._domains_of(_staying(self._members.live()))
+        return min(checkpoint.info.domains_survivable + 1, len(here))
 
     def _wanted(self, checkpoint: KeptCheckpoint) -> int:
         """So many copies, or as many as there are targets to have them."""
@@ -137,8 +166,9 @@ class Respreader:
         then: Callable[[], None],
     ) -> None:
         """Beside those that have it."""
-        wanted = self._wanted(checkpoint)
-        if len(holders) >= wanted or checkpoint.dropping:
+        wanted, domains = self._wanted(checkpoint), self._domains_wanted(checkpoint)
+        is_whole = len(holders) >= wanted and len(self._domains_of(holders)) >= domains
+        if is_whole or checkpoint.dropping:
             then()
             return
 
@@ -154,7 +184,7 @@ class Respreader:
 
         store_document(
             self._desk, self._members, checkpoint.id, kind, document,
-            Copies(wanted, tuple(holders)), stored,
+            Copies(wanted, tuple(holders), domains, self._level), stored,
         )  # fmt: skip
 
     def _ended(self) -> None:

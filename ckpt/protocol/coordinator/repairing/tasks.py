@@ -39,7 +39,6 @@ from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
-from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.doubting import Doubter
@@ -47,6 +46,7 @@ from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.mending import Mender
 from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, most_beside_others, paced
+from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
@@ -146,7 +146,16 @@ class Repairs:
             context.members, context.checkpoints, context.drains.holding, after_us,
             lambda: context.desk.no_moves is not None,
         )  # fmt: skip
-        self.documents = Respreader(context.desk, context.members, context.checkpoints, after_us)
+        self._places = RepairPlaces(
+            context.desk, context.checkpoints, context.reserver, self._lacking
+        )
+        self.documents = Respreader(
+            context.desk,
+            context.members,
+            context.checkpoints,
+            after_us,
+            context.policy.report_level,
+        )
         """Copies of indexes and commit records, which need no worker."""
         self.mender = Mender(
             context.desk, context.members, context.checkpoints, mends=after_us is not None
@@ -281,7 +290,7 @@ class Repairs:
                 tries -= 1
                 if columns:
                     now = self._desk.now_us
-                    allotment = self._allotment(checkpoint, payload)
+                    allotment = self._places.allotment(checkpoint, payload)
                     task = RepairTask(
                         payload, worker, session, now, now, tuple(columns), allotment,
                         frozenset(allotment.intended.values()),
@@ -331,7 +340,7 @@ class Repairs:
                 self._reserver.release(allotment)
             elif left:
                 column = left.pop(0)
-                self._find_place(task, column, partial(placed, column))
+                self._places.find(allotment, task.payload, column, partial(placed, column))
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
                 task.alone = self._is_read_alone(task)
@@ -353,44 +362,6 @@ class Repairs:
         next_column()
         at_once = False
         return found
-
-    def _find_place(
-        self, task: RepairTask, column: ColumnNumber, then: Callable[[Place | None], None]
-    ) -> None:
-        """Wherever it fits; of a move there or not at all; while no column may move, where it
-        was.
-        """
-        checkpoint = self._checkpoints.get(task.payload.checkpoint)
-        move = self._lacking.move_of(task.payload, column)
-        if move is not None and self._desk.no_moves is None:
-            self._reserver.reserve_there(task.allotment, column, move.destination, then)
-        elif self._desk.no_moves is None:
-            self._reserver.replace(task.allotment, column, then)
-        elif checkpoint is None or checkpoint.placement is None:
-            then(None)
-        else:
-            own = checkpoint.placement[task.payload.rank].columns[column]
-            assert own is not None, "what has no holder is not due in its own place"
-            self._reserver.reserve_there(task.allotment, column, own, then)
-
-    def _allotment(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> Allotment:
-        """Who holds a copy of the payload, named or not, takes no other column of it."""
-        assert checkpoint.placement is not None
-        placed = checkpoint.placement[payload.rank]
-        allotment = self._reserver.empty_allotment(placed.layout)
-        allotment.is_admitted = True
-        outgoing = self._checkpoints.outgoing_now(checkpoint, payload.rank)
-        for j in self._checkpoints.columns_now(checkpoint, payload.rank):
-            target = placed.columns[j]
-            assert target is not None
-            if j in outgoing:
-                allotment.asked_spares.add(target)
-            else:
-                allotment.intended[j] = target
-        for column, holders in checkpoint.surplus.items():
-            if column.payload == payload:
-                allotment.asked_spares.update(holders)
-        return allotment
 
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns

@@ -1,0 +1,94 @@
+"""Where a column may be made again: room that its domains allow, for one payload at a time.
+
+Who holds a copy of the payload, named or not, takes no other column of it: a copy that nobody has
+named may be named yet. Where no other place is left one that has such a copy is taken all the same:
+the column that is made again counts, and the copy, without which its payload does, goes then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.format.messages.saving import Place
+from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.repairing.lacking import Lacking
+from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.reservations import Reserver
+
+PlaceThen = Callable[[Place | None], None]
+
+
+class RepairPlaces:
+    """I look for a place for each column that is due, and reserve it."""
+
+    def __init__(
+        self, desk: Desk, checkpoints: Checkpoints, reserver: Reserver, lacking: Lacking
+    ) -> None:
+        self._desk = desk
+        self._checkpoints = checkpoints
+        self._reserver = reserver
+        self._lacking = lacking
+
+    def allotment(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> Allotment:
+        """Nothing is reserved yet, and it knows who holds what. The checkpoint is placed."""
+        assert checkpoint.placement is not None
+        placed = checkpoint.placement[payload.rank]
+        allotment = self._reserver.empty_allotment(placed.layout)
+        allotment.is_admitted = True
+        leaving = self._leaving(checkpoint, payload)
+        for j in self._checkpoints.columns_now(checkpoint, payload.rank):
+            target = placed.columns[j]
+            assert target is not None
+            if target not in leaving:
+                allotment.intended[j] = target
+        allotment.asked_spares |= leaving | _unnamed(checkpoint, payload)
+        return allotment
+
+    def find(
+        self, allotment: Allotment, payload: PayloadId, column: ColumnNumber, then: PlaceThen
+    ) -> None:
+        """Wherever it fits; of a move there or not at all; while no column may move, where it
+        was.
+        """
+        checkpoint = self._checkpoints.get(payload.checkpoint)
+        move = self._lacking.move_of(payload, column)
+        if checkpoint is None or checkpoint.placement is None:
+            then(None)
+        elif self._desk.no_moves is not None:
+            own = checkpoint.placement[payload.rank].columns[column]
+            assert own is not None, "what has no holder is not due in its own place"
+            self._reserver.reserve_there(allotment, column, own, then)
+        elif move is not None:
+            self._reserver.reserve_there(allotment, column, move.destination, then)
+        else:
+            self._anywhere(allotment, ColumnId(payload, column), checkpoint, then)
+
+    def _anywhere(
+        self, allotment: Allotment, column: ColumnId, checkpoint: KeptCheckpoint, then: PlaceThen
+    ) -> None:
+        def found(place: Place | None) -> None:
+            payload = column.payload
+            beside = _unnamed(checkpoint, payload) - self._leaving(checkpoint, payload)
+            beside &= allotment.asked_spares
+            if place is not None or not beside:
+                then(place)
+                return
+            allotment.asked_spares -= beside
+            self._reserver.replace(allotment, column.column, then)
+
+        self._reserver.replace(allotment, column.column, found)
+
+    def _leaving(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> set[TargetId]:
+        """Whose columns are to be made again elsewhere though they count."""
+        assert checkpoint.placement is not None
+        columns = checkpoint.placement[payload.rank].columns
+        outgoing = self._checkpoints.outgoing_now(checkpoint, payload.rank)
+        return {target for j in outgoing if (target := columns[j]) is not None}
+
+
+def _unnamed(checkpoint: KeptCheckpoint, payload: PayloadId) -> set[TargetId]:
+    """Who has a copy of a column of it and is not named for that."""
+    surplus = checkpoint.surplus.items()
+    return {id for column, holders in surplus if column.payload == payload for id in holders}
