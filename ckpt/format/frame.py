@@ -24,6 +24,16 @@ its CRC, which stands in the meta, and where the session's wire says so (`Wire.M
 AES-256-GMAC under the bulk key of this direction, its nonce the sequence number (u64, then four
 zeros), over the bulk. What is lent never leaves its host, and has none.
 
+Where the session's wire is `Wire.ENCRYPT`, each frame after the handshake is sealed (AES-256-GCM,
+ckpt.native.gcm) under the seal key of this direction, and has neither mac nor flag 2:
+
+    offset  size  type  field
+         0     4  u32   head_bytes: of prefix and meta
+         4     .  bytes the prefix without its mac, and the meta, encrypted
+         .    16  bytes tag of these and of head_bytes
+         .     .  bytes bulk, encrypted; none where it is lent
+         .    16  bytes tag of the bulk, where there is one
+
 Until the session key is set, the key is zeros, and only handshake messages without bulk are taken.
 
 Cost: one frame for each fragment of 512 KiB, so a few microseconds; nothing here copies bulk.
@@ -67,6 +77,7 @@ _PLACE = struct.Struct("<IQ")
 _MAC_BYTES: Final = 16
 TAG_BYTES: Final = 16
 _NO_MAC: Final = bytes(_MAC_BYTES)
+_HEAD_BYTES = struct.Struct("<I")
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}
@@ -93,6 +104,33 @@ class BulkMac(Protocol):
         """The tag, TAG_BYTES long."""
 
 
+class BulkCheck(Protocol):
+    """Checks tags under the bulk key of one direction."""
+
+    def begin(self, number: int) -> None:
+        """The tag of the bytes that are added from now on; no number comes twice."""
+
+    def add(self, view: Buffer) -> None:
+        """The next bytes, which are decrypted where they lie if they were encrypted."""
+
+    def fits(self, tag: Buffer) -> bool:
+        """Whether this is their tag, TAG_BYTES long."""
+
+
+class HeadSealer(Protocol):
+    """Encrypts under the seal key of one direction."""
+
+    def seal(self, number: int, label: bytes, text: bytes) -> bytes:
+        """The text, encrypted, and a tag of it and of the label; no number comes twice."""
+
+
+class HeadOpener(BulkCheck, Protocol):
+    """Decrypts under the seal key of one direction: bulks as well."""
+
+    def open(self, number: int, label: bytes, sealed: Buffer) -> bytes | None:
+        """The text; None when something else was sealed."""
+
+
 class LentPlace(msgspec.Struct, frozen=True, gc=False):
     """Where a lent bulk begins in the memory of its sender."""
 
@@ -110,21 +148,30 @@ class FrameHead(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     lent: bool
     """The bulk does not follow: it lies where `FrameReader.lent` says."""
-    tagged: bool
+    guarded: bool
     """The bulk has a tag: `begin_tag` before the bulk comes, `check_tag` once it is whole."""
+    tail_bytes: int
+    """Of the bulk's tag, which follows it; 0: it stands in the meta, or there is none."""
     wire: bytes
-    """The prefix as it came."""
+    """The prefix as it came, or as it was before it was encrypted."""
 
 
 class FrameWriter:
     """I make the frames of one direction of one connection, in the order in which they are sent."""
 
-    __slots__ = ("_bulk_mac", "_mac", "_sequence")
+    __slots__ = ("_bulk_mac", "_mac", "_sealer", "_sequence")
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
         self._mac = _Mac(key)
         self._bulk_mac: BulkMac | None = None
+        #: Of all frames; None while they are not encrypted.
+        self._sealer: HeadSealer | None = None
         self._sequence = 0
+
+    @property
+    def number(self) -> int:
+        """Of the last frame that was made: under it its bulk is to be sealed."""
+        return self._sequence - 1
 
     def set_key(self, key: bytes) -> None:
         """Use the session key from the next frame on; the sequence goes on."""
@@ -134,6 +181,10 @@ class FrameWriter:
         """From the next frame on a bulk that is not lent has a tag."""
         self._bulk_mac = mac
 
+    def seal(self, sealer: HeadSealer) -> None:
+        """From the next frame on prefix and meta are encrypted; bulks are the caller's to seal."""
+        self._sealer = sealer
+
     def encode(
         self,
         message: Message,
@@ -142,7 +193,8 @@ class FrameWriter:
         epoch: int = 0,
         lent: LentPlace | None = None,
     ) -> bytes:
-        """Prefix and meta; the caller sends the bulk after them, unless it is lent.
+        """Prefix and meta, encrypted where frames are; the caller sends the bulk after them, unless
+        it is lent.
 
         A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the
         message is too large for one frame, or holds text that is not Unicode, as the name of a
@@ -172,9 +224,12 @@ class FrameWriter:
             mac.add(bulk)
             meta += mac.end()
         head = _PREFIX.pack(MAGIC, VERSION, number, flags, len(meta), bulk_bytes, request, epoch)
-        proof = self._mac.of(self._sequence, head, meta)
         self._sequence += 1
-        return head + proof + meta
+        if self._sealer is None:
+            return head + self._mac.of(self._sequence - 1, head, meta) + meta
+        text = head + meta
+        label = _HEAD_BYTES.pack(len(text))
+        return label + self._sealer.seal(self._sequence - 1, label, text)
 
 
 class FrameReader:
@@ -185,18 +240,23 @@ class FrameReader:
     """
 
     __slots__ = (
-        "_bulk_crc", "_bulk_mac", "_head", "_keyed", "_mac", "_sequence", "_tag", "lent",
+        "_bulk_check", "_bulk_crc", "_head", "_keyed", "_mac", "_opener", "_sequence", "_tag",
+        "lent", "prefix_bytes",
     )  # fmt: skip
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
         self._mac = _Mac(key)
         self._keyed = key != ZERO_KEY
         self._sequence = 0
+        self.prefix_bytes = PREFIX_BYTES
+        """What `prefix` takes of the next frame."""
         self.lent: LentPlace | None = None
         """Where the bulk of the last message lies; None: it follows, or there is none."""
         self._head: FrameHead | None = None
         #: Of bulks that come; None while they need no tag.
-        self._bulk_mac: BulkMac | None = None
+        self._bulk_check: BulkCheck | None = None
+        #: Of all frames, and the same as `_bulk_check`; None while they are not encrypted.
+        self._opener: HeadOpener | None = None
         #: Of the bulk of `_head`'s frame, as its sender made it; empty where it has none.
         self._tag = b""
         #: CRC-32 of the bulk of `_head`'s frame; None when the message says it or there is none.
@@ -207,14 +267,32 @@ class FrameReader:
         self._mac = _Mac(key)
         self._keyed = key != ZERO_KEY
 
-    def want_tags(self, mac: BulkMac) -> None:
+    def want_tags(self, check: BulkCheck) -> None:
         """From the next frame on a bulk that is not lent and has no tag is refused."""
-        self._bulk_mac = mac
+        self._bulk_check = check
+
+    def unseal(self, opener: HeadOpener) -> None:
+        """From the next frame on all is encrypted, or refused."""
+        self._opener = self._bulk_check = opener
+        self.prefix_bytes = _HEAD_BYTES.size
+
+    @property
+    def head(self) -> FrameHead:
+        """Of the last message, and all of it: what `prefix` said of an encrypted one was no more
+        than `meta_bytes`.
+        """
+        assert self._head is not None
+        return self._head
 
     def prefix(self, view: Buffer) -> FrameHead:
-        """From the first PREFIX_BYTES of a frame; raises PeerError. `message` compares its mac."""
-        wire = bytes(view[:PREFIX_BYTES])
-        assert len(wire) == PREFIX_BYTES
+        """From the first `prefix_bytes` of a frame; raises PeerError. `message` finds out whether
+        they are what was sent.
+        """
+        wire = bytes(view[: self.prefix_bytes])
+        assert len(wire) == self.prefix_bytes
+        return self._read_prefix(wire) if self._opener is None else _sealed_head(wire)
+
+    def _read_prefix(self, wire: bytes) -> FrameHead:
         magic, version, number, flags, meta_bytes, bulk_bytes, request, epoch = _PREFIX.unpack_from(
             wire
         )
@@ -224,12 +302,13 @@ class FrameReader:
             raise PeerError(f"unknown frame type {number}")
         if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
             raise PeerError(f"frame of {meta_bytes} + {bulk_bytes} bytes is too large")
+        sealed = self._opener is not None
         known = flags in (0, _LENT, _TAGGED) and (bulk_bytes or not flags)
-        if not known or (flags == _TAGGED and self._bulk_mac is None):
+        if not known or (flags == _TAGGED and (sealed or self._bulk_check is None)):
             raise PeerError(
                 f"frame of type {number} with {bulk_bytes} bulk bytes has flags {flags}"
             )
-        if bulk_bytes and not flags and self._bulk_mac is not None:
+        if bulk_bytes and not flags and self._bulk_check is not None and not sealed:
             raise PeerError(f"a bulk of {bulk_bytes} bytes has no tag, which this session demands")
         if not self._keyed:
             allowed = number in _HANDSHAKE and not bulk_bytes
@@ -237,26 +316,46 @@ class FrameReader:
                 raise PeerError(
                     f"frame type {number} of {meta_bytes} + {bulk_bytes} bytes before the handshake"
                 )
+        has_tail = sealed and bulk_bytes > 0 and flags != _LENT
         return FrameHead(
-            number, meta_bytes, bulk_bytes, request, epoch, flags == _LENT, flags == _TAGGED, wire
-        )
+            number, meta_bytes, bulk_bytes, request, epoch, flags == _LENT,
+            flags == _TAGGED or has_tail, TAG_BYTES if has_tail else 0, wire,
+        )  # fmt: skip
 
     def message(self, head: FrameHead, meta: Buffer) -> Message:
-        """From exactly `head.meta_bytes`; raises PeerError."""
+        """From exactly `head.meta_bytes`; raises PeerError. `self.head` says of which frame."""
         body = bytes(meta)
         assert len(body) == head.meta_bytes
-        mac = self._mac.of(self._sequence, head.wire[: _PREFIX.size], body)
-        if not hmac.compare_digest(mac, head.wire[_PREFIX.size :]):
-            raise PeerError(f"frame {self._sequence} of type {head.type} fails its mac")
+        if self._opener is not None:
+            head, body = self._open(self._opener, head, body)
+        else:
+            mac = self._mac.of(self._sequence, head.wire[: _PREFIX.size], body)
+            if not hmac.compare_digest(mac, head.wire[_PREFIX.size :]):
+                raise PeerError(f"frame {self._sequence} of type {head.type} fails its mac")
         self._sequence += 1
         self._head = head
+        return _decoded(head.type, self._strip(head, body))
+
+    def _open(self, opener: HeadOpener, head: FrameHead, sealed: bytes) -> tuple[FrameHead, bytes]:
+        """Prefix and meta of an encrypted frame."""
+        text = opener.open(self._sequence, head.wire, sealed)
+        if text is None:
+            raise PeerError(f"frame {self._sequence} is not what its peer said: its tag differs")
+        found = self._read_prefix(text[: _PREFIX.size])
+        body = text[_PREFIX.size :]
+        if len(body) != found.meta_bytes:
+            raise PeerError(f"frame of type {found.type} is not as long as it says")
+        return found, body
+
+    def _strip(self, head: FrameHead, body: bytes) -> bytes:
+        """Keep what follows the message, and return that."""
         self._bulk_crc, self.lent, self._tag = None, None, b""
         if head.lent:
             if len(body) < _PLACE.size:
                 raise PeerError(f"frame of type {head.type} does not say where its bulk lies")
             self.lent = LentPlace(*_PLACE.unpack_from(body, len(body) - _PLACE.size))
             body = body[: -_PLACE.size]
-        elif head.tagged:
+        elif head.guarded and not head.tail_bytes:
             if len(body) < TAG_BYTES:
                 raise PeerError(f"frame of type {head.type} lacks the tag of its bulk")
             body, self._tag = body[:-TAG_BYTES], body[-TAG_BYTES:]
@@ -265,24 +364,25 @@ class FrameReader:
                 raise PeerError(f"frame of type {head.type} has bulk without a checksum")
             self._bulk_crc = _CRC.unpack_from(body, len(body) - _CRC.size)[0]
             body = body[: -_CRC.size]
-        try:
-            return _DECODERS[head.type].decode(body)
-        # msgspec lets invalid UTF-8 and too deep nesting out as they are.
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise PeerError(f"frame of type {head.type} does not parse: {error}") from None
+        return body
 
-    def begin_tag(self, head: FrameHead) -> BulkMac:
-        """Whoever takes the last message's bulk in adds it to this: the mac that was wanted."""
+    def begin_tag(self, head: FrameHead) -> BulkCheck:
+        """Whoever takes the last message's bulk in adds it to this, which is what was given to
+        `want_tags` or `unseal`.
+        """
         assert head is self._head
-        assert self._bulk_mac is not None
-        self._bulk_mac.begin(self._sequence - 1)
-        return self._bulk_mac
+        assert self._bulk_check is not None
+        self._bulk_check.begin(self._sequence - 1)
+        return self._bulk_check
 
-    def check_tag(self, head: FrameHead) -> None:
-        """Raises PeerError unless what was added since `begin_tag` is the bulk that was sent."""
+    def check_tag(self, head: FrameHead, tail: Buffer = b"") -> None:
+        """Raises PeerError unless what was added since `begin_tag` is the bulk that was sent.
+        `tail`: the `head.tail_bytes` that followed it.
+        """
         assert head is self._head
-        assert self._bulk_mac is not None
-        if not hmac.compare_digest(self._bulk_mac.end(), self._tag):
+        assert self._bulk_check is not None
+        assert len(tail) == head.tail_bytes
+        if not self._bulk_check.fits(tail if head.tail_bytes else self._tag):
             raise PeerError(
                 f"bulk of {head.bulk_bytes} bytes is not what its sender sent: its tag differs"
             )
@@ -295,6 +395,23 @@ class FrameReader:
         wanted: int = getattr(message, "crc", 0) if self._bulk_crc is None else self._bulk_crc
         if crc != wanted:
             raise PeerError(f"bulk of {head.bulk_bytes} bytes fails its checksum")
+
+
+def _sealed_head(wire: bytes) -> FrameHead:
+    """What an encrypted frame says in the clear; all else is in what follows it."""
+    (head_bytes,) = _HEAD_BYTES.unpack(wire)
+    if not _PREFIX.size <= head_bytes <= _PREFIX.size + FRAME_META_BYTES_MAX:
+        raise PeerError(f"not an encrypted frame: a head of {head_bytes} bytes")
+    return FrameHead(0, head_bytes + TAG_BYTES, 0, 0, 0, False, False, 0, wire)
+
+
+def _decoded(number: int, body: bytes) -> Message:
+    """Raises PeerError."""
+    try:
+        return _DECODERS[number].decode(body)
+    # msgspec lets invalid UTF-8 and too deep nesting out as they are.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"frame of type {number} does not parse: {error}") from None
 
 
 class _Decoders(dict[int, msgspec.msgpack.Decoder[Message]]):

@@ -6,6 +6,9 @@ interpreter lock. What decides stays Python.
     arrays     what calls take of numpy
     cells      cells from cells: erasure coding, with the checksums of what it read and wrote
     sums       checksums of bytes and of their blocks
-    landing    bytes from a socket, summed as they come
+    landing    bytes from a socket, summed as they come, and decrypted where they were encrypted
+    sealing    bytes to a socket, encrypted as they go
+    libcrypto  OpenSSL's functions, found on this machine
+    gmac, gcm  what authenticates bulks with them, and what encrypts all that is said
     source/    its C, and the hook that builds it; not installed
 """

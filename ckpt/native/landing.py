@@ -1,59 +1,78 @@
-"""Bytes from a socket to where they belong, summed block by block while they are in the cache."""
+"""Bytes from a socket to where they belong, decrypted and summed block by block while they are in
+the cache.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Final, Protocol
 
 from ckpt.base.limits import BLOCK_BYTES
-from ckpt.native.gmac import Gmac
 from ckpt.native.isal import find_isal
-from ckpt.native.library import LandingState, find_library
-from ckpt.native.sums import Sums, blocks_for
+from ckpt.native.library import GuardState, LandingState, find_library
+from ckpt.native.sums import Buffer, Sums, blocks_for
 
 WHOLE: Final = 0
 CLOSED: Final = -1
-MAC_FAILED: Final = -2
+GUARD_FAILED: Final = -2
 """What `receive` says besides numbers of `errno`: `CKPT_CLOSED` of source/ckpt_native.h."""
 
 
+class LandingGuard(Protocol):
+    """What checks bulks as they come, or decrypts them in place: `Gmac`, `Opener`."""
+
+    state: GuardState
+
+
 class Landing:
-    """One bulk on its way."""
+    """One bulk on its way, and what of its tag follows it."""
 
-    __slots__ = ("_blocks", "_first", "_state")
+    __slots__ = ("_blocks", "_first", "_state", "_tail")
 
-    def __init__(self, view: memoryview, filled: int, mac: Gmac | None = None) -> None:
-        """`view` is writable, contiguous and not empty; its first `filled` bytes are there already.
-        `mac` has begun; once all bytes are there it has them too, and nothing else meanwhile.
+    def __init__(
+        self, view: memoryview, filled: int, guard: LandingGuard | None = None,
+        tail_bytes: int = 0, tail: Buffer = b"",
+    ) -> None:  # fmt: skip
+        """`view` is writable, contiguous and not empty; its first `filled` bytes are there already,
+        and when these are all, `tail` of the `tail_bytes` that follow.
+        `guard` has begun; once all bytes are there it has them too, and nothing else meanwhile.
 
         Raises ValueError for another buffer: an assert can be switched off, and then C code would
         write where it must not.
         """
         fits = 0 <= filled <= view.nbytes and view.nbytes
+        fits = fits and len(tail) <= (tail_bytes if filled == view.nbytes else 0)
         if view.readonly or not view.c_contiguous or not fits:
             raise ValueError(f"{filled} of {view.nbytes} bytes cannot land in such a buffer")
         #: Of the buffer, which it keeps exported: nobody can free it meanwhile.
         self._first = ctypes.c_char.from_buffer(view)
         self._blocks = blocks_for(view.nbytes)
+        self._tail = ctypes.create_string_buffer(bytes(tail), tail_bytes) if tail_bytes else None
         self._state = LandingState(
             ctypes.addressof(self._first), view.nbytes, BLOCK_BYTES,
-            self._blocks.buffer_info()[0], filled, 0,
-            None if mac is None else ctypes.pointer(mac.state),
+            self._blocks.buffer_info()[0], filled + len(tail), 0,
+            None if guard is None else ctypes.pointer(guard.state),
+            None if self._tail is None else ctypes.addressof(self._tail), tail_bytes,
         )  # fmt: skip
 
     @property
     def filled(self) -> int:
-        """How many bytes are there."""
+        """How many bytes are there, those of the tail among them."""
         count: int = self._state.filled
         return count
 
     @property
     def rest(self) -> int:
         """How many are still to come."""
-        return int(self._state.length) - self.filled
+        return int(self._state.length + self._state.tail_length) - self.filled
+
+    @property
+    def tail(self) -> bytes:
+        """What followed the bulk, once `receive` said WHOLE."""
+        return b"" if self._tail is None else self._tail.raw
 
     def receive(self, descriptor: int) -> int:
-        """Take what the socket has of it, without waiting: WHOLE, CLOSED, MAC_FAILED (which
+        """Take what the socket has of it, without waiting: WHOLE, CLOSED, GUARD_FAILED (which
         says nothing about the bytes: libcrypto refused), or a number of `errno`, EAGAIN among them.
         """
         outcome: int = find_library().land(

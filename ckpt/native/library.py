@@ -19,10 +19,14 @@ LOG: Final = Path(__file__).with_name("build.log")
 """What the compiler printed where the library could not be built."""
 
 
-class MacState(ctypes.Structure):
-    """`ckpt_mac` of source/ckpt_native.h."""
+class GuardState(ctypes.Structure):
+    """`ckpt_guard` of source/ckpt_native.h."""
 
-    _fields_ = (("context", ctypes.c_void_p), ("update", ctypes.c_void_p))
+    _fields_ = (
+        ("context", ctypes.c_void_p),
+        ("update", ctypes.c_void_p),
+        ("decrypts", ctypes.c_int),
+    )
 
 
 class LandingState(ctypes.Structure):
@@ -35,7 +39,24 @@ class LandingState(ctypes.Structure):
         ("crcs", ctypes.c_void_p),
         ("filled", ctypes.c_size_t),
         ("summed", ctypes.c_size_t),
-        ("mac", ctypes.POINTER(MacState)),
+        ("guard", ctypes.POINTER(GuardState)),
+        ("tail", ctypes.c_void_p),
+        ("tail_length", ctypes.c_size_t),
+    )
+
+
+class SealingState(ctypes.Structure):
+    """`ckpt_sealing` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("sealed", ctypes.c_size_t),
+        ("slice", ctypes.c_void_p),
+        ("slice_length", ctypes.c_size_t),
+        ("filled", ctypes.c_size_t),
+        ("sent", ctypes.c_size_t),
+        ("guard", ctypes.POINTER(GuardState)),
     )
 
 
@@ -62,6 +83,9 @@ class Library:
         self.land = library.ckpt_land
         self.land.argtypes = [kernels, ctypes.c_int, ctypes.POINTER(LandingState)]
         self.land.restype = ctypes.c_int
+        self.seal = library.ckpt_seal
+        self.seal.argtypes = [ctypes.c_int, ctypes.POINTER(SealingState)]
+        self.seal.restype = ctypes.c_int
         library.ckpt_build.restype = ctypes.c_char_p
         self.build: str = library.ckpt_build().decode()
         """Which compiler made it, for which machine."""

@@ -20,7 +20,8 @@
     mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
     key of a direction = HMAC-SHA256(secret, label | claim)
     label = "ckpt client to server" or "ckpt server to client"; "ckpt bulk client to server" or
-    "ckpt bulk server to client" for the tags of bulks
+    "ckpt bulk server to client" for the tags of bulks; "ckpt seal client to server" or
+    "ckpt seal server to client" for what is encrypted
 
 Invariants:
 - The two macs and the two keys have different labels, so nothing that one side says can be thrown
@@ -29,8 +30,10 @@ Invariants:
 - `role_s` is what the client dials for and what the server is: a target cannot pass for a
   coordinator.
 - ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
-- The server says in ServerProof how bulks are guarded (`Wire`). Nobody on the way can change that,
-  nor the versions by which it is decided.
+- The server says in ServerProof how the session is guarded (`Wire`). Nobody on the way can change
+  that, nor the versions by which it is decided. ServerProof itself is not encrypted; all after it
+  is, where it says so. Who does not know how is refused by name: nobody gets less than was asked
+  for.
 - A client's hello says HELLO_VERSION, and a server's one more than the client's at most, so that
   0.1.0 takes either for a neighbour. A server of MOVES_VERSION hears in the proof what its client
   really speaks.
@@ -56,6 +59,7 @@ from ckpt.base.ids import BootId, Epoch
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import (
+    ENCRYPT_VERSION,
     HELLO_VERSION,
     MOVES_VERSION,
     OLDEST_VERSION,
@@ -79,12 +83,16 @@ NAME_BYTES_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class SessionKeys:
-    """Two keys for each direction, 32 bytes each: of frames, and of bulks' tags."""
+    """Three keys for each direction, 32 bytes each: of frames, of bulks' tags, and of what is
+    encrypted.
+    """
 
     client_to_server: bytes
     server_to_client: bytes
     bulk_client_to_server: bytes
     bulk_server_to_client: bytes
+    seal_client_to_server: bytes
+    seal_server_to_client: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +280,9 @@ class ServerHandshake:
         admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
         """`identity` is asked when it is said: a coordinator may begin or end a term meanwhile.
-        `wire_for` says what a client of TAGS_VERSION gets that wants so much; an older one knows
-        no other than plain. `admit` is asked for a peer that proved itself: what it hears when it
-        cannot stay.
+        `wire_for` says what a client gets that wants so much; one from before TAGS_VERSION knows
+        no other than plain, and is refused where it must not have that. `admit` is asked for a peer
+        that proved itself: what it hears when it cannot stay.
         """
         _check_arguments(secret, nonce)
         self.keys: SessionKeys | None = None
@@ -352,10 +360,13 @@ class ServerHandshake:
             return Failed(Refused.code, f"this is {mine.name!r}, not {proof.server!r}")
         if self._version < mine.needs:
             return _too_old(mine, self._role, proof.name, self._version)
+        wire = self._wire_for(proof.wire if tags else Wire.PLAIN)
+        if wire is Wire.ENCRYPT and self._version < ENCRYPT_VERSION:
+            return _cannot_encrypt(mine, self._role, proof.name, self._version)
         refusal = self._admit(self._role)
         if refusal is not None:
             return refusal
-        wire = self._wire_for(proof.wire) if tags else Wire.PLAIN
+        wire = wire if tags else Wire.PLAIN
         self.established = Established(
             self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire
         )
@@ -400,6 +411,17 @@ def _too_old(server: Identity, role: Role, name: str, version: int) -> Failed:
     """The upgrade of the cluster is finished, and this one was left out."""
     text = f"cluster {server.cluster} needs protocol {server.needs}; {role.value} {name} speaks"
     return Failed(Refused.code, f"{text} {version}", "upgrade it: install the cluster's version")
+
+
+def _cannot_encrypt(server: Identity, role: Role, name: str, version: int) -> Failed:
+    """What was asked for is not lowered for those who do not know it."""
+    who = f"{server.role.value} {server.name}".rstrip()
+    text = f"{who} encrypts all that it says; {role.value} {name} speaks protocol {version}, which"
+    return Failed(
+        Refused.code,
+        f"{text} cannot",
+        f'upgrade it, or set wire to "mac" on the {server.role.value} until all are upgraded',
+    )
 
 
 def _failure(failed: Failed) -> Exception:
@@ -455,4 +477,6 @@ def _session_keys(secret: bytes, claim: bytes) -> SessionKeys:
         _mac(secret, b"ckpt server to client", claim),
         _mac(secret, b"ckpt bulk client to server", claim),
         _mac(secret, b"ckpt bulk server to client", claim),
+        _mac(secret, b"ckpt seal client to server", claim),
+        _mac(secret, b"ckpt seal server to client", claim),
     )

@@ -74,11 +74,12 @@ class SessionContract:
         """Once each."""
         ((_, server),) = world.at_client.opened_
         ((_, client),) = world.at_server.opened_
+        wire = server.wire
         assert server == Established(
-            Role.COORDINATOR, "", "cluster-a", BootId(9), Epoch(0), PROTOCOL_VERSION
+            Role.COORDINATOR, "", "cluster-a", BootId(9), Epoch(0), PROTOCOL_VERSION, wire=wire
         )
         assert client == Established(
-            Role.TARGET, CLIENT_NAME, "cluster-a", BootId(0), Epoch(0), PROTOCOL_VERSION
+            Role.TARGET, CLIENT_NAME, "cluster-a", BootId(0), Epoch(0), PROTOCOL_VERSION, wire=wire
         )
 
     def test_frames_arrive_in_order_with_their_bulks(self, world: SessionWorld) -> None:

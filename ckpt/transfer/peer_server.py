@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.net.address import TcpAddress
-from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
@@ -63,9 +64,13 @@ View = Callable[[ColumnNumber, ByteRange], memoryview | None]
 class PeerServer:
     """I listen as soon as I am made, on a thread of my own. Close me."""
 
-    def __init__(self, secret: bytes, cluster: str, host: str, directory: Path | None) -> None:
+    def __init__(
+        self, secret: bytes, cluster: str, host: str, directory: Path | None,
+        wire: WireRule = WirePolicy.AUTO,
+    ) -> None:  # fmt: skip
         """host: where peers of other hosts reach this process; empty for nowhere.
         directory: for a Unix socket that peers on this host take; None for none.
+        wire: asked on my thread.
 
         Raises Unavailable when neither can be had.
         """
@@ -74,6 +79,7 @@ class PeerServer:
         self._identity = Identity(cluster, Role.TARGET, name, BootId(secrets.randbits(63) | 1))
         self._unix = "" if directory is None else str(directory / name)
         self._host = host
+        self._wire = wire
         self._answers = _Answers()
         self._loop = asyncio.new_event_loop()
         self._server: Server | None = None
@@ -129,6 +135,7 @@ class PeerServer:
                 secret=self._secret,
                 identity=self._identity,
                 pool=SlotPool(FRAME_BULK_BYTES_MAX),
+                bulks=BulkRules(wire=self._wire),
             )
         except CkptError as error:
             self._errors.append(error)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.socketpath import socket_path
+from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Role
@@ -24,8 +26,9 @@ from tests.aio.netkit import SECRET, Waiter
 class RealWorld:
     """Server and dialer on one loop, which runs only inside `settle`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, unix: str | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, unix: str | None, wire: WirePolicy) -> None:
         self.loop = loop
+        self.wire = wire
         self.at_server = RecordingHandler()
         self.at_client = RecordingHandler()
         self.pool = SlotPool(16 * MiB)
@@ -42,6 +45,7 @@ class RealWorld:
             secret=SECRET,
             identity=SERVER_IDENTITY,
             pool=self.pool,
+            bulks=BulkRules(wire=self.wire),
         )
         self.client = Dialer(
             self.at_client,
@@ -64,17 +68,19 @@ class RealWorld:
 
 
 class TestRealSessions(SessionContract):
-    @pytest.fixture(params=["tcp", "unix"])
-    def unix(self, request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-        return socket_path(tmp_path, "s") if request.param == "unix" else None
+    @pytest.fixture(params=["tcp", "unix", "mac", "encrypt"])
+    def transport(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
     # The suite's own fixture takes nothing; pytest looks at names, not at signatures.
     @pytest.fixture
     def world(  # type: ignore[override]
-        self, unix: str | None
+        self, transport: str, tmp_path: Path
     ) -> Iterator[RealWorld]:
         loop = asyncio.new_event_loop()
-        world = RealWorld(loop, unix)
+        unix = socket_path(tmp_path, "s") if transport == "unix" else None
+        wire = WirePolicy("auto" if transport in ("tcp", "unix") else transport)
+        world = RealWorld(loop, unix, wire)
         try:
             world.settle(lambda: bool(world.at_client.opened_ and world.at_server.opened_))
             yield world

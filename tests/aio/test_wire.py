@@ -169,6 +169,8 @@ def test_by_default_what_stays_on_this_host_has_no_tags() -> None:
         (WirePolicy.AUTO, Wire.MAC, Wire.MAC),
         (WirePolicy.MAC, Wire.PLAIN, Wire.MAC),
         (WirePolicy.MAC, Wire.MAC, Wire.MAC),
+        (WirePolicy.ENCRYPT, Wire.PLAIN, Wire.ENCRYPT),
+        (WirePolicy.ENCRYPT, Wire.MAC, Wire.ENCRYPT),
         (WirePolicy.PLAIN, Wire.MAC, Wire.PLAIN),
     ],
 )
@@ -182,6 +184,13 @@ def test_a_client_that_is_remote_gets_tags_through_a_proxy_on_the_server_s_host(
         with near, far:
             assert policy.settled(far)(wanted) is settled
             assert wanted_for(near) is Wire.PLAIN
+
+
+@pytest.mark.parametrize("policy", WirePolicy)
+def test_nobody_stands_on_the_way_of_a_unix_socket(policy: WirePolicy) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        assert policy.settled(far)(wanted_for(near)) is Wire.PLAIN
 
 
 @pytest.mark.parametrize(
@@ -212,6 +221,7 @@ def test_what_one_host_is(theirs: str, ours: str, one: bool) -> None:
         (WirePolicy.AUTO, "::", False),
         (WirePolicy.AUTO, "node7", False),
         (WirePolicy.MAC, "127.0.0.1", False),
+        (WirePolicy.ENCRYPT, "127.0.0.1", False),
         (WirePolicy.PLAIN, "0.0.0.0", True),
     ],
 )
@@ -228,5 +238,5 @@ def test_without_libcrypto_nobody_listens_to_other_hosts(
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(Refused, match="'tls': one of auto, mac, plain"):
+    with pytest.raises(Refused, match="'tls': one of auto, mac, encrypt, plain"):
         WirePolicy.parse("tls")

@@ -111,7 +111,7 @@ def take(reader: FrameReader, frame: bytes, *bulk: bytes) -> Message:
     """As a connection does."""
     head = reader.prefix(frame[:PREFIX_BYTES])
     message = reader.message(head, frame[PREFIX_BYTES:])
-    if head.tagged:
+    if head.guarded:
         mac = reader.begin_tag(head)
         for part in bulk:
             mac.add(part)
@@ -141,7 +141,7 @@ def test_tags_are_neither_left_out_nor_taken_unasked() -> None:
     assert take(reader, writer.encode(Answer(), 1)) == Answer(), "no bulk, no tag"
     lent = writer.encode(Answer(), 1, b"bulk", lent=LentPlace(0, 7))
     head = reader.prefix(lent[:PREFIX_BYTES])
-    assert (head.lent, head.tagged) == (True, False), "what is lent stays on its host"
+    assert (head.lent, head.guarded) == (True, False), "what is lent stays on its host"
 
 
 @given(positions, masks)

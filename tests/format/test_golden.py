@@ -83,6 +83,7 @@ from ckpt.protocol.target.at_rest.scrub_note import (
     unpack_readings,
 )
 from ckpt.testing.indexes import encode_index
+from tests.format.test_sealed_frame import Sender
 
 DIRECTORY = Path(__file__).parent.parent / "golden"
 KEY = bytes(range(32))
@@ -201,6 +202,18 @@ def test_frames_are_as_ever() -> None:
     # The first ones are those of neighbours who do not know `device_bytes_free`, `again` yet.
     for earlier in ("frames.bin", "frames_2.bin", "frames_3.bin"):
         _read_frames((DIRECTORY / earlier).read_bytes(), sent)
+
+
+def test_sealed_frames_are_as_ever() -> None:
+    sender = Sender(KEY)
+    bulk = bytes(range(256))
+    sent: list[tuple[Message, bytes]] = [
+        (Fragment(3, crc32(bulk)), bulk),
+        (RenewLease(TargetId("t0"), BootId(1 << 63), 5, 6, {"frames": 7}), b""),
+    ]
+    frames = b"".join(sender.say(message, data) for message, data in sent)
+    frozen = golden("frames_sealed.bin", frames)
+    assert frozen == frames
 
 
 def _read_frames(frozen: bytes, sent: list[tuple[Message, bytes]]) -> None:

@@ -112,19 +112,36 @@ static void one_sum(void)
     free(crcs);
 }
 
-/* What a mac was given: the bytes one after the other, until it refuses. */
+/* What a guard was given: the bytes one after the other, until it refuses. */
 struct given {
     size_t count, refuses_at;
     uint32_t crc;
 };
 
+#define CIPHER 0x5a
+#define TAIL_BYTES 16
+
 static int take(void *context, unsigned char *out, int *written, const unsigned char *bytes,
                 int length)
 {
     struct given *given = context;
-    check(out == NULL, "the place of what is not encrypted");
+    check(out == NULL || out == bytes, "the place of what is guarded");
     *written = length;
+    for (int at = 0; out != NULL && at < length; at++)
+        out[at] ^= CIPHER;
     given->crc = plain_crc32(given->crc, bytes, (uint64_t)length);
+    given->count += (size_t)length;
+    return given->count < given->refuses_at;
+}
+
+/* A cipher whose output goes elsewhere. */
+static int mask(void *context, unsigned char *out, int *written, const unsigned char *bytes,
+                int length)
+{
+    struct given *given = context;
+    *written = length;
+    for (int at = 0; at < length; at++)
+        out[at] = bytes[at] ^ CIPHER;
     given->count += (size_t)length;
     return given->count < given->refuses_at;
 }
@@ -133,43 +150,97 @@ static int take(void *context, unsigned char *out, int *written, const unsigned 
 static void one_landing(void)
 {
     size_t length = 1 + draw(60000), block = 1 + draw(9000), count = (length + block - 1) / block;
-    size_t at = draw(3) ? 0 : draw((uint32_t)length + 1);
-    unsigned char *sent = filled(length), *bytes = filled(length);
+    size_t tail_length = draw(2) ? TAIL_BYTES : 0, whole = length + tail_length;
+    size_t at = draw(3) ? 0 : draw((uint32_t)whole + 1);
+    unsigned char *text = filled(length), *sent = filled(whole), *bytes = filled(length);
+    unsigned char *tail = filled(tail_length);
     uint32_t *crcs = malloc(count * sizeof *crcs);
     struct given given = {0, SIZE_MAX, 0};
-    struct ckpt_mac mac = {&given, take};
-    struct ckpt_landing landing = {bytes, length, block, crcs, at, 0, draw(2) ? &mac : NULL};
-    int ends[2], outcome;
+    struct ckpt_guard guard = {&given, take, (int)draw(2)};
+    struct ckpt_landing landing = {bytes, length, block, crcs, at, 0, draw(2) ? &guard : NULL,
+                                   tail, tail_length};
+    int ends[2], outcome, cipher = landing.guard != NULL && guard.decrypts ? CIPHER : 0;
 
+    for (size_t each = 0; each < length; each++)
+        sent[each] = text[each] ^ (unsigned char)cipher;
     check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");
-    memcpy(bytes, sent, at);
+    memcpy(bytes, sent, at < length ? at : length);
+    if (at > length)
+        memcpy(tail, sent + length, at - length);
     while ((outcome = ckpt_land(&kernels, ends[1], &landing)) == EAGAIN) {
         size_t piece = 1 + draw(20000);
-        ssize_t went = send(ends[0], sent + at, piece < length - at ? piece : length - at, 0);
+        ssize_t went = send(ends[0], sent + at, piece < whole - at ? piece : whole - at, 0);
         check(went > 0, "sending");
         at += (size_t)went;
     }
-    check(outcome == 0 && landing.filled == length && landing.summed == length, "the landing");
-    check(memcmp(bytes, sent, length) == 0, "what landed");
-    check(ckpt_join_blocks(crcs, length, block) == plain_crc32(0, sent, length), "its sum");
-    if (landing.mac != NULL)
-        check(given.count == length && given.crc == plain_crc32(0, sent, length), "the mac's bytes");
+    check(outcome == 0 && landing.filled == whole && landing.summed == length, "the landing");
+    check(memcmp(bytes, text, length) == 0, "what landed");
+    check(memcmp(tail, sent + length, tail_length) == 0, "its tail");
+    check(ckpt_join_blocks(crcs, length, block) == plain_crc32(0, text, length), "its sum");
+    if (landing.guard != NULL)
+        check(given.count == length && given.crc == plain_crc32(0, text, length),
+              "the guard's bytes");
 
     landing.summed = 0;
-    landing.mac = &mac;
+    landing.guard = &guard;
     given.refuses_at = 0;
-    check(ckpt_land(&kernels, ends[1], &landing) == CKPT_MAC_FAILED, "a mac that refuses");
+    check(ckpt_land(&kernels, ends[1], &landing) == CKPT_GUARD_FAILED, "a guard that refuses");
 
-    landing.mac = NULL;
-    landing.length = length + 1;
+    landing.guard = NULL;
     landing.filled = landing.summed = 0;
     close(ends[0]);
     check(ckpt_land(&kernels, ends[1], &landing) == CKPT_CLOSED, "the end");
     close(ends[1]);
     check(ckpt_land(&kernels, -1, &landing) == EBADF, "the error");
+    free(text);
     free(sent);
     free(bytes);
+    free(tail);
     free(crcs);
+}
+
+/* The receiver takes pieces of any size; the guard flips bits, and may refuse. */
+static void one_sealing(void)
+{
+    size_t length = 1 + draw(60000), slice_length = 1 + draw(9000), at = 0;
+    unsigned char *text = filled(length), *kept = malloc(length), *came = malloc(length);
+    unsigned char *slice = malloc(slice_length);
+    struct given given = {0, draw(8) ? SIZE_MAX : 1 + draw((uint32_t)length), 0};
+    struct ckpt_guard guard = {&given, mask, 0};
+    struct ckpt_sealing sealing = {text, length, 0, slice, slice_length, 0, 0, &guard};
+    int ends[2], outcome, buffer = 4096;
+
+    memcpy(kept, text, length);
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");
+    check(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer) == 0, "a buffer");
+    while ((outcome = ckpt_seal(ends[0], &sealing)) == EAGAIN) {
+        size_t piece = 1 + draw(20000);
+        ssize_t count = recv(ends[1], came + at, piece < length - at ? piece : length - at, 0);
+        check(count > 0, "receiving");
+        at += (size_t)count;
+    }
+    check(outcome == (given.refuses_at == SIZE_MAX ? 0 : CKPT_GUARD_FAILED), "the sealing");
+    check(memcmp(text, kept, length) == 0, "what is the caller's");
+    if (outcome == 0) {
+        while (at < length) {
+            ssize_t count = recv(ends[1], came + at, length - at, 0);
+            check(count > 0, "receiving");
+            at += (size_t)count;
+        }
+        for (size_t each = 0; each < length; each++)
+            came[each] ^= CIPHER;
+        check(memcmp(came, text, length) == 0, "what was sealed");
+    }
+    sealing = (struct ckpt_sealing){text, length, 0, slice, slice_length, 0, 0, &guard};
+    given = (struct given){0, SIZE_MAX, 0};
+    close(ends[1]);
+    check(ckpt_seal(ends[0], &sealing) == EPIPE, "the end");
+    close(ends[0]);
+    check(ckpt_seal(-1, &sealing) == EBADF, "the error");
+    free(text);
+    free(kept);
+    free(came);
+    free(slice);
 }
 
 int main(int count, char **words)
@@ -180,7 +251,8 @@ int main(int count, char **words)
         one_transform();
         one_sum();
         one_landing();
+        one_sealing();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 3 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 4 * calls);
     return 0;
 }

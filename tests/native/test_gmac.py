@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.native import libcrypto
-from ckpt.native.gmac import KEY_BYTES, TAG_BYTES, Gmac
-from ckpt.native.landing import MAC_FAILED, WHOLE, Landing
+from ckpt.native.gcm import KEY_BYTES, TAG_BYTES
+from ckpt.native.gmac import Gmac
+from ckpt.native.landing import GUARD_FAILED, WHOLE, Landing
 from tests.waiting import wait_until
 
 KEY = bytes(range(KEY_BYTES))
@@ -89,7 +90,7 @@ def test_what_lands_is_added_once_and_in_order(length: int, filled: int) -> None
 def test_a_mac_that_was_not_begun_is_no_tag() -> None:
     """libcrypto refuses; nothing is called whole."""
     landing = Landing(memoryview(bytearray(10)), 10, Gmac(KEY))
-    assert landing.receive(-1) == MAC_FAILED
+    assert landing.receive(-1) == GUARD_FAILED
 
 
 def test_a_host_without_libcrypto_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

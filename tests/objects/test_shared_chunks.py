@@ -28,6 +28,7 @@ from tests.objects.sources import HEADER, MemorySource, many_kinds
 CHECKPOINT = CheckpointId(*HEADER.key)
 MEETING = Meeting(
     share=lambda message, bulk: pytest.fail("nobody is asked"),
+    wire=lambda: None,
     address="127.0.0.1:9",
     secret=SECRET,
     cluster="c0ffee",

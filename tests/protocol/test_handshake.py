@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import astuple, replace
-from functools import partial
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -261,67 +260,6 @@ def test_a_client_checks_the_names_itself() -> None:
     assert isinstance(good, ServerProof)
     with pytest.raises(Refused):
         a.receive(structs.replace(good, name="t4"))
-
-
-@pytest.mark.parametrize("wire", Wire)
-def test_the_server_says_how_bulks_are_guarded(wire: Wire) -> None:
-    a, b = client(), server(wire=wire)
-    assert shake(a, b).wire is wire
-    assert b.established is not None
-    assert b.established.wire is wire
-    assert a.keys is not None
-    assert len(set(astuple(a.keys))) == 4, "each key for one thing"
-
-
-@pytest.mark.parametrize("wanted", Wire)
-def test_a_server_hears_what_its_client_wants_and_nobody_changes_that(wanted: Wire) -> None:
-    a = client()
-    b = ServerHandshake(secret=SECRET, identity=lambda: TARGET, nonce=b"s" * 32)
-    proof = a.receive(b.receive(a.hello(wanted)))
-    assert isinstance(proof, ClientProof)
-    other = Wire.PLAIN if wanted is Wire.MAC else Wire.MAC
-    with pytest.raises(Unauthorized):
-        copy.copy(b).receive(structs.replace(proof, wire=other))
-    end = a.receive(b.receive(proof))
-    assert isinstance(end, Established)
-    assert end.wire is wanted
-
-
-@pytest.mark.parametrize("changed", ["hello of the client", "hello of the server"])
-def test_nobody_on_the_way_talks_two_peers_down_to_the_version_without_tags(changed: str) -> None:
-    a, b = client(), server(wire=Wire.MAC)
-    hello = a.hello(Wire.MAC)
-    if changed == "hello of the client":
-        hello = structs.replace(hello, version=1)
-    answer = b.receive(hello)
-    assert isinstance(answer, ServerHello)
-    if changed == "hello of the server":
-        answer = structs.replace(answer, version=1)
-    with pytest.raises(Unauthorized):
-        a.receive(answer)
-
-
-@pytest.mark.parametrize("older", ["client", "server"])
-def test_with_a_peer_of_0_1_0_bulks_have_no_tags(
-    older: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = client(), server(wire=Wire.MAC)
-
-    def step(who: str, work: Callable[[], object]) -> object:
-        with monkeypatch.context() as patch:
-            if who == older:
-                patch.setattr(handshake, "PROTOCOL_VERSION", 1)
-                patch.setattr(handshake, "HELLO_VERSION", 1)
-            return work()
-
-    said = step("client", lambda: a.hello(Wire.MAC))
-    for who, hear in (("server", b.receive), ("client", a.receive), ("server", b.receive)):
-        said = step(who, partial(hear, said))  # type: ignore[arg-type]
-    end = a.receive(said)  # type: ignore[arg-type]
-    assert isinstance(end, Established)
-    assert (end.wire, end.version) == (Wire.PLAIN, 1)
-    assert b.established is not None
-    assert b.established.wire is Wire.PLAIN
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, PROTOCOL_VERSION, 2, 1])

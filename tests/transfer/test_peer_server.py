@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from ckpt.aio.net.wire_policy import FollowedWire
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import Failed, Wire
 from ckpt.format.messages.reading import (
     ByteRange,
     ByteRuns,
@@ -33,6 +35,7 @@ from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
 from tests.aio.netkit import SECRET, RawPeer
+from tests.aio.tap import Tap, Way
 from tests.protocol.reading import PAYLOAD, Columns
 
 CODE = Code(4, 2)
@@ -88,6 +91,34 @@ def test_runs_that_lie_apart_are_put_together(data: Columns, tmp_path: Path) -> 
         assert server.address.unix
         spans = ((5, 70_000), (3 * CELL, 9 * CELL + 1), (SIZE - 700, SIZE))
         assert read(data, server, spans) == b"".join(data.payload[a:b] for a, b in spans)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "encrypted"),
+    [(Wire.ENCRYPT, True), (None, True), (Wire.MAC, False), (Wire.PLAIN, False)],
+)
+def test_a_peer_encrypts_where_its_coordinator_does(
+    data: Columns, coordinator: Wire | None, encrypted: bool
+) -> None:
+    """Asked at each connection: which session there is may be known later than the address."""
+    said: list[Wire | None] = [Wire.PLAIN]
+    wire = FollowedWire(lambda: said[0])
+    with closing(PeerServer(SECRET, "cluster-a", "127.0.0.1", None, wire)) as server:
+        said[0] = coordinator
+        server.offer(job(data, landed(data)), ((0, SIZE),), data.manifest)
+        host, _, port = server.address.address.rpartition(":")
+        assert host == "127.0.0.1"
+        tap = Tap(int(port))
+        try:
+            there = structs.replace(server.address, address=f"127.0.0.1:{tap.port}")
+            landings = Landings()
+            memory = np.zeros(SIZE, np.uint8)
+            landings.add_range(0, memory)
+            read_payloads([job(data, landings).from_peer(there)], HASTY)
+        finally:
+            tap.close()
+        assert memory.tobytes() == data.payload
+        assert (data.payload[:200] not in bytes(tap.said[Way.DOWN])) is encrypted
 
 
 def test_what_was_not_offered_is_not_given(data: Columns) -> None:

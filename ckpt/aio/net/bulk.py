@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpt.aio.lending import Loan
-from ckpt.aio.net.wire_policy import WirePolicy
+from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.slots import Slot
 from ckpt.format.checksum import crc32
 from ckpt.native.sums import Sums
@@ -46,5 +46,5 @@ class BulkRules:
     borrows: bool = False
     """Those of peers on the Unix path may stay where they lie (`lending`); the handler then
     releases what it got on the loop's thread."""
-    wire: WirePolicy = WirePolicy.AUTO
-    """Which connections have tags on theirs."""
+    wire: WireRule = WirePolicy.AUTO
+    """Which connections have tags on theirs, or are encrypted."""

@@ -9,11 +9,14 @@ costs 4 KiB; a peer can only hurt itself.
 Plan for receiving: bytes first land in a buffer of one page, which takes prefix and meta, and
 several small frames at once. When a frame has a bulk, the owner names its landing; what of the bulk
 came along with the page (less than 4 KiB) is moved there, the rest is received in place, and summed
-block by block as it comes.
+block by block as it comes. Where the session is encrypted, what lands is decrypted there, and its
+tag comes after it: what lies in its place meanwhile is nobody's, and is handed over by no
+`arrived` unless the tag fits.
 
 Plan for sending: a queue of views; `sendmsg` gathers them. A bulk is not copied: it must stay as it
-is until its `sent` is called, which happens exactly once, also when the connection dies first. What
-lies in memory that may be lent (`lending`) is not even queued when the peer takes it so.
+is until its `sent` is called, which happens exactly once, also when the connection dies first. It
+is encrypted on its way, into a buffer of the queue's. What lies in memory that may be lent
+(`lending`) is not even queued when the peer takes it so.
 
 Invariants: `Bulk` callbacks come in order, and `sent` among bulks that are not lent; after `close`
 no callback of the owner comes.
@@ -30,6 +33,7 @@ from typing import Final, Protocol
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
+from ckpt.aio.net.session_guard import SessionGuard, begin_guard
 from ckpt.aio.net.wire_policy import wanted_for
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
@@ -38,10 +42,9 @@ from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof, Wire
+from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
-from ckpt.native.gmac import Gmac
-from ckpt.native.landing import CLOSED, MAC_FAILED, WHOLE, Landing
+from ckpt.native.landing import CLOSED, GUARD_FAILED, WHOLE, Landing, LandingGuard
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
@@ -121,8 +124,9 @@ class Channel:
         self._bulk: memoryview | None = None
         #: Of `_bulk`, while the rest of it is to come.
         self._landing: Landing | None = None
-        #: Makes the tags of bulks that come; None while they have none.
-        self._tags: Gmac | None = None
+        #: What followed a bulk that came with its message.
+        self._tail = b""
+        self._guard = SessionGuard()
         self._is_tcp = sock.family != socket.AF_UNIX
         self._wake_bytes = 1
 
@@ -197,7 +201,7 @@ class Channel:
             return True
         if outcome == errno.EAGAIN:
             return False
-        assert outcome != MAC_FAILED, "a cipher's context takes whatever comes"
+        assert outcome != GUARD_FAILED, "a cipher's context takes whatever comes"
         raise _closed() if outcome == CLOSED else _gone(OSError(outcome, os.strerror(outcome)))
 
     def _tune_wake(self) -> None:
@@ -219,7 +223,7 @@ class Channel:
         """Take every whole frame out of the page."""
         while not self.closed:
             if self._head is None:
-                if self._end - self._start < PREFIX_BYTES:
+                if self._end - self._start < self._reader.prefix_bytes:
                     break
                 self._head = self._read_prefix()
             head = self._head
@@ -229,6 +233,7 @@ class Channel:
                 meta = self._buffer[self._start : self._start + head.meta_bytes]
                 self._message = self._reader.message(head, meta)
                 self._start += head.meta_bytes
+                head = self._head = self._reader.head
             if head.bulk_bytes == 0:
                 self._finish()
             elif head.lent:
@@ -239,8 +244,9 @@ class Channel:
             self._compact()
 
     def _read_prefix(self) -> FrameHead:
-        head = self._reader.prefix(self._buffer[self._start : self._start + PREFIX_BYTES])
-        self._start += PREFIX_BYTES
+        size = self._reader.prefix_bytes
+        head = self._reader.prefix(self._buffer[self._start : self._start + size])
+        self._start += size
         if self.peer is None and (
             head.bulk_bytes or PREFIX_BYTES + head.meta_bytes > UNAUTHENTICATED_BYTES_MAX
         ):
@@ -261,12 +267,16 @@ class Channel:
         count = min(self._end - self._start, head.bulk_bytes)
         self._bulk[:count] = self._buffer[self._start : self._start + count]
         self._start += count
-        if count == head.bulk_bytes:
+        rest = min(self._end - self._start, head.tail_bytes)
+        self._tail = bytes(self._buffer[self._start : self._start + rest])
+        self._start += rest
+        if count + rest == head.bulk_bytes + head.tail_bytes:
             self._finish()
             return True
         assert self._start == self._end
         self._start = self._end = 0
-        self._landing = Landing(self._bulk, count, self._begin_tag(head))
+        guard = self._begin_tag(head)
+        self._landing = Landing(self._bulk, count, guard, head.tail_bytes, self._tail)
         return False
 
     def _borrow(self, head: FrameHead) -> None:
@@ -301,8 +311,8 @@ class Channel:
         assert message is not None
         bulk = None
         if view is not None:
-            if head.tagged:
-                self._check_tag(head, view, landed=landing is not None)
+            if head.guarded:
+                self._check_tag(head, view, landing)
             bulk = Bulk(view, slot, None if landing is None else landing.sums())
             if type(message) not in self._unchecked:
                 self._reader.check_bulk(head, message, bulk.crc())
@@ -314,18 +324,18 @@ class Channel:
         else:
             self._owner.arrived(self, head.request, message, bulk)
 
-    def _begin_tag(self, head: FrameHead) -> Gmac | None:
+    def _begin_tag(self, head: FrameHead) -> LandingGuard | None:
         """What the bulk is added to as it comes; None where it has no tag."""
-        if not head.tagged:
+        if not head.guarded:
             return None
         self._reader.begin_tag(head)
-        return self._tags
+        return self._guard.incoming
 
-    def _check_tag(self, head: FrameHead, view: memoryview, *, landed: bool) -> None:
+    def _check_tag(self, head: FrameHead, view: memoryview, landing: Landing | None) -> None:
         """Before anybody hears of the bulk. One that came with its message is not added yet."""
-        if not landed:
+        if landing is None:
             self._reader.begin_tag(head).add(view)
-        self._reader.check_tag(head)
+        self._reader.check_tag(head, self._tail if landing is None else landing.tail)
 
     def _hear_of_lending(self, message: LendMemory | TakeBackMemory | MemoryReturned) -> None:
         match message:
@@ -392,22 +402,14 @@ class Channel:
 
     def _establish(self, peer: Established) -> None:
         self.peer = peer
-        if peer.wire is Wire.MAC:
-            self._begin_tags()
+        at_server, keys = isinstance(self._handshake, ServerHandshake), self._handshake.keys
+        assert keys is not None
+        self._guard = begin_guard(
+            peer.wire, keys, at_server=at_server, reader=self._reader, writer=self._writer
+        )
         if not peer.borrows:
             self._lender = Lender(Lendables())
         self._owner.established(self, peer)
-
-    def _begin_tags(self) -> None:
-        """Raises CkptError where there is no libcrypto."""
-        handshake, keys = self._handshake, self._handshake.keys
-        assert keys is not None
-        sent, received = keys.bulk_client_to_server, keys.bulk_server_to_client
-        if isinstance(handshake, ServerHandshake):
-            sent, received = received, sent
-        self._tags = Gmac(received)
-        self._reader.want_tags(self._tags)
-        self._writer.tag_bulks(Gmac(sent))
 
     # ----------------------------------------------------------------------- sending
 
@@ -433,7 +435,9 @@ class Channel:
         else:
             head = memoryview(self._writer.encode(message, request, bulk, epoch))
             self._queue.put(head, None if len(view) else sent)
-            if len(view):
+            if len(view) and self._guard.sealer is not None:
+                self._queue.put_sealed(view, sent, self._guard.sealer, self._writer.number)
+            elif len(view):
                 self._queue.put(view, sent)
         if was_idle:
             try:

@@ -3,34 +3,60 @@
 Nothing is copied: a view must stay as it is until its `sent` is called, which happens exactly once,
 in order, also when the connection dies first. A descriptor goes along with the first byte of its
 own view and of no other.
+
+A view that is to be sealed is encrypted slice by slice, as the socket takes it (`Sealing`), into
+one buffer of a slice, which lives while such a view is queued: what is sent comes from the
+second-level cache, and a connection has SLICE_BYTES more at most, whatever waits. Its tag goes
+after it.
 """
 
 from __future__ import annotations
 
 import array
+import errno
 import itertools
 import os
 import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from ckpt.base.units import MiB
+from ckpt.base.errors import CkptError
+from ckpt.base.units import KiB, MiB
+from ckpt.native.gcm import TAG_BYTES, Sealer
+from ckpt.native.landing import GUARD_FAILED, WHOLE
+from ckpt.native.sealing import Sealing
 
 SEND_VIEWS_MAX: Final = 32
 SEND_BYTES_MAX: Final = 2 * MiB
 """Offered to one sendmsg."""
+SLICE_BYTES: Final = 256 * KiB
+"""Encrypted at once."""
 
 Sent = Callable[[], None]
 _Ancillary = tuple[int, int, "array.array[int]"]
+_EMPTY: Final = memoryview(b"")
+_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class _Sealed(NamedTuple):
+    """What is to be encrypted on its way."""
+
+    view: memoryview
+    sealer: Sealer
+    number: int
+    """Of its frame."""
 
 
 @dataclass(slots=True)
 class _Outgoing:
     view: memoryview
+    """What the socket gets next."""
     sent: Sent | None
     descriptor: int = -1
+    sealed: _Sealed | None = None
+    """Goes before `view`, which becomes its tag."""
 
 
 class SendQueue:
@@ -41,6 +67,10 @@ class SendQueue:
         self.sent_bytes = 0
         self._sock = sock
         self._outgoing: deque[_Outgoing] = deque()
+        #: Of a slice, for the sealed ones in the queue; None while there are none.
+        self._slice: memoryview | None = None
+        #: Of the first in the queue, once a part of it may have left.
+        self._sealing: Sealing | None = None
         self._pushing = self._closed = False
 
     @property
@@ -53,8 +83,16 @@ class SendQueue:
         self._outgoing.append(_Outgoing(view, sent, descriptor))
         self.queued_bytes += len(view)
 
+    def put_sealed(self, view: memoryview, sent: Sent | None, sealer: Sealer, number: int) -> None:
+        """Queue a view that is not empty, as the bulk of this frame of the sealer's; nobody else
+        uses that meanwhile.
+        """
+        assert len(view)
+        self._outgoing.append(_Outgoing(_EMPTY, sent, sealed=_Sealed(view, sealer, number)))
+        self.queued_bytes += len(view) + TAG_BYTES
+
     def push(self) -> None:
-        """Send what the socket takes now. Raises OSError.
+        """Send what the socket takes now. Raises OSError, and CkptError where libcrypto refuses.
 
         Never entered twice: a `sent` that sends again only lengthens the queue.
         """
@@ -66,10 +104,17 @@ class SendQueue:
 
     def _push(self) -> None:
         while self._outgoing:
+            first = self._outgoing[0]
+            if first.sealed is not None:
+                if not self._seal(first, first.sealed):
+                    return
+                continue
             views, rights = self._offer()
             offered = sum(map(len, views))
+            sealed_next = len(views) < len(self._outgoing) and self._outgoing[len(views)].sealed
+            flags = _FLAGS | (socket.MSG_MORE if sealed_next else 0)
             try:
-                count = self._sock.sendmsg(views, rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                count = self._sock.sendmsg(views, rights, flags)
             except (BlockingIOError, InterruptedError):
                 return
             if rights:
@@ -80,7 +125,32 @@ class SendQueue:
             if count < offered or self._closed:
                 return
 
+    def _seal(self, outgoing: _Outgoing, sealed: _Sealed) -> bool:
+        """Encrypt and send it; False when the socket takes no more."""
+        sealing = self._sealing
+        if sealing is None:
+            if self._slice is None:
+                self._slice = memoryview(bytearray(SLICE_BYTES))
+            sealed.sealer.begin(sealed.number)
+            sealing = self._sealing = Sealing(sealed.view, sealed.sealer.state, self._slice)
+        before = sealing.sent
+        outcome = sealing.send(self._sock.fileno())
+        self.sent_bytes += sealing.sent - before
+        self.queued_bytes -= sealing.sent - before
+        if outcome == errno.EAGAIN:
+            return False
+        if outcome == GUARD_FAILED:
+            raise CkptError("libcrypto refuses to encrypt")
+        if outcome != WHOLE:
+            raise OSError(outcome, os.strerror(outcome))
+        outgoing.view, outgoing.sealed = memoryview(sealed.sealer.end()), None
+        self._sealing = None
+        if all(each.sealed is None for each in self._outgoing):
+            self._slice = None
+        return True
+
     def _offer(self) -> tuple[list[memoryview], list[_Ancillary]]:
+        """Views from the front of the queue, up to what is sent in another way."""
         views: list[memoryview] = []
         offered = 0
         for outgoing in itertools.islice(self._outgoing, SEND_VIEWS_MAX):
@@ -88,6 +158,8 @@ class SendQueue:
                 if not views:
                     rights = array.array("i", [outgoing.descriptor])
                     return [outgoing.view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                break
+            if outgoing.sealed is not None:
                 break
             views.append(outgoing.view)
             offered += len(outgoing.view)
@@ -98,7 +170,7 @@ class SendQueue:
     def _take_sent(self, count: int) -> None:
         """Forget `count` bytes from the front of the queue, and say so to their owners."""
         done: list[Sent] = []
-        while self._outgoing and count >= len(self._outgoing[0].view):
+        while count and count >= len(self._outgoing[0].view):
             outgoing = self._outgoing.popleft()
             count -= len(outgoing.view)
             if outgoing.sent is not None:
@@ -112,6 +184,7 @@ class SendQueue:
         """Forget everything; every `sent` is called."""
         self._closed = True
         outgoing, self._outgoing = self._outgoing, deque()
+        self._slice = self._sealing = None
         self.queued_bytes = 0
         for each in outgoing:
             self._drop_descriptor(each)

@@ -1,15 +1,35 @@
-"""Which connections of a server have tags on their bulks: by default those from other hosts."""
+"""Which connections of a server have tags on their bulks, or are encrypted: by default those from
+other hosts have tags.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Protocol
 
 from ckpt.base.errors import Refused
 from ckpt.format.messages.hello import Wire
 from ckpt.native.libcrypto import find_libcrypto
+
+_RISING = (Wire.PLAIN, Wire.MAC, Wire.ENCRYPT).index
+
+
+class WireRule(Protocol):
+    """What a server's connections get."""
+
+    def prepare(self, host: str) -> None:
+        """Before a server listens at this host's address: peers of other hosts can be served.
+        Raises CkptError where there is no libcrypto.
+        """
+
+    def settled(self, sock: socket.socket) -> Callable[[Wire], Wire]:
+        """What a connection gets whose client wants so much: it may be remote where a proxy on this
+        host hands it on. Raises OSError when it has gone.
+        """
 
 
 class WirePolicy(Enum):
@@ -19,6 +39,8 @@ class WirePolicy(Enum):
     """Tags on what may leave this host."""
     MAC = "mac"
     """Tags on all of TCP."""
+    ENCRYPT = "encrypt"
+    """All of TCP is encrypted."""
     PLAIN = "plain"
     """None: the network is trusted."""
 
@@ -32,18 +54,15 @@ class WirePolicy(Enum):
             raise Refused(f"wire {text!r}: one of {words}") from None
 
     def prepare(self, host: str) -> None:
-        """Before a server listens at this host's address: peers of other hosts can be served.
-        Raises CkptError where there is no libcrypto.
-        """
-        if self is WirePolicy.MAC or (self is WirePolicy.AUTO and not is_loopback(host)):
+        """See WireRule."""
+        everywhere = self in (WirePolicy.MAC, WirePolicy.ENCRYPT)
+        if everywhere or (self is WirePolicy.AUTO and not is_loopback(host)):
             find_libcrypto()
 
     def settled(self, sock: socket.socket) -> Callable[[Wire], Wire]:
-        """What a connection gets whose client wants so much: it may be remote where a proxy on this
-        host hands it on. Raises OSError when it has gone.
-        """
+        """See WireRule."""
         seen = self.of(sock)
-        return lambda wanted: seen if self is WirePolicy.PLAIN or wanted is Wire.PLAIN else wanted
+        return lambda wanted: seen if self is WirePolicy.PLAIN else max(seen, wanted, key=_RISING)
 
     def of(self, sock: socket.socket) -> Wire:
         """What a connection looks like from this end. Raises OSError when it has gone."""
@@ -51,7 +70,26 @@ class WirePolicy(Enum):
             return Wire.PLAIN
         if self is WirePolicy.AUTO and is_one_host(sock.getpeername()[0], sock.getsockname()[0]):
             return Wire.PLAIN
-        return Wire.MAC
+        return Wire.ENCRYPT if self is WirePolicy.ENCRYPT else Wire.MAC
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedWire:
+    """Of a server that nobody configures: it encrypts where its coordinator does."""
+
+    coordinator: Callable[[], Wire | None]
+    """How the session with it is guarded; None while none stands: then all of TCP is encrypted
+    here, rather than too little.
+    """
+
+    def prepare(self, host: str) -> None:
+        """See WireRule."""
+        WirePolicy.AUTO.prepare(host)
+
+    def settled(self, sock: socket.socket) -> Callable[[Wire], Wire]:
+        """See WireRule."""
+        known = self.coordinator() in (Wire.PLAIN, Wire.MAC)
+        return (WirePolicy.AUTO if known else WirePolicy.ENCRYPT).settled(sock)
 
 
 def is_loopback(host: str) -> bool:

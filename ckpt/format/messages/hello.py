@@ -15,11 +15,13 @@ from ckpt.base.ids import BootId, Epoch
 
 PROTOCOL_VERSION: Final = 3
 """Spoken here, as is each from OLDEST_VERSION on. 2: bulks may have tags. 3: columns move to other
-targets, and targets are removed; earlier versions undo that (docs/decisions/0041)."""
+targets, and targets are removed; earlier versions undo that (docs/decisions/0041); sessions may be
+encrypted."""
 OLDEST_VERSION: Final = 1
 TAGS_VERSION: Final = 2
 MOVES_VERSION: Final = 3
 """From it on a client proves what it speaks."""
+ENCRYPT_VERSION: Final = 3
 HELLO_VERSION: Final = 2
 """Said in each client's hello: 0.1.0 takes no other than its neighbour's."""
 
@@ -38,12 +40,14 @@ class Role(Enum):
 
 
 class Wire(Enum):
-    """How a session guards bulks on their way. Everything else always has its MAC."""
+    """How a session guards what is said. All but bulks always has its MAC."""
 
     PLAIN = "plain"
     """By a checksum, which finds damage."""
     MAC = "mac"
     """By a tag as well, which nobody makes who does not know the secret."""
+    ENCRYPT = "encrypt"
+    """All is encrypted, bulks and the rest. Never said to who does not speak ENCRYPT_VERSION."""
 
 
 class ClientHello(Struct, frozen=True, gc=False):
@@ -75,7 +79,8 @@ class ClientProof(Struct, frozen=True, gc=False):
     """The server name that the client expects (a target's id); empty when any will do."""
     wire: Wire = Wire.PLAIN
     """What the client takes the connection for: one to another host needs MAC, though a proxy
-    beside the server may look like this host. Of no meaning before TAGS_VERSION."""
+    beside the server may look like this host. Never ENCRYPT, which is the server's to say. Of no
+    meaning before TAGS_VERSION."""
     version: int = 0
     """What the client speaks, where the server speaks MOVES_VERSION; 0: its hello said all."""
 

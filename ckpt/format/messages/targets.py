@@ -84,7 +84,8 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     coordinator: bytes = b""
     """The process whose term `term_seen` is, as that one said; empty: nothing is known of it."""
     wire: str = ""
-    """Which of its connections have tags on their bulks: auto, mac or plain."""
+    """Which of its connections have tags on their bulks: auto, mac or plain; or encrypt: all of
+    TCP is encrypted."""
     scrub: ScrubReport | None = None
     """None: of an earlier version."""
     map: bytes | None = None

@@ -44,11 +44,12 @@ CKPT_API uint32_t ckpt_sum_blocks(const struct ckpt_kernels *kernels, const unsi
 /* The CRC-32 of `length` bytes, from those of their blocks. */
 CKPT_API uint32_t ckpt_join_blocks(const uint32_t *crcs, size_t length, size_t block);
 
-/* What authenticates bytes: EVP_EncryptUpdate of libcrypto, and its context. */
-struct ckpt_mac {
+/* What guards bytes: EVP_EncryptUpdate or EVP_DecryptUpdate of libcrypto, and its context. */
+struct ckpt_guard {
     void *context;
     int (*update)(void *context, unsigned char *out, int *written, const unsigned char *bytes,
                   int length);
+    int decrypts; /* in place; 0: bytes are authenticated and stay as they are */
 };
 
 /* Bytes that are to land; what of them came otherwise is in `filled` already. */
@@ -57,21 +58,41 @@ struct ckpt_landing {
     size_t length;
     size_t block;
     uint32_t *crcs; /* one for each block */
-    size_t filled;
+    size_t filled; /* of the bytes, then of the tail */
     size_t summed; /* whole blocks, in bytes: 0 at first */
-    const struct ckpt_mac *mac; /* gets each block as it is summed; or NULL */
+    const struct ckpt_guard *guard; /* gets each block before it is summed; or NULL */
+    unsigned char *tail; /* what follows the bytes: neither guarded nor summed */
+    size_t tail_length;  /* may be 0 */
 };
 
 /* The peer has closed the connection. */
 #define CKPT_CLOSED (-1)
-/* The library that authenticates refuses. */
-#define CKPT_MAC_FAILED (-2)
+/* The library that guards refuses. */
+#define CKPT_GUARD_FAILED (-2)
 
-/* Receive what the socket has of a landing, and write the CRC-32 of each block as it becomes whole.
- * 0 when all bytes are there and summed; EAGAIN when the rest is still to come; CKPT_CLOSED;
- * CKPT_MAC_FAILED; or what recv says.
+/* Receive what the socket has of a landing; decrypt each block as it becomes whole, where the guard
+ * does so, and write its CRC-32.
+ * 0 when all is there, the tail as well, and summed; EAGAIN when the rest is still to come;
+ * CKPT_CLOSED; CKPT_GUARD_FAILED; or what recv says. Nothing says yet that the tail fits.
  * Python: Landing (ckpt/native/landing.py); in plain Python: socket.recv_into, then zlib.crc32. */
 CKPT_API int ckpt_land(const struct ckpt_kernels *kernels, int descriptor,
                        struct ckpt_landing *landing);
+
+/* Bytes that are to leave encrypted. */
+struct ckpt_sealing {
+    const unsigned char *bytes;
+    size_t length;
+    size_t sealed; /* of the bytes: 0 at first */
+    unsigned char *slice;
+    size_t slice_length;
+    size_t filled; /* of the slice: 0 at first */
+    size_t sent;   /* of what is filled */
+    const struct ckpt_guard *guard; /* encrypts; `decrypts` is not looked at */
+};
+
+/* Encrypt a slice, send it, and so on, until the socket takes no more. The bytes stay as they are.
+ * 0 when all are sent; EAGAIN when the rest is to be sent later; CKPT_GUARD_FAILED; or what send says.
+ * Python: Sealing (ckpt/native/sealing.py); in plain Python: Sealer.add, then socket.send. */
+CKPT_API int ckpt_seal(int descriptor, struct ckpt_sealing *sealing);
 
 #endif

@@ -72,7 +72,7 @@ class TargetIdentity:
     place: str = ""
     """Of the directory on this machine, as it runs now."""
     wire: str = ""
-    """Which of its connections have tags on their bulks, as it was started with."""
+    """How its connections are guarded, as it was started with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ def erasure_code() -> str:
 
 
 def tags() -> str:
-    """Which library makes the tags of bulks from and to other hosts. Raises CkptError."""
+    """Which library makes the tags of bulks from and to other hosts, and encrypts. Raises
+    CkptError.
+    """
     return f"bulks from and to other hosts can have tags: {find_libcrypto().version}"
 
 

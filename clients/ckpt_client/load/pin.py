@@ -38,7 +38,7 @@ from ckpt.transfer.moves import ask_moves
 from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
 from ckpt_client.load.reader_context import ReaderContext
-from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, ask_shared
+from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, ask_shared, wire_of
 from ckpt_client.warn import warn
 
 _log = logging.getLogger("ckpt.restore")
@@ -186,6 +186,7 @@ class Pinned:
             share=lambda message, bulk: ask_shared(
                 self._connection(), message, bulk, self.timeout_s
             ),
+            wire=lambda: wire_of(self._rpc),
             address=self._connection().server,
             secret=self.context.secret,
             cluster=self.record.cluster,

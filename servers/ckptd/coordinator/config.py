@@ -80,9 +80,10 @@ class CoordinatorConfig:
     reserve."""
     full_percent: int = 95
     """TARGET_FULL, likewise."""
-    wire: Annotated[str, "auto|mac|plain"] = "auto"
+    wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
     """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
-    hosts; mac, all; plain, none, where the network is trusted."""
+    hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
+    where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 

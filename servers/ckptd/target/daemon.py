@@ -88,9 +88,10 @@ class TargetConfig:
     """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
-    wire: Annotated[str, "auto|mac|plain"] = "auto"
+    wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
     """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
-    hosts; mac, all; plain, none, where the network is trusted."""
+    hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
+    where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
     """The least grave events that are logged."""
 

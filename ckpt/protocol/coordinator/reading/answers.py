@@ -76,8 +76,8 @@ class TargetView(Struct, frozen=True):
     device_errors: dict[str, int] = {}
     """How much it refused since then, by kind: write, read, sync, create, space. Empty: nothing."""
     wire: str = ""
-    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain.
-    Empty: it is of an earlier version, and has none."""
+    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain; or
+    encrypt: all of TCP is encrypted. Empty: it is of an earlier version, and has none."""
     scrub: ScrubView | None = None
     """None: it is of an earlier version, or was not here yet."""
     standing: str = "in"

@@ -91,8 +91,9 @@ class TargetStatus:
     device_errors: dict[str, int] = field(default_factory=dict)
     """How much, since the target began, by kind."""
     wire: str = ""
-    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain. Empty
-    where it is not known, or of an earlier version, which has none."""
+    """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain; or
+    encrypt: all of TCP is encrypted. Empty where it is not known, or of an earlier version, which
+    has none."""
     scrub: ScrubView | None = None
     """What it knows of the bytes that it keeps; None where that is not known."""
     standing: str = "in"
@@ -221,12 +222,23 @@ def _status(
     )
 
 
-def _plain(status: Status) -> str:
-    """Which daemons trust their network; empty where none does."""
-    names = [target.id for target in status.targets if target.wire == WirePolicy.PLAIN.value]
-    if status.coordinator.wire == WirePolicy.PLAIN.value:
-        names.insert(0, "coordinator")
-    return f'wire = "plain" on {", ".join(names)}' if names else ""
+def wire_notes(status: Status) -> list[str]:
+    """What somebody on the way may do to what some daemons say."""
+    wires = {"coordinator": status.coordinator.wire}
+    wires |= {target.id: target.wire for target in status.targets}
+    plain, encrypt = WirePolicy.PLAIN.value, WirePolicy.ENCRYPT.value
+    trusting = ", ".join(name for name, wire in wires.items() if wire == plain)
+    notes = []
+    if trusting:
+        notes.append(
+            f'bulks have no tags: wire = "plain" on {trusting}; whoever is on the way can change '
+            "them"
+        )
+    if encrypt in wires.values():
+        open_ = ", ".join(name for name, wire in wires.items() if wire not in (encrypt, ""))
+        if open_:
+            notes.append(f'names and bytes can be read on the way: wire = "encrypt" not on {open_}')
+    return notes
 
 
 def _reached(http: str, address: str) -> str:
@@ -342,8 +354,8 @@ def _print(status: Status, secret_file: Path, output: Output) -> None:
     output.line(f"served   {_served(status)}")
     if status.http and status.term is not None:
         output.line(f"page     {_page(status.http, secret_file)}")
-    if plain := _plain(status):
-        output.line(f"wire     bulks have no tags: {plain}; whoever is on the way can change them")
+    for note in wire_notes(status):
+        output.line(f"wire     {note}")
     up = sum(target.state == "live" for target in status.targets)
     output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
     output.line()

@@ -14,7 +14,7 @@ from typing import Final
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import PeerError
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import Role, Wire
 from ckpt.format.messages.sharing import ReadsShared
 from ckpt.protocol.handshake import Caller
 from ckpt_client.load.reader_context import ReaderContext
@@ -30,6 +30,8 @@ class Meeting:
     share: Callable[[Message, bytes], tuple[ReadsShared, memoryview]]
     """ShareReads, NextReads or LeaveReads and its bulk, and what to read now. Raises Refused when
     the session that shared was lost; Unavailable."""
+    wire: Callable[[], Wire | None]
+    """How the session is guarded; None while none stands. From any thread."""
     address: str
     """Of the coordinator, as this process reaches it; of several, while none was reached."""
     secret: bytes
@@ -54,12 +56,19 @@ def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
     ) as rpc:
         yield Meeting(
             share=lambda message, bulk: ask_shared(rpc, message, bulk, timeout_s),
+            wire=lambda: wire_of(rpc),
             address=rpc.server,
             secret=context.secret,
             cluster=context.cluster,
             name=context.name,
             timeout_s=timeout_s,
         )
+
+
+def wire_of(rpc: RpcClient | None) -> Wire | None:
+    """How its session is guarded, while one stands."""
+    peer = None if rpc is None else rpc.peer
+    return None if peer is None else peer.wire
 
 
 def ask_shared(

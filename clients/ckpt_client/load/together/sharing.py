@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, parse_addresses
+from ckpt.aio.net.wire_policy import FollowedWire
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB
@@ -112,7 +113,8 @@ class SharedReading:
         meeting = self._meeting
         try:
             host = _host_towards(meeting.address)
-            return PeerServer(meeting.secret, meeting.cluster, host, directory)
+            wire = FollowedWire(meeting.wire)
+            return PeerServer(meeting.secret, meeting.cluster, host, directory, wire)
         except CkptError as error:
             _log.warning("reading alone: %s", error.message)
             return None
