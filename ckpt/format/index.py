@@ -398,13 +398,14 @@ def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
     text = tensor_problem(tensor.name, tensor.dtype, whole)
     if text:
         raise problem(f"index: {text}")
+    forms = tuple([(box.offset, box.shape) for box in tensor.boxes])
+    text = _forms_problem(whole, forms, is_global=is_global)
+    if text:
+        raise problem(f"index: {tensor.name}{text}")
     for box in tensor.boxes:
-        text = box_problem(whole, box.offset, box.shape) if is_global else ""
-        if text:
-            raise problem(f"index: {tensor.name}: {text}")
         if box.continued:
             raise problem(f"index: {tensor.name} has but a part of a box")
-        if not 0 <= box.rank < WORLD_SIZE_MAX or not _bounded(box.offset, box.shape):
+        if not 0 <= box.rank < WORLD_SIZE_MAX:
             raise problem(f"index: {tensor.name} has a box that cannot be")
         end = 0
         for location in box.locations:
@@ -421,11 +422,21 @@ def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
             end = start + length
 
 
-@lru_cache(maxsize=4096)
-def _bounded(offset: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Tensors of a model have few shapes."""
-    dims = offset + shape
-    return len(dims) <= 2 * TENSOR_DIMS_MAX and all(0 <= dim <= DIM_MAX for dim in dims)
+# Tensors of a model are cut in few ways, each into as many boxes as there are ranks.
+@lru_cache(maxsize=16)
+def _forms_problem(
+    whole: tuple[int, ...], forms: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], *,
+    is_global: bool,
+) -> str:  # fmt: skip
+    """What is wrong with (offset, shape) of boxes, after the tensor's name; empty when nothing."""
+    for offset, shape in forms:
+        text = box_problem(whole, offset, shape) if is_global else ""
+        if text:
+            return f": {text}"
+        dims = offset + shape
+        if len(dims) > 2 * TENSOR_DIMS_MAX or not all(0 <= dim <= DIM_MAX for dim in dims):
+            return " has a box that cannot be"
+    return ""
 
 
 def _payload_of(wire: WirePayload, targets: tuple[str, ...]) -> IndexPayload:

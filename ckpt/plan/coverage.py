@@ -34,11 +34,11 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.index_pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
+from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
 PROBLEMS_MAX: Final = 64
 """Named one by one; the last says that there are more."""
-RANKS_NAMED_MAX: Final = 8
 AXIS_ITEMS_MAX: Final = 1 << 62
 ENTRIES_AT_ONCE: Final = 2048
 """That are merged before anything else is done: 10 to 20 ms."""
@@ -136,13 +136,6 @@ class TableMerger:
         return tuple(self._merger.warnings)
 
 
-def ranks_text(ranks: Sequence[Rank]) -> str:
-    """`rank 3`, `ranks 0, 1, 2`, `ranks 0, 1, .., 7 and 1016 more`."""
-    named = ", ".join(str(rank) for rank in ranks[:RANKS_NAMED_MAX])
-    more = f" and {len(ranks) - RANKS_NAMED_MAX} more" if len(ranks) > RANKS_NAMED_MAX else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
-
-
 # --------------------------------------------------------------------------- one name at a time
 
 
@@ -163,12 +156,21 @@ class _Merger:
         default_factory=dict
     )
     """(global shape, boxes) -> geometry: most tensors of a model are cut alike."""
+    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], list[int]] = field(
+        default_factory=dict
+    )
+    """(dtype, global shape, boxes) -> bytes of each box, of shards without fault, hole or overlap
+    whose ranks and offsets ascend together."""
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
-        if not (self._agree(name, holdings) and self._well_formed(name, holdings)):
+        if not self._agree(name, holdings):
             return
         meaning = holdings[0][1].meaning
+        if meaning is Meaning.SHARD and self._merge_alike(name, holdings):
+            return
+        if not self._well_formed(name, holdings):
+            return
         if meaning is Meaning.OWN:
             self._merge_own(name, holdings)
         elif meaning is Meaning.REPLICATED:
@@ -197,12 +199,12 @@ class _Merger:
             facts.append(("dtype", [entry.dtype for _, entry in holdings]))
             facts.append(("global shape", [str(entry.global_shape) for _, entry in holdings]))
         for what, values in facts:
-            groups = _group(
+            groups = group(
                 [(rank, value) for (rank, _), value in zip(holdings, values, strict=True)]
             )
             if len(groups) > 1:
-                said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in _few(groups))
-                self.report(name, _odd_ranks(groups), f"ranks disagree about the {what}: {said}")
+                said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in few(groups))
+                self.report(name, odd_ranks(groups), f"ranks disagree about the {what}: {said}")
                 return False
         return True
 
@@ -228,9 +230,27 @@ class _Merger:
             self._add(name, form[0][1], boxes)
         return None
 
+    def _merge_alike(self, name: str, holdings: Sequence[Holding]) -> bool:
+        """Shards that are cut like others before, each stored in one piece by its rank: nearly all.
+        False, and nothing is done, for any other.
+        """
+        first = holdings[0][1]
+        sizes = self.cuts.get((first.dtype, first.global_shape, _boxes_of(holdings)))
+        if sizes is None:
+            return False
+        boxes: list[IndexBox] = []
+        for (rank, entry), size in zip(holdings, sizes, strict=True):
+            if not _is_whole(entry, size):
+                return False
+            piece = entry.pieces[0]
+            place = Location(rank, 0, piece.payload_offset, size).at(piece.home)
+            boxes.append(IndexBox(rank, entry.offset, entry.shape, (place,)))
+        self._add(name, first, boxes)
+        return True
+
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
         shape = holdings[0][1].global_shape
-        boxes = tuple((entry.offset, entry.shape) for _, entry in holdings)
+        boxes = _boxes_of(holdings)
         geometry = self.geometries.get((shape, boxes))
         if geometry is None:
             geometry = self.geometries.setdefault((shape, boxes), geometry_of(shape, boxes))
@@ -251,11 +271,13 @@ class _Merger:
             same = [holdings[i] for i in copies]
             for i in copies:
                 writers[i] = same
-        for same in writers:
-            if not (_is_one_piece(same) or self._stored(name, same)):
-                return
+        if not all(self._stored(name, same) for same in writers):
+            return
         order = sorted(range(len(holdings)), key=lambda i: (holdings[i][1].offset, holdings[i][0]))
         self._add(name, holdings[0][1], [_box(*holdings[i], writers[i]) for i in order])
+        if geometry.is_plain and order == list(range(len(holdings))):
+            sizes = [_box_bytes(entry) for _, entry in holdings]
+            self.cuts[holdings[0][1].dtype, shape, boxes] = sizes
 
     def _stored(self, name: str, same: Sequence[Holding]) -> bool:
         """Every byte of a box is stored by one of the ranks that declare exactly it."""
@@ -273,13 +295,13 @@ class _Merger:
             same = [holdings[i] for i in copies]
             entry = same[0][1]
             if all(other.fingerprint for _, other in same):
-                groups = _by_fingerprint([(rank, other.fingerprint) for rank, other in same])
+                groups = by_fingerprint([(rank, other.fingerprint) for rank, other in same])
                 if len(groups) > 1:
                     self.report(
                         name,
-                        _odd_ranks(groups),
+                        odd_ranks(groups),
                         f"shards of the same box at {entry.offset} of shape {entry.shape} differ: "
-                        f"{_groups_text(groups)}",
+                        f"{groups_text(groups)}",
                     )
                     return False
             elif all(_first_gap([holding]) is None for holding in same):
@@ -317,13 +339,13 @@ class _Merger:
             return self.report(
                 name, silent, f"{ranks_text(silent)} did not fingerprint its replica"
             )
-        groups = _by_fingerprint([(rank, entry.fingerprint) for rank, entry in holdings])
+        groups = by_fingerprint([(rank, entry.fingerprint) for rank, entry in holdings])
         if len(groups) > 1:
-            text = f"replicas differ: {_groups_text(groups)}"
+            text = f"replicas differ: {groups_text(groups)}"
             if self.differing is Differing.ABORT:
-                return self.report(name, _odd_ranks(groups), text)
+                return self.report(name, odd_ranks(groups), text)
             self.warnings.append(
-                Problem(name, _odd_ranks(groups), f"{_path(name)}: {text}; kept apart")
+                Problem(name, odd_ranks(groups), f"{_path(name)}: {text}; kept apart")
             )
 
         by_rank = dict(holdings)
@@ -368,13 +390,12 @@ def _is_whole(entry: TensorEntry, box_bytes: int) -> bool:
     return not piece.start and 0 < piece.length == box_bytes and piece.payload_offset >= 0
 
 
-def _is_one_piece(writers: Sequence[Holding]) -> bool:
-    """Of a box that one rank alone declares."""
-    if len(writers) != 1:
-        return False
-    entry = writers[0][1]
-    box_bytes = _form_fault(entry.dtype, entry.global_shape, entry.offset, entry.shape, True)[1]
-    return _is_whole(entry, box_bytes)
+def _boxes_of(holdings: Sequence[Holding]) -> tuple[tuple[Extent, Extent], ...]:
+    return tuple([(entry.offset, entry.shape) for _, entry in holdings])
+
+
+def _box_bytes(entry: TensorEntry) -> int:
+    return volume_of(entry.shape) * dtype_of(entry.dtype).itemsize
 
 
 def _fault(entry: TensorEntry) -> str:
@@ -385,8 +406,6 @@ def _fault(entry: TensorEntry) -> str:
     )
     if fault:
         return fault
-    if _is_whole(entry, box_bytes):
-        return ""
     reach = 0
     for piece in entry.pieces:
         start, length = piece.start, piece.length
@@ -450,7 +469,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> IndexBox
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
     """Bytes [start, end) of a replica, or of a box that all of them declare, that none stores."""
     entry = writers[0][1]
-    box_bytes, reach = volume_of(entry.shape) * dtype_of(entry.dtype).itemsize, 0
+    box_bytes, reach = _box_bytes(entry), 0
     for start, length in sorted(
         (piece.start, piece.length) for _, held in writers for piece in held.pieces
     ):
@@ -458,32 +477,6 @@ def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
             return reach, start
         reach = max(reach, start + length)
     return (reach, box_bytes) if reach < box_bytes else None
-
-
-def _group(values: Sequence[tuple[Rank, str]]) -> list[tuple[str, tuple[Rank, ...]]]:
-    """Ranks by what they said, most ranks first, then the group of the lowest rank."""
-    groups: defaultdict[str, list[Rank]] = defaultdict(list)
-    for rank, value in values:
-        groups[value].append(rank)
-    return sorted(((v, tuple(r)) for v, r in groups.items()), key=lambda g: (-len(g[1]), g[1]))
-
-
-def _by_fingerprint(values: Sequence[tuple[Rank, bytes]]) -> list[tuple[str, tuple[Rank, ...]]]:
-    return _group([(rank, fingerprint.hex()) for rank, fingerprint in values])
-
-
-def _odd_ranks(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> tuple[Rank, ...]:
-    """All ranks outside the largest group."""
-    return tuple(sorted(rank for _, ranks in groups[1:] for rank in ranks))
-
-
-def _few(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> Sequence[tuple[str, tuple[Rank, ...]]]:
-    return groups[:RANKS_NAMED_MAX]
-
-
-def _groups_text(groups: Sequence[tuple[str, tuple[Rank, ...]]]) -> str:
-    """Who agrees with whom."""
-    return " against ".join(ranks_text(ranks) for _, ranks in reversed(_few(groups)))
 
 
 def _path(name: str) -> str:

@@ -26,6 +26,11 @@ class Geometry:
     """There are more than OVERLAPS_MAX crossings."""
     hole: tuple[Extent, Extent] | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Each item is in one box, and no box is given twice."""
+        return self.hole is None and not (self.identical or self.crossings)
+
 
 def geometry_of(shape: Extent, boxes: Sequence[tuple[Extent, Extent]]) -> Geometry:
     """Identical boxes, crossing boxes and the first hole; boxes lie inside the tensor."""

@@ -15,7 +15,8 @@ from ckpt.format.index import Index, decode_index
 from ckpt.format.index_pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
 from ckpt.plan import coverage
-from ckpt.plan.coverage import Differing, Overlap, ranks_text
+from ckpt.plan.coverage import Differing, Overlap
+from ckpt.plan.disagreement import ranks_text
 from ckpt.plan.reads import plan_read
 from ckpt.testing.indexes import encode_index
 from tests.plan.clusters import entry, tables

@@ -1,0 +1,80 @@
+"""Tensors that are cut like one before are merged faster, and looked at all the same."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from ckpt.base.ids import Generation, Rank
+from ckpt.format.index_pages import Location
+from ckpt.format.table import Meaning, Piece, TensorEntry
+from tests.plan.clusters import entry, tables
+from tests.plan.merged import Merged, merge_tables
+
+HALVES = [((0,), (4,)), ((4,), (4,))]
+
+
+def halves(name: str, *pieces: tuple[Piece, ...]) -> list[TensorEntry]:
+    """Of eight items, cut in two, with these pieces."""
+    return [
+        entry(name, Meaning.SHARD, (8,), *box, pieces=stored)
+        for box, stored in zip(HALVES, pieces, strict=True)
+    ]
+
+
+def merged_halves(*names: list[TensorEntry]) -> Merged:
+    return merge_tables(tables(*zip(*names, strict=True)))
+
+
+def test_tensors_that_are_cut_like_one_before_are_merged_as_that_was() -> None:
+    whole = [(Piece(0, 100 * n, 4),) for n in range(2)]
+    merged = merged_halves(halves("a", *whole), halves("b", *whole), halves("c", *whole))
+    assert merged.problems == merged.overlaps == ()
+    assert [tensor.name for tensor in merged.tensors] == ["a", "b", "c"]
+    assert merged.tensors[1].boxes == merged.tensors[0].boxes
+    assert [box.locations for box in merged.tensors[2].boxes] == [
+        (Location(Rank(n), 0, 100 * n, 4),) for n in range(2)
+    ]
+
+
+def test_pieces_in_earlier_generations_keep_their_home_in_whatever_order_tensors_come() -> None:
+    away = (Piece(0, 7, 4).at(Generation(3, 5)),)
+    merged = merged_halves(
+        halves("a", (Piece(0, 0, 4),), (Piece(0, 0, 4),)), halves("b", away, (Piece(0, 4, 4),))
+    )
+    assert merged.problems == ()
+    (place,) = merged.tensors[1].boxes[0].locations
+    assert place.generation == Generation(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ((), "bytes 0 to 4 of the box at (4,) of shape (4,) are stored by none of rank 1"),
+        ((Piece(0, 0, 3),), "bytes 3 to 4 of the box at (4,) of shape (4,) are stored by none"),
+        ((Piece(0, 0, 5),), "rank 1 stores bytes 0 to 5 of a box of 4, out of order"),
+        ((Piece(1, 0, 3),), "bytes 0 to 1 of the box at (4,) of shape (4,) are stored by none"),
+    ],
+)
+def test_what_is_cut_like_one_before_is_looked_at_all_the_same(
+    pieces: tuple[Piece, ...], text: str
+) -> None:
+    good = halves("a", (Piece(0, 0, 4),), (Piece(0, 0, 4),))
+    assert text in merged_halves(good, halves("b", (Piece(0, 4, 4),), pieces)).problems[0].message
+
+
+def test_several_pieces_of_a_box_are_all_in_the_index_also_of_one_cut_like_another() -> None:
+    good = halves("a", (Piece(0, 0, 4),), (Piece(0, 0, 4),))
+    two = (Piece(0, 10, 1), Piece(1, 20, 3))
+    merged = merged_halves(good, halves("b", two, (Piece(0, 4, 4),)))
+    assert merged.tensors[1].boxes[0].locations == (
+        Location(Rank(0), 0, 10, 1),
+        Location(Rank(0), 1, 20, 3),
+    )
+
+
+def test_another_dtype_is_another_cut() -> None:
+    good = halves("a", (Piece(0, 0, 4),), (Piece(0, 0, 4),))
+    wide = [replace(half, dtype="<u2") for half in halves("b", *[(Piece(0, 4, 4),)] * 2)]
+    problem = merged_halves(good, wide).problems[0]
+    assert "bytes 4 to 8 of the box at (0,)" in problem.message
