@@ -60,7 +60,10 @@ def shown(cluster: RemoteCluster, step: int) -> ShowView:
 
 
 def is_whole(cluster: RemoteCluster, step: int) -> bool:
-    return all(all(each.live) for each in shown(cluster, step).columns)
+    """All of its columns, and all copies of its index and record."""
+    view = shown(cluster, step)
+    (generation,) = view.generations
+    return not generation.documents_missing and all(all(each.live) for each in view.columns)
 
 
 def lose(cluster: RemoteCluster, id: str) -> None:
