@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,15 +13,13 @@ import pytest
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.net.wire_policy import WirePolicy, is_one_host, wanted_for
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt.base.ids import BootId
 from ckpt.format.messages.asking import Answer, Ask
-from ckpt.format.messages.hello import Role, Wire
+from ckpt.format.messages.hello import Wire
 from ckpt.native import libcrypto
-from ckpt.protocol.handshake import Caller, Identity
 from ckpt.testing.network import Heard
-from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
+from tests.aio.netkit import PATIENCE_S, ServerThread
+from tests.aio.tap import Way, dialed, tapped
 
-COORDINATOR = Identity("cluster-a", Role.COORDINATOR, "", BootId(5))
 POLYNOMIAL = (1 | 0xEDB88320 << 1).to_bytes(5, "little")
 """CRC-32's own: bytes that differ by it have one checksum."""
 GOOD = random.Random(4).randbytes(64)
@@ -35,57 +32,31 @@ def evil(content: bytes) -> bytes:
 
 
 class Middle:
-    """I pass on what two peers say to each other, and change bulks that I know."""
+    """I change bulks that I know in what one peer says."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self) -> None:
         self.changed = 0
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
-        self._target = port
-        self._socks: list[socket.socket] = [self._door]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._held = b""
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._door.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            self._socks += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        held = b""
-        try:
-            while part := source.recv(1 << 16):
-                held += part
-                if GOOD in held:
-                    held, self.changed = held.replace(GOOD, evil(GOOD)), self.changed + 1
-                # What may be the beginning of it waits for its rest.
-                keep = next((n for n in range(len(GOOD) - 1, 0, -1) if held.endswith(GOOD[:n])), 0)
-                sink.sendall(held[: len(held) - keep])
-                held = held[len(held) - keep :]
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            sink.close()
-
-    def close(self) -> None:
-        for sock in self._socks:
-            sock.close()
+    def change(self, part: bytes) -> bytes:
+        held = self._held + part
+        if GOOD in held:
+            held, self.changed = held.replace(GOOD, evil(GOOD)), self.changed + 1
+        # What may be the beginning of it waits for its rest.
+        keep = next((n for n in range(len(GOOD) - 1, 0, -1) if held.endswith(GOOD[:n])), 0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
 
 
 @contextmanager
-def between(wire: WirePolicy) -> Iterator[tuple[ServerThread, Middle, RpcClient]]:
-    with serving(identity=COORDINATOR, wire=wire) as running:
-        middle = Middle(running.server.port)
-        caller = Caller(SECRET, Role.READER, "host:1", cluster="cluster-a")
-        try:
-            with RpcClient(f"127.0.0.1:{middle.port}", caller) as rpc:
-                yield running, middle, rpc
-        finally:
-            middle.close()
+def between(
+    wire: WirePolicy, way: Way = Way.UP
+) -> Iterator[tuple[ServerThread, Middle, RpcClient]]:
+    """`way`: what is changed."""
+    middle = Middle()
+    with tapped(wire) as (running, tap), dialed(tap) as rpc:
+        tap.changes[way] = middle.change
+        yield running, middle, rpc
 
 
 def answering(running: ServerThread, bulk: Callable[[Heard], bytes]) -> list[bytes]:
@@ -133,7 +104,7 @@ def test_what_was_changed_on_the_way_to_a_server_is_never_heard(around: int) -> 
 
 @SIZES
 def test_what_was_changed_on_the_way_back_is_never_returned(around: int) -> None:
-    with between(WirePolicy.MAC) as (running, middle, rpc):
+    with between(WirePolicy.MAC, Way.DOWN) as (running, middle, rpc):
         answering(running, lambda _: content(around))
         with pytest.raises(Unavailable):
             rpc.call(Ask("status"), timeout_s=1.0)

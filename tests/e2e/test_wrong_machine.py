@@ -84,18 +84,22 @@ def test_a_save_whose_stager_computes_wrong_parity_is_refused_before_a_byte_is_s
         assert store.save("written", 2, {"a": PAYLOAD}).wait(WAIT_S).step == 2
 
 
-def test_a_target_on_a_wrong_machine_does_not_start(wrong: dict[str, str], tmp_path: Path) -> None:
-    make_secret(tmp_path / "secret")
-    flags = ("--directory", str(tmp_path / "t"), "--coordinator", "127.0.0.1:9")
+def refused(wrong: dict[str, str], directory: Path, *line: str) -> None:
+    """`ckptd LINE` says why, and ends."""
+    make_secret(directory / "secret")
     ended = subprocess.run(
-        [sys.executable, "-m", "ckptd.cli", "target", *flags],
-        env={**wrong, "CKPT_SECRET_FILE": str(tmp_path / "secret")},
+        [sys.executable, "-m", "ckptd.cli", *line, "--coordinator", "127.0.0.1:9"],
+        env={**wrong, "CKPT_SECRET_FILE": str(directory / "secret")},
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
     assert (ended.returncode, REFUSAL in ended.stderr) == (1, True), ended.stderr
+
+
+def test_a_target_on_a_wrong_machine_does_not_start(wrong: dict[str, str], tmp_path: Path) -> None:
+    refused(wrong, tmp_path, "target", "--directory", str(tmp_path / "t"))
     assert not (tmp_path / "t").exists()
 
 
@@ -105,13 +109,4 @@ def test_a_repair_worker_on_a_wrong_machine_does_not_start(
     """Else it would make columns that are none: each cell is compared, so it would do no harm, and
     no good either.
     """
-    make_secret(tmp_path / "secret")
-    ended = subprocess.run(
-        [sys.executable, "-m", "ckptd.cli", "repair", "--coordinator", "127.0.0.1:9"],
-        env={**wrong, "CKPT_SECRET_FILE": str(tmp_path / "secret")},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (ended.returncode, REFUSAL in ended.stderr) == (1, True), ended.stderr
+    refused(wrong, tmp_path, "repair")

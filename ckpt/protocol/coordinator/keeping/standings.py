@@ -229,8 +229,8 @@ class Standings:
 
     def _losses(self, target: Target) -> Iterator[str]:
         """What could be read no more without it, here or away."""
-        all = self._checkpoints.all()
-        unknown = [one for one in all if one.placement is None and one.is_needed]
+        needed = [one for one in self._checkpoints.all() if one.is_needed]
+        unknown = [one for one in needed if one.placement is None]
         if unknown:
             yield f"where {unknown[0].id} lies is not known: its index was not read yet"
         lost = [one for one in self._kept() if self._needs(one, target)]
