@@ -62,6 +62,18 @@ def check_put_in_place(calls: list[Call], directory: Path, name: str, said: Call
     assert placed[0].end < said.begin, "it was said before its name was durable"
 
 
+def check_synced(calls: list[Call], file: str, entry: Call, said: Call) -> None:
+    """The entry's transaction is what is written from there to the next sync, which begins when all
+    of it is through and ends before it is said. The transaction after it may be on its way by then.
+    """
+    of_file = [c for c in calls if f"<{file}>" in c.text]
+    sync = next((c for c in of_file if c.syncs and c.begin > entry.begin), None)
+    assert sync is not None, f"{file} is never synced after the entry"
+    written = [c for c in of_file if c.writes and entry.begin <= c.begin < sync.begin]
+    assert max(write.end for write in written) < sync.begin, "synced before all was written"
+    assert sync.end < said.begin, "it was said before it was durable"
+
+
 def test_a_column_s_proof_leaves_only_behind_the_syncs_of_its_file_and_directory(
     tmp_path: Path,
 ) -> None:
@@ -129,9 +141,7 @@ def test_the_catalog_is_synced_before_a_rank_hears_what_it_says(tmp_path: Path) 
     file = entry.text.partition("<")[2].partition(">")[0]
     assert Path(file).name.startswith(CATALOG_NAME)
     said = next(c for c in calls if c.sends and c.begin > entry.begin and JOINED_FIELD in c.text)
-    written = [c for c in calls if c.writes and f"<{file}>" in c.text and c.begin < said.begin]
-    synced = [c for c in calls if c.syncs and f"<{file}>" in c.text and c.end < said.begin]
-    assert any(sync.begin > max(write.end for write in written) for sync in synced)
+    check_synced(calls, file, entry, said)
 
 
 TRACE = """\
@@ -170,3 +180,36 @@ def test_a_trace_out_of_order_does_not(line: int, to: int | None, why: str) -> N
     calls = parse("\n".join(lines))
     with pytest.raises(AssertionError, match=why):
         check_put_in_place(calls, Path("/d/columns"), "columns/c", first_said(calls, "proof"))
+
+
+CATALOG_TRACE = """\
+11 pwrite64(8</d/c.sqlite-wal>, "page"..., 4096, 0) = 4096
+11 pwrite64(8</d/c.sqlite-wal>, "run-4711"..., 4096, 4096 <unfinished ...>
+11 <... pwrite64 resumed>) = 4096
+11 fdatasync(8</d/c.sqlite-wal>) = 0
+11 pwrite64(8</d/c.sqlite-wal>, "next"..., 4096, 8192 <unfinished ...>
+10 sendmsg(4<TCP:[127.0.0.1:1->127.0.0.1:2]>, "turn", 5, 0, NULL, 0) = 5
+11 <... pwrite64 resumed>) = 4096
+"""
+
+
+def check_catalog(lines: list[str]) -> None:
+    calls = parse("\n".join(lines))
+    entry = next(call for call in calls if "run-4711" in call.text)
+    check_synced(calls, "/d/c.sqlite-wal", entry, first_said(calls, JOINED_FIELD))
+
+
+def test_a_transaction_may_be_written_while_the_one_before_it_is_said() -> None:
+    check_catalog(CATALOG_TRACE.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("to", "why"), [(None, "never synced"), (2, "before all was written"), (6, "said before")]
+)
+def test_a_catalog_s_sync_that_is_missing_or_out_of_place_is_seen(to: int | None, why: str) -> None:
+    lines = CATALOG_TRACE.splitlines()
+    sync = lines.pop(3)
+    if to is not None:
+        lines.insert(to, sync)
+    with pytest.raises(AssertionError, match=why):
+        check_catalog(lines)
