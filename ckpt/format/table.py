@@ -14,6 +14,7 @@ An envelope (`CKPB`, version 1, lz4) around MessagePack arrays:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, Rank
 from ckpt.base.limits import (
     PAYLOAD_BYTES_MAX,
@@ -31,9 +32,9 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
     WORLD_SIZE_MAX,
 )
-from ckpt.format.checksum import XXH3_BYTES, Buffer
+from ckpt.format.checksum import XXH3_BYTES
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
+from ckpt.format.envelope import Packing, wrap
 
 MAGIC: Final = b"CKPB"
 VERSION: Final = 1
@@ -121,26 +122,13 @@ class RankTable(msgspec.Struct, array_like=True, frozen=True):
 
 def encode_table(table: RankTable) -> bytes:
     """The document; raises Refused by name when an entry or the whole passes a limit."""
-    problem = _table_problem(table)
+    problem = ranks_problem(table.rank, table.world_size) or entries_problem(table.entries)
     if problem:
         raise Refused(problem)
     raw = msgspec.msgpack.encode(table)
     if len(raw) > TABLE_BYTES_MAX:
         raise Refused(f"a table of {len(raw)} bytes: at most {TABLE_BYTES_MAX} are allowed")
     return wrap(MAGIC, VERSION, raw, Packing.LZ4)
-
-
-def decode_table(document: Buffer) -> RankTable:
-    """The inverse; raises Corrupt on anything that `encode_table` does not make."""
-    raw = unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX)
-    try:
-        table = decode_body(_DECODER, raw)
-    except Corrupt:
-        table = _with_homes(decode_body(_HOMES_DECODER, raw))
-    problem = _table_problem(table)
-    if problem:
-        raise Corrupt(problem)
-    return table
 
 
 def tensor_problem(name: str, dtype: str, global_shape: tuple[int, ...]) -> str:
@@ -176,75 +164,26 @@ def box_problem(
     return ""
 
 
-# --------------------------------------------------------------------------- with homes
-
-
-class _HomesEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An entry whose pieces may have homes; decoded by itself, since few tables have any."""
-
-    name: str
-    meaning: Meaning
-    dtype: str
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    pieces: tuple[tuple[int, ...], ...]
-    fingerprint: bytes
-
-
-class _HomesTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    rank: int
-    world_size: int
-    entries: tuple[_HomesEntry, ...]
-
-
-_DECODER: Final = msgspec.msgpack.Decoder(RankTable)
-_HOMES_DECODER: Final = msgspec.msgpack.Decoder(_HomesTable)
-
-
-def _with_homes(wire: _HomesTable) -> RankTable:
-    """Raises Corrupt."""
-    entries = [
-        TensorEntry(
-            entry.name,
-            entry.meaning,
-            entry.dtype,
-            entry.global_shape,
-            entry.offset,
-            entry.shape,
-            tuple([_piece_of(entry.name, piece) for piece in entry.pieces]),
-            entry.fingerprint,
-        )
-        for entry in wire.entries
-    ]
-    return RankTable(Rank(wire.rank), wire.world_size, tuple(entries))
-
-
-def _piece_of(name: str, wire: tuple[int, ...]) -> Piece:
-    """Raises Corrupt."""
-    match wire:
-        case (start, offset, length):
-            return Piece(start, offset, length)
-        case (start, offset, length, term, counter) if term >= 0 and counter >= 0:
-            return HomePiece(start, offset, length, term, counter)
-        case _:
-            raise Corrupt(f"{name}: a piece that cannot be: {wire[:8]}")
-
-
 # --------------------------------------------------------------------------- limits
 
 
-def _table_problem(table: RankTable) -> str:
-    if not 0 <= table.rank < table.world_size <= WORLD_SIZE_MAX:
-        return f"rank {table.rank} of {table.world_size} cannot be"
-    for entry in table.entries:
+def ranks_problem(rank: int, world_size: int) -> str:
+    """What is wrong with who a table is of; empty when nothing is."""
+    if not 0 <= rank < world_size <= WORLD_SIZE_MAX:
+        return f"rank {rank} of {world_size} cannot be"
+    return ""
+
+
+def entries_problem(entries: Sequence[TensorEntry]) -> str:
+    """What is wrong with entries that follow one another in a table; empty when nothing is."""
+    for entry in entries:
         problem = _entry_problem(entry)
         if problem:
             return problem
-    names = [entry.name for entry in table.entries]
+    names = [entry.name for entry in entries]
     if all(map(lt, names, names[1:])):
         return ""
-    for before, after in pairwise(table.entries):
+    for before, after in pairwise(entries):
         if not _ascend(before, after):
             return f"{after.name}: names must be unique and ascending"
     return ""

@@ -73,6 +73,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import PutDocument, RenewLease, Rot
 from ckpt.format.messages.writing import Fragment
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry
+from ckpt.format.table_decoding import decode_table
 from ckpt.format.tree import DictNode, LeafNode, ListNode, ScalarNode, TupleNode
 from ckpt.protocol.target.at_rest.scrub_note import (
     ScrubNote,
@@ -357,7 +358,7 @@ def test_a_rank_table_is_as_ever() -> None:
     frozen = golden("rank_table.bin", document)
     raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
     assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
-    assert table.decode_table(frozen) == TABLE
+    assert decode_table(frozen) == TABLE
 
 
 def test_a_rank_table_that_refers_to_a_home_is_as_ever() -> None:
@@ -368,7 +369,7 @@ def test_a_rank_table_that_refers_to_a_home_is_as_ever() -> None:
     frozen = golden("rank_table_2.bin", document)
     raw = unwrap(table.MAGIC, table.VERSION, frozen, 1 << 20)
     assert raw == unwrap(table.MAGIC, table.VERSION, document, 1 << 20)
-    assert table.decode_table(frozen) == referring
+    assert decode_table(frozen) == referring
 
 
 def test_what_a_scrub_notes_is_as_ever() -> None:

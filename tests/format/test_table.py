@@ -18,9 +18,9 @@ from ckpt.format.table import (
     Piece,
     RankTable,
     TensorEntry,
-    decode_table,
     encode_table,
 )
+from ckpt.format.table_decoding import TableDecoder, decode_table
 from tests.format.strategies import flipped, masks, positions, read_or_refused
 
 SHARD = TensorEntry(
@@ -162,3 +162,24 @@ def test_a_raw_size_over_the_limit_is_refused_before_anything_is_unpacked() -> N
     document[28:32] = crc.to_bytes(4, "little")
     with pytest.raises(Corrupt, match="allowed"):
         decode_table(document)
+
+
+@given(tables(), st.integers(1, 4))
+def test_a_slice_at_a_time_it_is_the_same_table(table: RankTable, count: int) -> None:
+    decoder = TableDecoder(encode_table(table))
+    assert len(decoder) == len(table.entries)
+    entries = []
+    while not decoder.done:
+        slice_ = decoder.go_on(count)
+        assert 0 < len(slice_) <= count
+        entries += slice_
+    assert tuple(entries) == table.entries
+    assert decoder.table() == table
+
+
+def test_names_ascend_across_slices_as_well() -> None:
+    entry = TensorEntry("a", Meaning.OWN, "<f4", (1,), (0,), (1,), (Piece(0, 0, 4),))
+    decoder = TableDecoder(as_wire(RankTable(Rank(0), 1, (entry, entry))))
+    assert decoder.go_on(1) == [entry]
+    with pytest.raises(Corrupt, match="unique and ascending"):
+        decoder.go_on(1)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.format.index import Index, decode_index
 from ckpt.format.index_pages import IndexBox, IndexTensor, Location
-from ckpt.format.table import Meaning, Piece, TensorEntry, decode_table, encode_table
+from ckpt.format.table import Meaning, Piece, TensorEntry, encode_table
+from ckpt.format.table_decoding import decode_table
 from ckpt.plan import coverage
 from ckpt.plan.coverage import Differing, Overlap
 from ckpt.plan.disagreement import ranks_text

@@ -18,9 +18,9 @@ from ckpt.format.table import (
     Piece,
     RankTable,
     TensorEntry,
-    decode_table,
     encode_table,
 )
+from ckpt.format.table_decoding import decode_table
 from ckpt.plan.references import (
     ITEM_ALIGN,
     REFERRED_BYTES_MIN,

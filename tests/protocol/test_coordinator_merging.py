@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from msgspec.structs import replace
 
 from ckpt.format.index import decode_index
-from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import Certified, PayloadGivenUp
-from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft
 from ckpt.protocol.coordinator.saving import merging
 from tests.protocol.coordinating import Bench, RankFake, every, own_entry, ready, shard_entry
+from tests.protocol.late_bench import LateBench, index_of
 
 RANKS = 4
 NAMES = 6
@@ -21,42 +18,6 @@ NAMES = 6
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "ENTRIES_AT_ONCE", RANKS)
-
-
-class LateBench(Bench):
-    """A coordinator that has much else to do: it goes on when `work` says so."""
-
-    work_left = 0
-
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, WorkLeft):
-            self.work_left += 1
-        else:
-            super()._perform(action)
-
-    def work(self) -> None:
-        """One slice."""
-        self.work_left -= 1
-        self.feed(Worked(self.now_us))
-
-    def work_off(self) -> Iterator[int]:
-        """Slice after slice; how many there were."""
-        count = 0
-        while self.work_left:
-            self.work()
-            count += 1
-            yield count
-
-
-def index_of(bench: Bench, rank: RankFake) -> bytes:
-    """Of the step that it has committed; all copies are the same."""
-    wanted = DocumentKind.INDEX, rank.commits()[-1].info.checkpoint
-    (document,) = {
-        bytes(target.documents[wanted])
-        for target in bench.targets.values()
-        if wanted in target.documents
-    }
-    return document
 
 
 def sharded(bench: Bench) -> list[RankFake]:

@@ -1,17 +1,19 @@
-"""Histories whose coordinators merge tables an entry at a time, with all else between."""
+"""Histories whose coordinators decode and merge tables an entry at a time, all else between."""
 
 from __future__ import annotations
 
 import pytest
 
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.saving import merging
+from ckpt.protocol.coordinator.saving import decoding, merging
 from tests.sim.scenario import run_seed
 
 SEEDS = 100
 
 
 def test_no_promise_is_broken_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(decoding, "ENTRIES_AT_ONCE", 1)
     monkeypatch.setattr(merging, "ENTRIES_AT_ONCE", 1)
     slices, work = 0, Desk.work
 

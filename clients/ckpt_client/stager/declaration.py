@@ -11,7 +11,8 @@ import msgspec
 
 from ckpt.base.errors import Corrupt
 from ckpt.format.checksum import xxh3_128
-from ckpt.format.table import RankTable, decode_table
+from ckpt.format.table import RankTable
+from ckpt.format.table_decoding import decode_table
 
 
 class Witness(msgspec.Struct, frozen=True, array_like=True):

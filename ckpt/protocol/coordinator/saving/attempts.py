@@ -94,7 +94,10 @@ class Payload:
     """When its stager's session ended; None while it is here."""
     certify: Certify | None = None
     table_bytes: bytearray = field(default_factory=bytearray)
+    """What has come of the document so far; empty once it is whole."""
     table: RankTable | None = None
+    table_digest: bytes = b""
+    """Of the document that the table was decoded from."""
     proofs: dict[ColumnNumber, ColumnProof] = field(default_factory=dict)
     """Of the last certify; a column that is streamed again loses its own."""
     fingerprints: tuple[bytes, ...] | None = None

@@ -7,10 +7,11 @@ commit.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.limits import TABLE_BYTES_MAX
-from ckpt.format.members import member_of_table
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import (
     BoxesCompared,
@@ -20,15 +21,34 @@ from ckpt.format.messages.saving import (
     SparesNamed,
 )
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.format.table import HomePiece, RankTable, decode_table
+from ckpt.format.table import RankTable
 from ckpt.protocol.coordinator.cluster.attesting import Attestation
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, Payload
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
+from ckpt.protocol.coordinator.saving.decoding import TableDecodes
 from ckpt.protocol.coordinator.saving.ending import Ending, discarded
 from ckpt.protocol.coordinator.saving.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A payload's certificate, whose table is whole; and who waits for the answer."""
+
+    session: Session
+    request: int
+    attempt: Attempt
+    payload: Payload
+    message: Certify
+    table_digest: bytes
+
+    @property
+    def known_table(self) -> RankTable | None:
+        """A stager that came back says the same: what was made of it stays."""
+        payload = self.payload
+        return payload.table if payload.table_digest == self.table_digest else None
 
 
 class Certifying:
@@ -41,7 +61,7 @@ class Certifying:
         self._book = context.book
         self._members = context.members
         self._reservations = context.reservations
-        self._homes = context.homes
+        self._decodes = TableDecodes(context.desk, context.homes)
         self._cluster = context.policy.cluster
         self._committer = committer
         self._ending = ending
@@ -80,42 +100,67 @@ class Certifying:
         if not self._take_table(payload, message, bulk):
             return
         self._check_certify(attempt, payload, message)
-        table = self._decoded(attempt, payload)
+        document, payload.table_bytes = payload.table_bytes, bytearray()
+        asked = _Asked(session, request, attempt, payload, message, xxh3_128(document))
+        known = asked.known_table
+        if known is not None:
+            self._count(asked, known)
+            return
+
+        def decoded(table: RankTable) -> None:
+            if not self._is_over(asked):
+                self._count(asked, asked.known_table or table)
+
+        def failed(error: CkptError) -> None:
+            self._desk.fail(session, request, error)
+
+        self._decodes.begin(attempt, payload, document, decoded, failed)
+
+    def _count(self, asked: _Asked, table: RankTable) -> None:
+        """Those proofs that count; where they may be older than a restart, their targets say."""
+        attempt, payload, proofs = asked.attempt, asked.payload, asked.message.proofs
         is_decided = attempt.record is not None  # Nothing of it is left out any more.
         if is_decided or not (attempt.recovered and attempt.of_members):
-            self._accept(request, attempt, payload, message, table, message.proofs)
+            self._accept(asked, table, proofs)
             return
 
         def looked(standing: list[ColumnProof], gone: int) -> None:
-            if attempt.state in ENDED and attempt.has(payload):
-                self._ending.tell_end_of(session, request, message.payload)
-            elif not attempt.has(payload):
-                self._desk.fail(session, request, discarded(payload.id))
-            elif len(message.proofs) - gone < payload.layout.code.floor:
+            if self._is_over(asked):
+                return
+            if len(proofs) - gone < payload.layout.code.floor:
                 self._ending.drop_file(attempt, payload)
-                self._desk.fail(session, request, discarded(payload.id))
+                self._desk.fail(asked.session, asked.request, discarded(payload.id))
             else:
-                self._accept(request, attempt, payload, message, table, standing)
+                self._accept(asked, table, standing)
 
-        Attestation(self._desk, self._members, message.proofs, looked).begin()
+        Attestation(self._desk, self._members, proofs, looked).begin()
 
-    def _accept(
-        self, request: int, attempt: Attempt, payload: Payload, message: Certify, table: RankTable,
-        standing: Iterable[ColumnProof],
-    ) -> None:  # fmt: skip
+    def _is_over(self, asked: _Asked) -> bool:
+        """Whether what it belongs to ended meanwhile. Who asked hears how, if it is here still: a
+        stager that came back asks again.
+        """
+        attempt, payload = asked.attempt, asked.payload
+        if not attempt.has(payload):
+            self._desk.fail(asked.session, asked.request, discarded(payload.id))
+            return True
+        if attempt.state in ENDED and payload.session == asked.session:
+            self._ending.tell_end_of(asked.session, asked.request, payload.id)
+        return attempt.state in ENDED
+
+    def _accept(self, asked: _Asked, table: RankTable, standing: Iterable[ColumnProof]) -> None:
         """From here on it is certified; of its proofs those count that stand."""
+        payload, message = asked.payload, asked.message
         payload.proofs = {proof.column.column: proof for proof in message.proofs}
         for proof in standing:
             self._note_proof(proof)
         for target in message.slow:
             self._members.note_slow(target)
         payload.certify = message
-        # A stager that came back says the same: what was made of it stays.
-        payload.table = payload.table if payload.table == table else table
+        payload.table, payload.table_digest = table, asked.table_digest
         payload.certified_us = self._desk.now_us
-        if payload.session is not None:
-            self._desk.send(payload.session, request, Certified(payload.id))
-        self._committer.proceed(attempt)
+        if payload.session == asked.session:
+            self._desk.send(asked.session, asked.request, Certified(payload.id))
+        self._committer.proceed(asked.attempt)
 
     def _take_table(self, payload: Payload, message: Certify, bulk: Buffer) -> bool:
         """Collect a part; True when the table is whole."""
@@ -148,29 +193,6 @@ class Certifying:
                 raise Refused(f"{payload.id}: {proof.column} was sealed with another manifest")
             if not check_proof(proof, self._cluster, self._secret):
                 raise Refused(f"{payload.id}: the proof of {proof.column} is not its target's")
-
-    def _decoded(self, attempt: Attempt, payload: Payload) -> RankTable:
-        """The rank's own table, all of whose bytes lie in its payload or in homes that it named.
-
-        Raises Corrupt or Refused.
-        """
-        table = decode_table(bytes(payload.table_bytes))
-        pieces = [piece for entry in table.entries for piece in entry.pieces]
-        away = [piece for piece in pieces if isinstance(piece, HomePiece)]
-        here = [piece for piece in pieces if not isinstance(piece, HomePiece)] if away else pieces
-        end = max([piece.payload_offset + piece.length for piece in here], default=0)
-        homes = {home.generation for home in payload.homes}
-        if not homes.issuperset(piece.home for piece in away):
-            raise Refused(f"{payload.id}: the table refers to what its payload did not name")
-        misfit = self._homes.misfit(payload.id, away)
-        if misfit:
-            raise Refused(f"{payload.id}: the table does not fit its homes: {misfit}")
-        own = (table.rank, table.world_size) == (payload.id.rank, attempt.world_size)
-        if payload.member:
-            own = member_of_table(payload.member, payload.id.rank, table) is not None
-        if not own or end > payload.layout.payload_bytes:
-            raise Refused(f"{payload.id}: the table does not fit its payload")
-        return table
 
     def _note_proof(self, proof: ColumnProof) -> None:
         """What a stager brings counts like what the target tells itself: under its current boot
