@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 import ckpt
 from tests.frameworks.device.emulated import Emulated
+from tests.frameworks.test_torch_restarts import under_torchrun
+from tests.frameworks.warm import Warm
+from tests.gpu import test_ranks
 from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
@@ -38,6 +42,9 @@ from tests.gpu.test_saves import (  # noqa: F401
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device computes on the CPU."""
     monkeypatch.setattr(Training.__init__, "__defaults__", (128, 4))
+    # test_torch_restarts.py kills more of them.
+    monkeypatch.setattr(test_ranks, "KILLS", 1)
+    monkeypatch.setattr(test_ranks, "STEPS", 8)
 
 
 @pytest.fixture
@@ -51,3 +58,8 @@ def store(cluster: str, device: Emulated, request: pytest.FixtureRequest) -> Ite
 def url(cluster: str) -> str:
     """Of ranks that are processes of their own: they have no emulated device, and use the CPU."""
     return cluster
+
+
+@pytest.fixture
+def torchrun(warm: Warm) -> test_ranks.Torchrun:
+    return partial(under_torchrun, warm)

@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from tests.waiting import wait_until
 torch: Any = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-RANK = ["--module", "tests.gpu.rank"]
-EXAMPLE = [str(ROOT / "docs" / "examples" / "torch_fsdp2.py")]
+RANK = ROOT / "tests" / "gpu" / "rank.py"
+EXAMPLE = ROOT / "docs" / "examples" / "torch_fsdp2.py"
 WAIT_S = 300.0
 KILLS = 3
 STEPS = 14
@@ -34,22 +34,38 @@ PAUSE_S = 0.3
 """After each step, so that a kill finds the job still at it."""
 
 
+Torchrun = Callable[[list[str], Path, list[str]], list[str]]
+"""`torchrun AGENT SCRIPT LINE`, as a command line."""
+
+
+@pytest.fixture
+def torchrun() -> Torchrun:
+    """Ranks start as a user starts them."""
+
+    def command(agent: list[str], script: Path, line: list[str]) -> list[str]:
+        return [sys.executable, "-m", "torch.distributed.run", *agent, str(script), *line]
+
+    return command
+
+
 class Job:
     """Ranks of one script under torchrun, and what they noted."""
 
-    def __init__(self, directory: Path, script: list[str], line: Sequence[str], ranks: int) -> None:
+    def __init__(
+        self, torchrun: Torchrun, directory: Path, script: Path, line: Sequence[str], ranks: int
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self._ranks = ranks
         self._notes = directory / "notes.jsonl"
         self._output = directory / "output"
         flag = "--notes" if script == RANK else "--losses"
+        agent = [
+            *["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(2 * KILLS)],
+            *["--monitor-interval", "0.2"],
+        ]
         with open(self._output, "ab") as output:
             self._process = subprocess.Popen(
-                [
-                    *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
-                    *["--nproc-per-node", str(ranks), "--max-restarts", str(2 * KILLS)],
-                    *["--monitor-interval", "0.2", *script, *line, flag, str(self._notes)],
-                ],
+                torchrun(agent, script, [*line, flag, str(self._notes)]),
                 cwd=ROOT,
                 stdout=output,
                 stderr=output,
@@ -110,8 +126,9 @@ class Job:
 
 
 def killed_and_calm(
-    url: str, directory: Path, script: list[str], options: Sequence[str], ranks: int, seed: int
-) -> tuple[dict[int, set[Any]], dict[int, set[Any]]]:
+    torchrun: Torchrun, url: str, directory: Path, script: Path, options: Sequence[str],
+    ranks: int, seed: int,
+) -> tuple[dict[int, set[Any]], dict[int, set[Any]]]:  # fmt: skip
     """What a job that was killed KILLS times noted, and what one noted that nobody touched."""
     chance = random.Random(seed)
 
@@ -120,9 +137,9 @@ def killed_and_calm(
         return [*options, *place, "--pause", str(pause_s)]
 
     name = f"seed{seed}"
-    with Job(directory / "calm", script, line(f"calm-{name}", 0), ranks) as calm:
+    with Job(torchrun, directory / "calm", script, line(f"calm-{name}", 0), ranks) as calm:
         calm.finish()
-    with Job(directory / "wild", script, line(f"wild-{name}", PAUSE_S), ranks) as wild:
+    with Job(torchrun, directory / "wild", script, line(f"wild-{name}", PAUSE_S), ranks) as wild:
         for number in range(KILLS):
             wild.kill_one(chance, number, number * 4 + chance.randint(1, 4))
         wild.finish()
@@ -132,27 +149,30 @@ def killed_and_calm(
     return wild.values(), calm.values()
 
 
-def test_ranks_that_share_an_accelerator_go_on_with_the_same_bits(url: str, tmp_path: Path) -> None:
+def test_ranks_that_share_an_accelerator_go_on_with_the_same_bits(
+    torchrun: Torchrun, url: str, tmp_path: Path
+) -> None:
     options = ["--device", accelerator() or "cpu"]
-    wild, calm = killed_and_calm(url, tmp_path, RANK, options, ranks=2, seed=5)
+    wild, calm = killed_and_calm(torchrun, url, tmp_path, RANK, options, ranks=2, seed=5)
     assert sorted(calm) == list(range(1, STEPS + 1))
     assert all(len(values) == 1 for values in calm.values())
     assert wild == calm
     # One rank reads what two have saved.
     line = [*options, "--store", url, "--name", "calm-seed5", "--steps", str(STEPS + 2)]
-    with Job(tmp_path / "alone", RANK, line, 1) as alone:
+    with Job(torchrun, tmp_path / "alone", RANK, line, 1) as alone:
         alone.finish()
     assert [note["start"] for note in alone.notes() if "start" in note] == [STEPS]
     assert sorted(alone.values()) == [STEPS + 1, STEPS + 2]
 
 
-def test_fsdp2_on_accelerators_learns_the_same_bits(url: str, tmp_path: Path) -> None:
+def test_fsdp2_on_accelerators_learns_the_same_bits(
+    torchrun: Torchrun, url: str, tmp_path: Path
+) -> None:
     text = tmp_path / "corpus.txt"
-    text.write_bytes(Path(EXAMPLE[0]).read_bytes())
+    text.write_bytes(EXAMPLE.read_bytes())
     options = ["--text", str(text)]
-    wild, calm = killed_and_calm(
-        url, tmp_path, EXAMPLE, options, min(4, torch.accelerator.device_count()), seed=6
-    )
+    ranks = min(4, torch.accelerator.device_count())
+    wild, calm = killed_and_calm(torchrun, url, tmp_path, EXAMPLE, options, ranks, seed=6)
     assert sorted(calm) == list(range(1, STEPS + 1))
     assert all(len(values) == 1 for values in calm.values())
     assert wild == calm
