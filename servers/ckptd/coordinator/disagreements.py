@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 
+from ckpt.aio.net.wire_policy import is_loopback
 from ckptd.catalog.etcd.roll import Coordinator
 
 
@@ -22,13 +22,9 @@ def out_of_reach(known: Mapping[str, Coordinator]) -> str:
     """Who listens on its host alone, where they are of several; empty for nobody."""
     if len({one.host for one in known.values()}) < 2:
         return ""
-    alone = [id for id, one in sorted(known.items()) if _is_loopback(one.address)]
+    alone = [id for id, one in sorted(known.items()) if is_loopback(_host(one.address))]
     return f"other hosts do not reach {', '.join(alone)}" if alone else ""
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # A name.
-        return False
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")

@@ -10,13 +10,13 @@ user            of etcd's own authentication, with the password in `password_fil
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
+from ckpt.aio.net.wire_policy import is_loopback
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean
 from ckptd.config import host_and_port
@@ -104,16 +104,9 @@ def _options(query: str, text: str) -> dict[str, str]:
 def _check_plain(members: tuple[str, ...], given: dict[str, str], text: str) -> None:
     if "cert" in given:
         raise Refused(f"cert in {text!r} needs ca, the certificate of who signed the members'")
-    far = [member for member in members if not _is_loopback(host_and_port(member)[0])]
+    far = [member for member in members if not is_loopback(host_and_port(member)[0])]
     if far and "insecure" not in given:
         raise Refused(
             f"{far[0]} in {text!r} would be spoken to in plain text",
             hint="give ca=FILE for TLS, or insecure=1 where nobody else is on the network",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
