@@ -11,8 +11,9 @@ import pytest
 from ckpt.base.errors import Aborted, Corrupt, NoSpace
 from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
 from ckpt.base.units import MiB
+from ckpt.format.messages.writing import ColumnProof
 from ckpt.transfer import column_rebuilder
-from ckpt.transfer.column_rebuilder import LostColumns, rebuild_columns
+from ckpt.transfer.column_rebuilder import LostColumns, RebuildRoom, Turn, rebuild_columns
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.read_job import PayloadDamaged
 from ckpt.transfer.target_links import SenderOptions
@@ -47,6 +48,12 @@ def _several_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert threading.active_count() <= before, "no thread of a rebuild is left"
 
 
+def rebuild(lost: LostColumns, turn: Turn) -> tuple[ColumnProof, ...]:
+    """By a room of its own."""
+    with RebuildRoom(HASTY) as room:
+        return rebuild_columns(lost, room, SENDING, turn)
+
+
 def rebuilt(
     data: Columns, sources: list[SmallHolder], made: list[SmallTarget], lost: tuple[int, ...]
 ) -> list[int]:
@@ -54,7 +61,7 @@ def rebuilt(
     source = job(data, sources, Landings())
     turns: list[int] = []
     places = {ColumnNumber(j): target.place(j + 1) for j, target in zip(lost, made, strict=True)}
-    proofs = rebuild_columns(LostColumns(source, LAUNCH, places), HASTY, SENDING, turns.append)
+    proofs = rebuild(LostColumns(source, LAUNCH, places), turns.append)
     assert [proof.column.column for proof in proofs] == sorted(lost)
     for j, target in zip(lost, made, strict=True):
         column = target.columns[ColumnId(PAYLOAD, ColumnNumber(j))]
@@ -79,7 +86,7 @@ def test_a_data_column_that_moves_is_read_alone(data: Columns, column: int) -> N
         turns: list[int] = []
         source = job(data, sources, Landings())
         lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
-        rebuild_columns(lost, HASTY, SENDING, turns.append)
+        rebuild(lost, turns.append)
         moved = made[0].columns[ColumnId(PAYLOAD, number)]
         assert bytes(moved.content) == bytes(data.columns[column])
         assert bytes(moved.manifest) == data.manifest
@@ -95,7 +102,7 @@ def test_a_column_that_moves_may_have_padding_alone(size: int, column: int) -> N
     with holders(data, {}) as sources, targets(1) as made:
         source = job(data, sources, Landings())
         lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
-        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        rebuild(lost, lambda _size: None)
         moved = made[0].columns[ColumnId(PAYLOAD, number)]
         assert bytes(moved.content) == bytes(data.columns[column])
         assert bytes(moved.manifest) == data.manifest
@@ -106,7 +113,7 @@ def test_one_that_moves_and_cannot_be_read_is_made_of_the_others(data: Columns) 
     with holders(data, {1: "cut"}) as sources, targets(1) as made:
         source = job(data, sources, Landings())
         lost = LostColumns(source, LAUNCH, {number: made[0].place(9)}, moves=number)
-        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        rebuild(lost, lambda _size: None)
         moved = made[0].columns[ColumnId(PAYLOAD, number)]
         assert bytes(moved.content) == bytes(data.columns[1])
 
@@ -116,7 +123,7 @@ def test_who_is_spared_gives_nothing_while_the_others_suffice(data: Columns, spa
     with holders(data, {2: "absent", spared: "greedy"}) as sources, targets(1) as made:
         source = replace(job(data, sources, Landings()), spared=frozenset({ColumnNumber(spared)}))
         lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(3)})
-        rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+        rebuild(lost, lambda _size: None)
         assert sources[spared].asked_bytes == 0
         assert bytes(made[0].columns[ColumnId(PAYLOAD, ColumnNumber(2))].content) == bytes(
             data.columns[2]
@@ -154,7 +161,7 @@ def test_it_ends_where_its_turn_does_not_come(data: Columns) -> None:
         source = job(data, sources, Landings())
         lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(1)})
         with pytest.raises(Aborted):
-            rebuild_columns(lost, HASTY, SENDING, turn)
+            rebuild(lost, turn)
         assert made[0].columns == {}
 
 
@@ -166,9 +173,52 @@ def test_of_an_empty_payload_there_is_only_the_manifest(launch: int) -> None:
         source = job(empty, sources, Landings())
         lost = LostColumns(source, LaunchNumber(launch), {ColumnNumber(5): made[0].place(1)})
         if launch == 1:
-            (proof,) = rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+            (proof,) = rebuild(lost, lambda _size: None)
             assert proof.manifest_digest == source.manifest_digest
         else:
             with pytest.raises(Corrupt, match="its manifest is another's"):
-                rebuild_columns(lost, HASTY, SENDING, lambda _size: None)
+                rebuild(lost, lambda _size: None)
             assert made[0].columns == {}
+
+
+def made_in(room: RebuildRoom, data: Columns, sources: list[SmallHolder], column: int) -> bool:
+    """Whether it is what was lost."""
+    number = ColumnNumber(column)
+    with targets(1) as made:
+        places = {number: made[0].place(1)}
+        lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
+        rebuild_columns(lost, room, SENDING, lambda _size: None)
+        again = made[0].columns[ColumnId(PAYLOAD, number)]
+        return bytes(again.content) == bytes(data.columns[column])
+
+
+def test_a_room_serves_payload_after_payload_over_the_same_connections(data: Columns) -> None:
+    with holders(data, {5: "absent"}) as sources, RebuildRoom(HASTY) as room:
+        assert all(made_in(room, data, sources, column) for column in (5, 1, 4))
+        assert max(len(one.handler.opened_) for one in sources) == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "damaged"])
+def test_a_source_that_fails_one_payload_is_asked_for_the_next(data: Columns, how: str) -> None:
+    with holders(data, {0: how, 5: "absent"}) as sources, RebuildRoom(HASTY) as room:
+        assert made_in(room, data, sources, 5)
+        sources[0].how, sources[0].asked_bytes = "", 0
+        assert made_in(room, data, sources, 4)
+        assert sources[0].asked_bytes > 0
+
+
+def test_a_room_is_good_after_a_payload_that_could_not_be_made(data: Columns) -> None:
+    faults = dict.fromkeys((0, 1, 2), "absent")
+    with holders(data, faults) as sources, RebuildRoom(HASTY) as room:
+        with pytest.raises(PayloadDamaged):
+            made_in(room, data, sources, 2)
+        sources[0].how = sources[1].how = ""
+        assert made_in(room, data, sources, 2)
+
+
+def test_payloads_of_other_sizes_and_cells_share_a_room(data: Columns) -> None:
+    small = Columns.make(CODE, 3 * CELL, CELL // 4, seed=9)
+    with RebuildRoom(HASTY) as room:
+        for each in (small, data, small):
+            with holders(each, {5: "absent"}) as sources:
+                assert made_in(room, each, sources, 5)

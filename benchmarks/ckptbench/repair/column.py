@@ -14,7 +14,12 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import EndRepair, LeaseRepair, RepairLeased, RepairNoted
 from ckpt.plan.sources import SourceLoads
 from ckpt.protocol.handshake import Caller
-from ckpt.transfer.column_rebuilder import LostColumns, SourceWindows, rebuild_columns
+from ckpt.transfer.column_rebuilder import (
+    LostColumns,
+    RebuildRoom,
+    SourceWindows,
+    rebuild_columns,
+)
 from ckpt.transfer.read_job import ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 from ckptbench.repair.plan import ColumnMade
@@ -46,16 +51,16 @@ def measure_column(address: str, secret: bytes) -> ColumnMade:
 
 def _made(rpc: RpcClient, secret: bytes, leased: RepairLeased) -> ColumnMade:
     with located(rpc, secret, NAME, leased) as found:
-        # Once without a clock: memory and connections of a process that begins are no part of it.
         lost = _with_k_sources(found.lost)
-        reading = ReceiverOptions(secret=secret, name=NAME, cluster=found.cluster)
-        _read(lost, reading)
-        begun = time.monotonic()
-        _read(lost, reading)
-        read = time.monotonic()
         sending = SenderOptions(secret, NAME, found.cluster)
-        rebuild_columns(lost, reading, sending, lambda _size: None)
-        made = time.monotonic()
+        with RebuildRoom(ReceiverOptions(secret=secret, name=NAME, cluster=found.cluster)) as room:
+            # Once without a clock: memory and connections of a process that begins are no part.
+            _read(lost, room)
+            begun = time.monotonic()
+            _read(lost, room)
+            read = time.monotonic()
+            rebuild_columns(lost, room, sending, lambda _size: None)
+            made = time.monotonic()
     size = lost.source.layout.column_bytes * len(lost.places)
     return ColumnMade(read - begun, made - read, size)
 
@@ -68,8 +73,8 @@ def _with_k_sources(lost: LostColumns) -> LostColumns:
     return replace(lost, source=replace(source, spared=spared))
 
 
-def _read(lost: LostColumns, reading: ReceiverOptions) -> None:
+def _read(lost: LostColumns, room: RebuildRoom) -> None:
     """All of them, by the windows in which they are read to make columns."""
-    with SourceWindows(lost, reading, lambda _size: None) as windows:
+    with SourceWindows(lost, room, lambda _size: None) as windows:
         for _first, _memory in windows:
             continue

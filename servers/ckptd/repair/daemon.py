@@ -1,6 +1,6 @@
 """`ckptd repair`: make lost columns again, so that redundancy returns by itself.
 
-One for a host or two of a cluster; each takes one payload after the other. What there is to do, and
+One for a host or two of a cluster; each has two payloads in hand at once. What there is to do, and
 who does it, the coordinator says.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,7 +24,7 @@ from ckpt.objects.pace import WritePace
 from ckpt.protocol.handshake import Caller
 from ckptd import config as options
 from ckptd.log import configure, reporter
-from ckptd.repair.worker import RepairWorker
+from ckptd.repair.worker import HANDS, RepairProcess, RepairWorker
 from ckptd.worker_process import set_by_signals, worker_name
 
 
@@ -64,13 +65,35 @@ def main(argv: Sequence[str]) -> int:
 def run_repair(config: RepairConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
     stopped = set_by_signals()
-    name = worker_name("repair")
-    rpc = RpcClient(config.coordinator, Caller(secret, Role.DRAIN, name))
+    pace = WritePace(config.bandwidth_bytes or None, is_stopped=stopped.is_set)
+    process = RepairProcess(secret, worker_name("repair"), pace)
     ready = {"ready": "repair", "pid": os.getpid()}
     os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
-    try:
-        pace = WritePace(config.bandwidth_bytes or None)
-        RepairWorker(rpc, secret, name, pace).run(config.poll_s, stopped)
-    finally:
-        rpc.close()
+    failed: list[BaseException] = []
+    others = [
+        threading.Thread(target=_run_hand, args=(config, process, stopped, failed))
+        for _ in range(HANDS - 1)
+    ]
+    for thread in others:
+        thread.start()
+    _run_hand(config, process, stopped, failed)
+    for thread in others:
+        thread.join()
+    if failed:
+        raise failed[0]
     reporter("ckptd.repair.daemon")("info", "stopped", {})
+
+
+def _run_hand(
+    config: RepairConfig,
+    process: RepairProcess,
+    stopped: threading.Event,
+    failed: list[BaseException],
+) -> None:
+    """What none foresaw in one hand ends the process, as it would end a process of one."""
+    try:
+        with RpcClient(config.coordinator, Caller(process.secret, Role.DRAIN, process.name)) as rpc:
+            RepairWorker(rpc, process).run(config.poll_s, stopped)
+    except BaseException as error:
+        failed.append(error)
+        stopped.set()

@@ -1,9 +1,10 @@
-"""Making what the coordinator hands out again, one payload after the other.
+"""Making what the coordinator hands out again, one payload after the other in each hand.
 
     lease --resolved and pinned, places and layout from the index--> rebuild_columns --> ended
 
-What is durable is the coordinator's and the targets': a worker that dies leaves space that is given
-back, and columns that its targets are asked about.
+A process has HANDS of them: while one waits for a lease, for connections or for a column's sync,
+the other one reads. What is durable is the coordinator's and the targets': a worker that dies
+leaves space that is given back, and columns that its targets are asked about.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from ckpt.aio.clock import draw
@@ -19,7 +20,8 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Fenced, PeerError
 from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, MiB
+from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import (
@@ -32,53 +34,84 @@ from ckpt.format.messages.repairs import (
 )
 from ckpt.objects.pace import WritePace
 from ckpt.plan.sources import SourceLoads
-from ckpt.transfer.column_rebuilder import rebuild_columns
+from ckpt.transfer.column_rebuilder import RebuildRoom, rebuild_columns
 from ckpt.transfer.read_job import ReadJob, ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 from ckptd.log import reporter
 from ckptd.repair.lost import ANSWER_S, located
+from ckptd.repair.memory import MemoryShares
 from ckptd.scarcity import scarcity_is_unavailable
 
 RENEW_US_MIN: Final = 10_000
 REST_S_MAX: Final = 10.0
 """Between two tries to reach a coordinator; each failure is logged."""
 ERROR_CHARS_MAX: Final = 500
+HANDS: Final = 2
+MEMORY_BYTES_MAX: Final = 160 * MiB
+"""Of all hands' windows and connections, but for one payload that has more by itself."""
 SCARCE: Final = "more memory, processes or descriptors for the repair worker"
 
 Answer = TypeVar("Answer")
 
 
-class RepairWorker:
-    """I work in the thread that calls `run`."""
+@dataclass(frozen=True, slots=True)
+class RepairProcess:
+    """What the hands of one process have in common."""
 
-    def __init__(self, rpc: RpcClient, secret: bytes, name: str, pace: WritePace) -> None:
-        """`rpc` asks the coordinator; `pace` counts bytes that are read. What it says now is never
-        exceeded, whatever the coordinator says."""
+    secret: bytes = field(repr=False)
+    name: str
+    pace: WritePace
+    """Of all bytes that they read, whatever the coordinator says."""
+    memory: MemoryShares = field(default_factory=lambda: MemoryShares(MEMORY_BYTES_MAX))
+
+
+class RepairWorker:
+    """I am one hand, and work in the thread that calls `run`."""
+
+    def __init__(self, rpc: RpcClient, process: RepairProcess) -> None:
+        """`rpc` asks the coordinator, and is mine alone: it tells the hands apart."""
         self._rpc = rpc
-        self._secret = secret
-        self._name = name
-        self._pace = pace
-        self._rate_max = pace.bytes_per_s
+        self._process = process
+        self._secret = process.secret
+        self._name = process.name
+        #: As the coordinator says.
+        self._pace = WritePace()
         #: What targets gave since there was nothing to do.
         self._loads = SourceLoads()
+        #: And the cluster for which it is; None while there is nothing to do.
+        self._room: tuple[str, RebuildRoom] | None = None
         self._report = reporter("ckptd.repair.worker")
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
         """Until `stopped` is set; what is under way then is another worker's."""
         rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)
-        while not stopped.is_set():
-            try:
-                leased = self._call(LeaseRepair(self._name), RepairLeased)
-                if leased.payload is None:
-                    # What was read for an earlier loss says nothing of the next one.
-                    self._loads = SourceLoads()
-                    stopped.wait(poll_s)
-                else:
-                    self._make(leased.payload, leased, stopped)
-                rests.begin_again()
-            except CkptError as error:
-                self._report("warning", "cannot repair", {"reason": str(error)})
-                stopped.wait(rests.next_s())
+        try:
+            while not stopped.is_set():
+                try:
+                    leased = self._call(LeaseRepair(self._name), RepairLeased)
+                    if leased.payload is None:
+                        self._rest()
+                        stopped.wait(poll_s)
+                    else:
+                        self._make(leased.payload, leased, stopped)
+                    rests.begin_again()
+                except CkptError as error:
+                    self._report("warning", "cannot repair", {"reason": str(error)})
+                    stopped.wait(rests.next_s())
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Nothing is kept of what is over."""
+        self._leave_room()
+        # What was read for an earlier loss says nothing of the next one.
+        self._loads = SourceLoads()
+
+    def _leave_room(self) -> None:
+        if self._room is not None:
+            self._room[1].close()
+        self._room = None
+        self._process.memory.give_back(self)
 
     def _make(self, payload: PayloadId, leased: RepairLeased, stopped: threading.Event) -> None:
         """One payload, to its end. Raises CkptError when that cannot be said."""
@@ -109,10 +142,21 @@ class RepairWorker:
             lost = found.lost
             rebuild_columns(
                 replace(lost, source=self._evenly(lost.source, lost.places)),
-                ReceiverOptions(self._secret, self._name, found.cluster, Role.DRAIN),
+                self._room_for(lost.source.layout, found.cluster),
                 SenderOptions(self._secret, self._name, found.cluster, Role.DRAIN),
                 lambda size: self._turn(lease, size),
             )
+
+    def _room_for(self, layout: Layout, cluster: str) -> RebuildRoom:
+        """The same as for the payload before, where there is one. Raises Aborted."""
+        if self._room is not None and self._room[0] != cluster:
+            self._leave_room()
+        if self._room is None:
+            options = ReceiverOptions(self._secret, self._name, cluster, Role.DRAIN)
+            self._room = cluster, RebuildRoom(options)
+        room, size = self._room[1], RebuildRoom.bytes_for(layout)
+        self._process.memory.take(self, size, room.close, self._pace.is_stopped)
+        return room
 
     def _evenly(self, source: ReadJob, lost: Collection[ColumnNumber]) -> ReadJob:
         """From those of its targets that gave least to this worker."""
@@ -123,11 +167,11 @@ class RepairWorker:
 
     def _obey(self, pace: RepairPace) -> None:
         """The coordinator's word, from now on; also for what waits for its turn."""
-        rates = [rate for rate in (pace.bytes_per_s, self._rate_max) if rate]
-        self._pace.bytes_per_s = min(rates, default=None)
+        self._pace.bytes_per_s = pace.bytes_per_s or None
 
     def _turn(self, lease: RepairHeartbeat, size: int) -> None:
         self._pace.wait_turn(size)
+        self._process.pace.wait_turn(size)
         lease.read_bytes += size
 
     def _call(self, message: Message, kind: type[Answer]) -> Answer:

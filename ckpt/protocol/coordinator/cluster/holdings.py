@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from ckpt.base.ids import CheckpointId, ColumnId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.format.documents.record import CommitRecord
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentSummary
@@ -25,6 +25,24 @@ def index_summaries(record: CommitRecord) -> frozenset[DocumentSummary]:
         DocumentSummary(DocumentKind.INDEX, id, size, digest)
         for digest in (record.index_digest, b"")
     )
+
+
+def columns_here(
+    payload: PayloadId,
+    columns: Sequence[TargetId | None],
+    digest: bytes,
+    held: Mapping[TargetId, Mapping[ColumnId, bytes]],
+) -> list[ColumnNumber]:
+    """Of the columns on these targets those that `held` has, with the bytes that the manifest of
+    this digest describes.
+    """
+    return [
+        ColumnNumber(j)
+        for j, target in enumerate(columns)
+        if target is not None
+        and target in held
+        and held[target].get(ColumnId(payload, ColumnNumber(j))) == digest
+    ]
 
 
 class ProvedColumns:

@@ -100,10 +100,13 @@ class Adopter:
             self._sort_out(target, fact.checkpoint)
         self._settle_all()
 
-    def found(self, target: Target, id: CheckpointId) -> None:
-        """It has said, asked for it, that it holds something of this one."""
+    def found(self, target: Target, column: ColumnId) -> None:
+        """It has said, asked for it, that it holds this one."""
+        id = column.payload.checkpoint
         self._checkpoints.recount(id)
-        self._sort_out(target, id)
+        checkpoint, digest = self._checkpoints.get(id), target.proved.digest(column)
+        if checkpoint is not None and digest is not None:
+            self._sort_out_column(target, checkpoint, column, digest)
         self._settle_all()
 
     def is_moving(self, payload: PayloadId) -> bool:
@@ -131,12 +134,19 @@ class Adopter:
         if checkpoint is None or checkpoint.placement is None:
             return
         for column, digest in sorted(target.proved.of(id).items()):
-            placed = checkpoint.placement.get(column.payload.rank)
-            if placed is None or digest != placed.manifest_digest:
-                self._deleter.drop_column(target, column)
-            elif placed.columns[column.column] != target.id:
-                checkpoint.surplus.setdefault(column, set()).add(target.id)
-                self._unsettled.add(id)
+            self._sort_out_column(target, checkpoint, column, digest)
+
+    def _sort_out_column(
+        self, target: Target, checkpoint: KeptCheckpoint, column: ColumnId, digest: bytes
+    ) -> None:
+        if checkpoint.placement is None:
+            return
+        placed = checkpoint.placement.get(column.payload.rank)
+        if placed is None or digest != placed.manifest_digest:
+            self._deleter.drop_column(target, column)
+        elif placed.columns[column.column] != target.id:
+            checkpoint.surplus.setdefault(column, set()).add(target.id)
+            self._unsettled.add(checkpoint.id)
 
     def _with_surplus(self) -> list[KeptCheckpoint]:
         """What is gone or goes as a whole needs nothing."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -37,13 +36,14 @@ from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import DocumentSummary
-from ckpt.plan.placement import Level, domain_key, survivable
+from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
-from ckpt.protocol.coordinator.cluster.holdings import index_summaries
+from ckpt.protocol.coordinator.cluster.holdings import columns_here, index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.moving import Moving
 from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.keeping.redundancy import GONE, Redundancy, redundancy_of
 
 
 @dataclass(slots=True)
@@ -139,20 +139,7 @@ class KeptCheckpoint:
         return tuple(home.id(self.id.run) for home in self.info.homes)
 
 
-@dataclass(frozen=True, slots=True)
-class Redundancy:
-    """What a checkpoint could lose at this moment; negative `targets` means that it
-    cannot be read now.
-    """
-
-    targets: int
-    domains: int
-    columns_missing: int
-
-
 DocumentCounts = Counter[tuple[DocumentKind, CheckpointId]]
-GONE: Final = Redundancy(-1, 0, 0)
-"""Of a home that is not there, and of what is not placed yet."""
 
 
 class Checkpoints:
@@ -270,6 +257,15 @@ class Checkpoints:
             )
         ]
 
+    def columns_by_rank(
+        self, checkpoint: KeptCheckpoint
+    ) -> Iterator[tuple[Rank, list[ColumnNumber]]]:
+        """As `columns_now`, of all payloads that it holds itself; in a third of the time."""
+        held = {target.id: target.proved.of(checkpoint.id) for target in self._members.live()}
+        for rank, placed in (checkpoint.placement or {}).items():
+            payload = PayloadId(checkpoint.id, rank)
+            yield rank, columns_here(payload, placed.columns, placed.manifest_digest, held)
+
     def outgoing_now(self, checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnNumber]:
         """Those of them that are to be made again elsewhere: their targets have found them damaged,
         or are to be emptied.
@@ -378,21 +374,12 @@ class Checkpoints:
     def _columns(self, checkpoint: KeptCheckpoint) -> Redundancy:
         if checkpoint.placement is None:
             return GONE
-        chances = []
-        missing = 0
-        for rank, placed in checkpoint.placement.items():
-            now = set(self.columns_now(checkpoint, rank))
-            domains = [
-                self._members.targets[t].domain if t is not None and j in now else None
-                for j, t in enumerate(placed.columns)
-            ]
-            missing += domains.count(None)
-            chances.append(
-                (len(now) - checkpoint.code.k, survivable(checkpoint.code, domains, self._level))
-            )
-        targets = min((spare for spare, _ in chances), default=0)
-        domains_left = min((chance.domains for _, chance in chances), default=0)
-        return Redundancy(targets, domains_left, missing)
+        domains = {id: target.domain for id, target in self._members.targets.items()}
+        here = (
+            tuple(t if j in now else None for j, t in enumerate(checkpoint.placement[rank].columns))
+            for rank, now in self.columns_by_rank(checkpoint)
+        )
+        return redundancy_of(checkpoint.code, here, domains, self._level)
 
     def columns_missing(self, checkpoint: KeptCheckpoint) -> int:
         """Of those that it holds itself."""

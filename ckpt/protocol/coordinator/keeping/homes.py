@@ -25,11 +25,10 @@ from ckpt.protocol.coordinator.facts import (
     ReferencesDropped,
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import (
-    GONE,
     Checkpoints,
     KeptCheckpoint,
-    Redundancy,
 )
+from ckpt.protocol.coordinator.keeping.redundancy import GONE, Redundancy
 
 TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 

@@ -88,8 +88,8 @@ class Lacking:
                 continue
             if self._checkpoints.columns_missing(checkpoint) or checkpoint.id in outgoing:
                 stored = bool(self._holding(checkpoint.id))
-                for rank in checkpoint.placement:
-                    found = self._of_payload(checkpoint, rank, stored, now_us)
+                for rank, now in self._checkpoints.columns_by_rank(checkpoint):
+                    found = self._of_payload(checkpoint, rank, now, stored, now_us)
                     if found is not None:
                         yield found
 
@@ -118,9 +118,13 @@ class Lacking:
         ]
 
     def _of_payload(
-        self, checkpoint: KeptCheckpoint, rank: Rank, stored: bool, now_us: int
+        self,
+        checkpoint: KeptCheckpoint,
+        rank: Rank,
+        now: Sequence[ColumnNumber],
+        stored: bool,
+        now_us: int,
     ) -> LackingPayload | None:
-        now = self._checkpoints.columns_now(checkpoint, rank)
         columns = tuple(self._due_beside(checkpoint, rank, now, now_us))
         if not columns:
             return None

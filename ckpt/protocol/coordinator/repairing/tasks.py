@@ -440,7 +440,7 @@ class Repairs:
             if self._members.accepts(proof.target, proof.boot):
                 target = self._members.targets[proof.target]
                 target.proved.add(proof)
-                self._adopter.found(target, task.payload.checkpoint)
+                self._adopter.found(target, proof.column)
         self.counts.problems.pop(task.payload, None)
         made = {proof.column.column for proof in standing}
         is_meant = self.ruling.is_paused
