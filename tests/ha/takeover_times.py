@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("how", choices=SIGNALS)
     parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=0, help="saves that the catalog knows already")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -75,6 +76,8 @@ def main() -> None:
             os.environ["CKPT_SECRET_FILE"] = str(cluster.secret_file)
             with ckpt.open(cluster.url) as store:
                 job = Job(store)
+                for _ in range(arguments.rows):
+                    job.save()
                 usual = [job.save() for _ in range(12)][2:]
                 how = SIGNALS[arguments.how]
                 found = [one_takeover(cluster, job, how) for _ in range(arguments.count)]

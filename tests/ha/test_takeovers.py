@@ -135,3 +135,25 @@ def test_a_save_waits_for_an_etcd_without_a_majority(
             for step in range(1, 4):
                 check_loads(store, step)
         one_record_a_step(cluster, 3)
+
+
+def test_space_that_stands_for_the_next_save_is_used_by_it_under_the_next_leader(
+    cluster: SharedCluster,
+) -> None:
+    """It would be held for a minute beside what was asked for again."""
+
+    def reserved() -> set[str]:
+        found = (cluster.directory / id / "staging" for id in cluster.targets)
+        return {file.name for each in found for file in each.glob("reservation-*")}
+
+    with ckpt.open(cluster.url) as store:
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        wait_until(lambda: len(reserved()) == len(cluster.targets), "three columns and a spare")
+        stood = reserved()
+        before = cluster.leader()
+        cluster.kill(before, signal.SIGKILL)
+        cluster.leader(but=before)
+        store.save(RUN, 2, state(2)).wait(WAIT_S)
+        wait_until(lambda: not stood & reserved(), "the save has used it, or given it back")
+        wait_until(lambda: len(reserved()) == len(cluster.targets), "the same for the next one")
+        check_loads(store, 2)

@@ -24,8 +24,7 @@ def held(bench: Bench) -> int:
 
 def standing(bench: Bench) -> int:
     """Reservations that wait for a next save."""
-    allotments = bench.machine.reservations._standing.values()
-    return sum(len(allotment.places) for allotment in allotments)
+    return sum(len(each.places) for each in bench.machine.reservations.standing.all())
 
 
 def test_a_state_that_grows_with_every_save_leaves_no_trail_of_reservations() -> None:

@@ -28,7 +28,7 @@ from ckpt.format.messages.targets import (
     ListColumns,
     PutDocument,
 )
-from ckpt.protocol.events import SessionClosed
+from ckpt.protocol.events import Received, Send, SessionClosed
 from ckpt.protocol.target.core import PROOF_BYTES_MAX, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
@@ -204,6 +204,21 @@ def test_another_one_of_the_same_generation_replaces_the_first(kind: DocumentKin
     put_document(world, kind, INDEX)
     put_document(world, kind, INDEX[::-1])
     assert document(world, kind) == INDEX[::-1]
+
+
+def test_one_whose_place_another_takes_before_it_is_stored_is_answered_too() -> None:
+    """Its sender may have enough copies and put the next one, and still waits for this one."""
+    world, answered = _ready(), []
+    for request, data in ((60, RECORD), (61, RECORD[::-1])):
+        message = PutDocument(
+            1, DocumentKind.LABELS, CHECKPOINT, len(data), 0, xxh3_128(data)
+        )  # fmt: skip
+        put = Received(world.now_us, COORDINATOR, request, message, data)
+        answered += [each for each in world.machine.handle(put) if isinstance(each, Send)]
+    (failed,) = answered
+    assert failed.request == 60
+    assert isinstance(failed.message, Failed)
+    assert failed.message.code == "aborted"
 
 
 def test_questions_for_small_documents_are_read_within_the_window_of_their_session() -> None:

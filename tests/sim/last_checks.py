@@ -181,7 +181,7 @@ def _leak(world: World) -> int:
         for name in names
         if target.machine._term_pending is not None
     )
-    allotments = world.coordinator.machine.reservations._standing.values()
+    allotments = world.coordinator.machine.reservations.standing.all()
     standing = sum(len(allotment.places) for allotment in allotments)
     return max(0, sum(map(len, staged)) - notes - standing)
 

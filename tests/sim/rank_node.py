@@ -244,6 +244,7 @@ class RankNode:
         if session not in self._by_session:
             if isinstance(message, LaunchJoined):
                 self._oracles.launch_given(message.launch, self.job)
+            self._oracles.space_given(message)
             self._handle(Received(self._clock.now_us, session, request, message, bulk))
             return
         payload = self._stream_payload.get(request)

@@ -151,7 +151,7 @@ def test_a_scrub_beside_a_crowd_that_saves_costs_no_column_and_alarms_nobody() -
         target.scrub_each(GAP_US)
     outcome = crowd.burst()
     assert (outcome.columns_missing, outcome.targets_survivable) == (0, 2)
-    crowd.clock.pass_time(2 * GAP_US)
+    crowd.clock.pass_time(4 * GAP_US)
     targets = crowd.targets.values()
     assert all(target.machine.counters["files_scrubbed"] for target in targets)
     assert not any(target.alarms for target in targets)

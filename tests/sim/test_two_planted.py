@@ -57,9 +57,9 @@ PLANTS: Mapping[str, tuple[int, tuple[tuple[object, str, object], ...]]] = {
         (TargetMachine, "_register", _obeys_anybody),
         (Vouching, "objection", _knows_of_no_other),
     )),
-    "serves-before-targets-acknowledged": (2, ((Vouching, "_is_enough", _serves_at_once),)),
-    "asks-nobody-whether-it-is-deposed": (6, ((Confirming, "confirm", _asks_nobody),)),
-    "a-record-on-who-is-left": (6, (
+    "serves-before-targets-acknowledged": (5, ((Vouching, "_is_enough", _serves_at_once),)),
+    "asks-nobody-whether-it-is-deposed": (26, ((Confirming, "confirm", _asks_nobody),)),
+    "a-record-on-who-is-left": (26, (
         (committing, "store_document", _fewer_copies),
         (deletion, "store_document", _fewer_copies),
         (Confirming, "confirm", _asks_nobody),

@@ -65,6 +65,8 @@ ADDED_SINCE: Final = {
     149: "MapKept",
     150: "AskMap",
     151: "MapTold",
+    152: "SpaceStands",
+    153: "ClaimSpace",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -27,9 +27,10 @@ the file that defines it.
     preempting.py  trainer -> coord.   GuardStanding
                    coord.  -> trainer  HoldSteps, StopAt, NoCommonStep, GuardsAwaited
     saving.py      stager  -> coord.   OpenPayload, RequestSpares, Certify, BoxesCompared,
-                                       PayloadGivenUp, CommitMembers
+                                       PayloadGivenUp, CommitMembers, ClaimSpace
                    coord.  -> stager   PayloadPlanned, HomesRefused, SparesNamed, Certified,
-                                       ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted
+                                       ColumnsLost, CompareBoxes, AttemptCommitted, AttemptAborted,
+                                       SpaceStands
     loading.py     reader  -> coord.   Resolve, AskMoves, LoadBegan, ConfirmLoad, ReleasePin,
                                        ReportDamage
                    coord.  -> reader   Resolved, MovesFound, LoadConfirmed, DamageJudged
@@ -158,6 +159,7 @@ from ckpt.format.messages.saving import (
     BoxesCompared,
     Certified,
     Certify,
+    ClaimSpace,
     ColumnsLost,
     CommitMembers,
     CompareBoxes,
@@ -166,6 +168,7 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
     PayloadPlanned,
     RequestSpares,
+    SpaceStands,
     SparesNamed,
 )
 from ckpt.format.messages.scrubbing import AskScrub, ScrubState
@@ -226,6 +229,7 @@ Message = (
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted | SetRepair | RepairSet
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
     | FinishUpgrade | UpgradeNoted | KeepProtocol | ProtocolKept | BalanceTargets | TargetsBalanced
+    | SpaceStands | ClaimSpace
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -256,6 +260,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     140: FinishUpgrade, 141: UpgradeNoted, 142: KeepProtocol, 143: ProtocolKept,
     144: BalanceTargets, 145: TargetsBalanced,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
+    152: SpaceStands, 153: ClaimSpace,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""
 

@@ -41,6 +41,8 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     """It holds a launch together also where its ranks ask for a step by its number."""
     guards: bool = False
     """This coordinator understands GuardStanding."""
+    claims: bool = False
+    """It understands ClaimSpace."""
 
 
 class Departure(Enum):

@@ -92,6 +92,29 @@ class PayloadPlanned(Struct, frozen=True, gc=False):
     """Columns that no live target can take now; `places` holds the others, ascending."""
 
 
+class SpaceStands(Struct, frozen=True, gc=False):
+    """Places wait for the next save of this shape by the stager that hears it, and by no other."""
+
+    run: RunName
+    code: str
+    payload_bytes: int
+    cell_bytes: int
+    places: tuple[Place, ...]
+    """Of all columns, ascending."""
+    spares: tuple[Place, ...]
+
+
+class ClaimSpace(Struct, frozen=True, gc=False):
+    """A stager says to another coordinator, or to one that was started again, what waits for it.
+    Said before any question of the launch, and of nothing that a plan has named to it."""
+
+    launch: LaunchNumber
+    rank: Rank
+    space: SpaceStands
+    stood_us: int
+    """So long ago it heard that."""
+
+
 class RequestSpares(Struct, frozen=True, gc=False):
     """The named spares are used up, or the plan had none."""
 

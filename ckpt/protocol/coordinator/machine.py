@@ -57,12 +57,10 @@ from ckpt.format.messages.loading import (
 from ckpt.format.messages.preempting import GuardStanding
 from ckpt.format.messages.reading import DocumentData
 from ckpt.format.messages.saving import (
-    BoxesCompared,
-    Certify,
+    ClaimSpace,
     CommitMembers,
     OpenPayload,
     PayloadGivenUp,
-    RequestSpares,
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
@@ -101,7 +99,7 @@ from ckpt.protocol.coordinator.repairing.tasks import RepairRequest, Repairs
 from ckpt.protocol.coordinator.repairing.traffic import Traffic
 from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
-from ckpt.protocol.coordinator.saving.certifying import Certifying
+from ckpt.protocol.coordinator.saving.certifying import Certifying, CertifyingRequest
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
@@ -325,17 +323,15 @@ class CoordinatorMachine:
                 self.preempting.heard(session, message)
             case OpenPayload():
                 self._open_payload(session, request, message)
-            case RequestSpares():
-                self.certifying.request_spares(session, request, message)
-            case Certify():
-                self.certifying.certify(session, request, message, bulk)
+            case ClaimSpace():
+                self.opening.claim_space(session, message)
+            case _ if isinstance(message, CertifyingRequest):
+                self.certifying.handle(session, request, message, bulk)
             case PayloadGivenUp():
                 if not self.files.given_up(session, request, message):
                     self.ending.given_up(session, request, message)
             case CommitMembers():
                 self.files.commit(session, request, message, bulk)
-            case BoxesCompared():
-                self.certifying.compared(message)
             case TrainerLeft():
                 self.ending.trainer_left(session, message)
             case Resolve():

@@ -25,7 +25,7 @@ from ckpt.base.ids import LaunchNumber
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.format.messages.launches import Departure, LaunchJoined
+from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.saving import (
     AttemptAborted,
     AttemptCommitted,
@@ -36,6 +36,7 @@ from ckpt.format.messages.saving import (
     HomesRefused,
     PayloadPlanned,
     Place,
+    SpaceStands,
     SparesNamed,
 )
 from ckpt.protocol.events import (
@@ -49,7 +50,7 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.stager import events as e
 from ckpt.protocol.stager import requests as requests
-from ckpt.protocol.stager.endings import StagerEndings
+from ckpt.protocol.stager.launching import StagerLaunches
 from ckpt.protocol.stager.records import (
     RETRY_US,
     Errand,
@@ -63,7 +64,7 @@ from ckpt.protocol.stager.requests import SaverIdentity
 __all__ = ["SaverIdentity", "StagerConfig", "StagerMachine"]
 
 
-class StagerMachine(StagerEndings):
+class StagerMachine(StagerLaunches):
     """I bring handed-over payloads to their end.
 
     I expect every action to be performed; time arrives in events.
@@ -208,6 +209,8 @@ class StagerMachine(StagerEndings):
                 self._planned(request, message)
             case HomesRefused():
                 self._homes_refused(request, message)
+            case SpaceStands():
+                self._space_stands(message)
             case SparesNamed(payload, spares):
                 save = self._save_of(payload)
                 if save is not None and save.wanted and request == save.spares.request:
@@ -250,18 +253,6 @@ class StagerMachine(StagerEndings):
             case _:
                 self._report("warning", "unexpected message", type(message).__name__)
 
-    def _launch_joined(self, request: int, joined: LaunchJoined) -> None:
-        """Under another number than before it is the same launch: a catalog that was made from the
-        targets did not know the old one. What was saved under that is resumed, or unknown there.
-        """
-        for run in self.runs.values():
-            if run.errand.request != request:
-                continue
-            if run.number is None:
-                run.came_us = self._now_us
-            run.number, run.joined_on = joined.launch, self.session
-            run.references = joined.references
-
     def _planned(self, request: int, plan: PayloadPlanned) -> None:
         for save in self._opening(request):
             if not self.plan_fits(save, plan):
@@ -269,6 +260,7 @@ class StagerMachine(StagerEndings):
                 continue
             save.planned_on = self.session
             self._note_answered(save)
+            self._note_planned(save, plan)
             save.certify.renew()
             if save.plan is None:
                 self._start(save, plan)
@@ -425,18 +417,6 @@ class StagerMachine(StagerEndings):
             if self.departure is not None and self.may_report_left(run):
                 self._tell_left(run, session, self.departure)
 
-    def _tell_left(self, run: Launched, session: Session, how: Departure) -> None:
-        assert run.number is not None, "said on a session where the launch was joined"
-        run.left_told_on, run.left_told = session, how
-        self._do(Send(session, 0, requests.trainer_left(self.identity, run.run, run.number, how)))
-
-    def _must_join(self, run: Launched) -> bool:
-        if run.refused or run.joined_on == self.session:
-            return False
-        if self._is_busy(run):
-            return True
-        return run.error is None and run.left_told is not Departure.ENDED
-
     def _ask_for(self, save: RankSave, run: Launched, session: Session) -> None:
         """The open questions of one handed-over save."""
         if run.refused:
@@ -490,11 +470,3 @@ class StagerMachine(StagerEndings):
             self.exiting = True
             self._leave_unwatched()
             self._do(e.Exit(reason))
-
-    def _leave_unwatched(self) -> None:
-        """A trainer that only closed its store is not missed when its stager goes."""
-        if self.session is None or self.trainer_ended:
-            return
-        for run in self.runs.values():
-            if run.joined_on == self.session:
-                self._tell_left(run, self.session, Departure.UNWATCHED)

@@ -11,7 +11,7 @@ from typing import Final
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName, Step
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.messages.launches import Departure
-from ckpt.format.messages.saving import PayloadPlanned, Repeats
+from ckpt.format.messages.saving import PayloadPlanned, Repeats, SpaceStands
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.stager.events import (
     Outcome,
@@ -152,6 +152,17 @@ class Launched:
     """What it said."""
     closed: bool = False
     """The store that joined it was closed."""
+    space: SpaceStands | None = None
+    """What waits on targets for the next save, as the coordinator said last."""
+    stands_since_us: int = 0
+    """When it said that."""
+
+    def names_space_of(self, plan: PayloadPlanned) -> bool:
+        """Whether the plan gives to a save what waits for the next one."""
+        if self.space is None:
+            return False
+        waiting = {place.reservation for place in (*self.space.places, *self.space.spares)}
+        return any(place.reservation in waiting for place in (*plan.places, *plan.spares))
 
     def open_again(self) -> None:
         """Join it once more, under its number: another store saves, and earlier saves go on."""

@@ -13,6 +13,7 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.format.messages.saving import (
     Certify,
+    ClaimSpace,
     OpenPayload,
     PayloadGivenUp,
     PayloadPlanned,
@@ -51,6 +52,14 @@ def join(who: SaverIdentity, run: Launched, now_us: int) -> JoinLaunch:
     if run.last is None:
         return again
     return replace(again, saved_step=run.last.step, saved_ago_us=now_us - run.last.at_us)
+
+
+def claim_space(who: SaverIdentity, run: Launched, now_us: int) -> ClaimSpace:
+    """What waits for the next save of a launch that was joined here."""
+    assert run.number is not None
+    assert run.space is not None
+    stood_us = now_us - run.stands_since_us
+    return ClaimSpace(run.number, who.rank, run.space, stood_us)
 
 
 def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> OpenPayload:

@@ -145,7 +145,10 @@ class StagerState:
         if known is not None and known.closed and self._is_busy(known):
             known.open_again()
         elif known is None or known.closed:
-            known = self.runs[name] = Launched(name, Errand(next(self._numbers)))
+            new = Launched(name, Errand(next(self._numbers)))
+            if known is not None:
+                new.space, new.stands_since_us = known.space, known.stands_since_us
+            known = self.runs[name] = new
         return known
 
     def _is_busy(self, run: Launched) -> bool:
@@ -207,3 +210,5 @@ class StagerState:
                 assert save.payload_bytes < save.handed.payload_bytes, "something is not sent"
             if save.plan is not None:
                 assert self.plan_fits(save, save.plan)
+                run = self.runs.get(save.run)
+                assert run is None or not run.names_space_of(save.plan), "what waits is no save's"

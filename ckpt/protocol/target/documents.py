@@ -130,6 +130,9 @@ class Documents:
             core.fail(session, request, "refused", text)
             return
         if message.offset == 0:
+            earlier = self._assemblies.get((session, key))
+            if earlier is not None and earlier.complete:  # Its last part waits for an answer.
+                core.fail(session, earlier.request, "aborted", "another one came in its place")
             self._abandon((session, key))
             if not self._assemble(session, request, message):
                 return

@@ -31,8 +31,8 @@ class Campaign:
         self.strikes.update(one.strikes)
         self.aims.update(one.aims)
         names = (
-            "terms", "warm", "committed", "loaded", "done_late", "lost", "given_up",
-            "only_coordinators",
+            "terms", "warm", "committed", "loaded", "labeled", "stood", "done_late", "lost",
+            "given_up", "only_coordinators",
         )  # fmt: skip
         self.counts.update({name: int(getattr(one, name)) for name in names})
 

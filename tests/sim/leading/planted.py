@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.confirming import Confirming
+from ckpt.protocol.coordinator.saving.orphans import Orphans
+from ckpt.protocol.coordinator.saving.standing import StandingSpace
 from ckpt.protocol.events import Session
 from ckptd.catalog.etcd import fence as fencing
 from ckptd.catalog.etcd import keys
@@ -29,6 +32,8 @@ from ckptd.coordinator.shell import CoordinatorShell
 from tests.sim.leading.book import Sent
 from tests.sim.leading.loop import running
 from tests.sim.planted import Plant
+
+NEVER_US = 1 << 62
 
 _write = FencedSpace.write
 _try_to_take = FencedSpace.try_to_take
@@ -177,6 +182,16 @@ def _close_if_known(self: CoordinatorShell, session: Session, reason: str) -> No
         _closed(self, session, reason)
 
 
+def _still_an_orphan(self: Orphans, place: Place) -> None:
+    """What has been claimed may be claimed again, and does not go back."""
+    self._found_us[place.target, place.boot, place.reservation] = NEVER_US
+
+
+def _nobody_has_it(self: StandingSpace, *_of_the_claim: object) -> bool:
+    """Whatever is claimed is counted."""
+    return False
+
+
 PLANTS: tuple[Plant, ...] = (
     Plant("records-without-fence", "P10", ((FencedSpace, "write", _records_without_fence),)),
     Plant("term-not-raised", "P10", ((fencing, "_term_of", _same_term),)),
@@ -199,4 +214,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant("a-watch-that-skips", "P1", ((Mirror, "_read", _go_on_watching),)),
     Plant("lost-fence-is-no-failure", "P2", ((FencedSpace, "_explain", _believed),)),
     Plant("anybodys-key-is-mine", "P10", ((FencedSpace, "try_to_take", _anybodys),)),
+    Plant(
+        "claimed-space-counts-twice", "P6",
+        (
+            (Orphans, "take", _still_an_orphan),
+            (StandingSpace, "heard_again", _nobody_has_it),
+        ),
+    ),
 )  # fmt: skip

@@ -40,6 +40,14 @@ NOT_FOUND = 5
 """gRPC's code."""
 
 
+EXHAUSTED = 8
+"""Likewise."""
+
+
+class NoRoom(Exception):
+    """Its quota is reached: it takes nothing that stores anything."""
+
+
 class NoLease(Exception):
     """It has ended, or never was."""
 
@@ -59,6 +67,7 @@ class EtcdStore:
 
     def __init__(self) -> None:
         self.revision = 1
+        self.is_full = self.was_full = False
         self.compacted = 0
         """What was overwritten up to this revision is gone."""
         self.keys: dict[bytes, KeyValue] = {}
@@ -87,6 +96,9 @@ class EtcdStore:
         except NoLease:
             failure = Failure("etcdserver: requested lease not found", NOT_FOUND)
             return 404, encode(failure), None
+        except NoRoom:
+            failure = Failure("etcdserver: mvcc: database space exceeded", EXHAUSTED)
+            return 429, encode(failure), None
         return 200, encode(answer), answer
 
     def since(self, revision: int) -> list[KeyChange]:
@@ -102,6 +114,8 @@ class EtcdStore:
     # ----------------------------------------------------------------------- requests
 
     def _transact(self, request: Transaction, now_us: int) -> TransactionDone:
+        if self.is_full and any(each.request_put for each in (*request.success, *request.failure)):
+            raise NoRoom
         holds = all(map(self._holds, request.compare))
         operations = request.success if holds else request.failure
         puts = [each.request_put for each in operations if each.request_put is not None]
@@ -167,6 +181,8 @@ class EtcdStore:
         return Compacted()
 
     def _grant(self, request: LeaseGrant, now_us: int) -> Lease:
+        if self.is_full:
+            raise NoRoom
         self._lease_count += 1
         self.leases[self._lease_count] = GrantedLease(request.TTL, kept_us=now_us)
         return Lease(self._lease_count, request.TTL, AnswerHeader(self.revision))

@@ -116,6 +116,14 @@ def quorum_lost(world: LeadingWorld) -> bool:
     return True
 
 
+def quota_full(world: LeadingWorld) -> bool:
+    """etcd stores nothing until somebody makes room."""
+    store = world.etcd.store
+    store.is_full = store.was_full = True
+    world.clock.after(world.clock.rng.choice(world.times.away_us), setattr, store, "is_full", False)
+    return True
+
+
 def answers_lost(world: LeadingWorld) -> bool:
     """F15: what was done is not answered, or its connection breaks."""
     return _weather(world, lost=0.3, broken=0.2)
@@ -311,6 +319,7 @@ STRIKES: dict[str, Callable[[LeadingWorld], bool]] = {
     "etcd cut off": etcd_cut_off,
     "standby cut off": standby_cut_off,
     "quorum lost": quorum_lost,
+    "quota full": quota_full,
     "answers lost": answers_lost,
     "requests late": requests_late,
     "leases late": leases_late,
@@ -323,6 +332,7 @@ STRIKES: dict[str, Callable[[LeadingWorld], bool]] = {
     "at a takeover": at_a_takeover,
     "at a transaction, again": at_a_transaction,
     "at a transaction, often": at_a_transaction,
+    "quota full, again": quota_full,
 }
 TAKES_OVER = (
     "leader killed", "leader terminated", "leader steps down", "leader paused", "etcd cut off",
@@ -331,5 +341,5 @@ TAKES_OVER = (
 """What may bring another one to lead: one of them strikes in each history, in its phase."""
 ONCE = frozenset({"clients cut off"})
 """Twice in a row may be longer than a stager may be away: then its attempt ends."""
-OF_TARGETS = frozenset({"targets cut off"})
-"""A leader that reaches no target must say so to who saves."""
+HEARD = frozenset({"targets cut off", "quota full", "quota full, again"})
+"""Who saves must hear of it: of a leader that reaches no target, and of an etcd without room."""

@@ -18,13 +18,14 @@ from ckptd.catalog.etcd.fence import Meta
 from ckptd.catalog.etcd.words import Operation, Put, Transaction, encode
 from tests.sim.clockwork import Clockwork
 from tests.sim.coordinator_node import CLUSTER, SECRET
+from tests.sim.label_nodes import LabelOracles
 from tests.sim.leading.book import SPACE, CatalogBook, Sent, takes_the_key
 from tests.sim.leading.cluster import EtcdCluster, Request
 from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.roads import Coordinators, Roads
 from tests.sim.load_nodes import LoadingRank
 from tests.sim.operator_node import OperatorNode
-from tests.sim.oracles import Oracles, Violation
+from tests.sim.oracles import Violation
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import CarefulReader
@@ -147,7 +148,7 @@ class LeadingWorld(World):
         network = Roads(clock)
         targets: dict[TargetId, TargetNode] = {}
         world: list[LeadingWorld] = []
-        oracles = Oracles(
+        oracles = LabelOracles(
             content_of=lambda payload: world[0].content_of(payload),
             disk_of=lambda id: targets[id].disk,
             is_lost=lambda id: targets[id].lost,
@@ -203,6 +204,7 @@ class LeadingWorld(World):
     def heal(self) -> None:
         self.is_healed = True
         self.etcd.heal()
+        self.etcd.store.is_full = False
         self.etcd.before = self.etcd.after = lambda _request: False
         World.heal(self)
 

@@ -162,9 +162,11 @@ class Checkpoints:
 
     def add(self, checkpoint: KeptCheckpoint) -> None:
         self._counted.pop(checkpoint.id, None)
-        of_run = self._by_run.setdefault(checkpoint.id.run, {})
-        of_run[checkpoint.id] = checkpoint
-        self._by_run[checkpoint.id.run] = dict(sorted(of_run.items()))
+        id, of_run = checkpoint.id, self._by_run.setdefault(checkpoint.id.run, {})
+        is_late = id < next(reversed(of_run), id)
+        of_run[id] = checkpoint
+        if is_late:
+            self._by_run[id.run] = dict(sorted(of_run.items()))
 
     def recover(
         self, row: CatalogRow, moves: Mapping[int, bytes], labels: bytes = b""
@@ -240,7 +242,7 @@ class Checkpoints:
 
     def all(self) -> Iterator[KeptCheckpoint]:
         for held in self._by_run.values():
-            yield from held.values()
+            yield from tuple(held.values())  # Whoever goes through them may add one.
 
     # ----------------------------------------------------------------------- what counts now
 

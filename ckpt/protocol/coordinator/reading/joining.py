@@ -36,7 +36,9 @@ class Joining:
             session, message, self._desk.now_us, from_stager=role is Role.STAGER
         )
         turn = self._rounds.next_turn(message.run, launch, message.rank)
-        joined = LaunchJoined(launch.number, turn, references=True, by_number=True, guards=True)
+        joined = LaunchJoined(
+            launch.number, turn, references=True, by_number=True, guards=True, claims=True
+        )
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return

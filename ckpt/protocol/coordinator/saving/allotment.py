@@ -11,6 +11,7 @@ from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.layout import Layout
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place
+from ckpt.protocol.events import Session
 
 PATIENCE_US = 1_000_000
 """A target that has not reserved within this is passed over; what it reserves later goes back."""
@@ -39,6 +40,8 @@ class Allotment:
     """Its save was let in, or it is repair's: it may take what saves that begin do not get."""
     open_questions: int = 0
     patience_us: int = PATIENCE_US
+    heard_by: Session | None = None
+    """While it stands: the stager that has heard of it; None when nobody has."""
     idle_since_us: int = 0
     released: bool = False
     """Its save ended: a place that is still being asked for goes back when it comes."""

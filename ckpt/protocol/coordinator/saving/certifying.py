@@ -32,6 +32,8 @@ from ckpt.protocol.coordinator.saving.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 
+CertifyingRequest = RequestSpares | Certify | BoxesCompared
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -66,6 +68,18 @@ class Certifying:
         self._committer = committer
         self._ending = ending
         self._secret = secret
+
+    def handle(
+        self, session: Session, request: int, message: CertifyingRequest, bulk: Buffer
+    ) -> None:
+        """Raises Refused for what fits no plan."""
+        match message:
+            case RequestSpares():
+                self.request_spares(session, request, message)
+            case Certify():
+                self.certify(session, request, message, bulk)
+            case BoxesCompared():
+                self.compared(message)
 
     def request_spares(self, session: Session, request: int, message: RequestSpares) -> None:
         """More places for one column of an open payload."""

@@ -15,7 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ckpt.base.errors import Aborted, CkptError, Fenced
-from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, RunName
+from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, Rank, RunName
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.launches import TrainerLeft
 from ckpt.format.messages.saving import (
@@ -23,6 +23,7 @@ from ckpt.format.messages.saving import (
     AttemptCommitted,
     OpenPayload,
     PayloadGivenUp,
+    SpaceStands,
 )
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
@@ -224,7 +225,19 @@ class Ending:
         self._tell_everybody(attempt)
         for rank, payload in sorted(attempt.payloads.items()):
             if payload.planned is not None and not payload.member:
-                self._reservations.stand(attempt.checkpoint.run, rank, payload.layout)
+                self._stand(attempt.checkpoint.run, rank, payload)
+
+    def _stand(self, run: RunName, rank: Rank, payload: Payload) -> None:
+        """Its stager hears where, so that it can say so to another coordinator."""
+
+        def stands(space: SpaceStands) -> Session | None:
+            session = payload.session
+            if session is None or not self._desk.knows(session, space):
+                return None
+            self._desk.send(session, 0, space)
+            return session
+
+        self._reservations.stand((run, rank), payload.session, payload.layout, stands)
 
     def tell_end(self, attempt: Attempt, payload: Payload) -> None:
         """Say how it ended: as the answer to a stager that waits for one, as its plan may have been

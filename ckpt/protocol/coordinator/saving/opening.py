@@ -22,7 +22,7 @@ from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.format.documents.record import decode_record
 from ckpt.format.layout import Layout
 from ckpt.format.messages.metrics import check_metrics
-from ckpt.format.messages.saving import HomesRefused, OpenPayload, PayloadPlanned
+from ckpt.format.messages.saving import ClaimSpace, HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
 from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved
@@ -109,6 +109,14 @@ class Opening:
         self._ending.abort_passed_by(attempt)
         if attempt.state not in ENDED:
             self.plan(attempt, payload)
+
+    def claim_space(self, session: Session, message: ClaimSpace) -> None:
+        """A stager says what waits for its next save. Raises Refused or Unavailable for a launch
+        that is not known, and Refused for what no coordinator has said."""
+        launch = self._launches.joined(message.space.run, message.launch)
+        member = launch.members.get(message.rank)
+        if member is not None and session in member.stagers:
+            self._reservations.claims.heard(session, message)
 
     def _check(self, message: OpenPayload) -> None:
         check_run_name(message.run)
@@ -231,7 +239,8 @@ class Opening:
             payload.allotment = result
             self._tell_plan(attempt, payload)
 
-        self._reservations.allot(attempt.checkpoint.run, payload.id.rank, payload.layout, done)
+        key = attempt.checkpoint.run, payload.id.rank
+        self._reservations.allot(key, payload.session, payload.layout, done)
 
     def _may_wait(self, payload: Payload) -> bool:
         """Whether enough targets are about to count; what was live a moment ago, not for ever."""

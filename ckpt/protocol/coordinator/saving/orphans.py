@@ -1,7 +1,8 @@
 """Space of an earlier term: nobody knows any more which column it is for.
 
-    a target comes with it --grace is over, and no save that a start found is under way--> goes back
-                                        `--at the latest after ORPHAN_US------------------->
+    a target comes with it --its stager claims it (claiming.py)------------------> stands again
+                       |--grace is over, and no save that a start found is under way--> goes back
+                       `--at the latest after ORPHAN_US------------------------------->
 
 What goes back ends the stream that uses it. Saves that were under way come back with what they have
 and go on writing, so it is left to them: a reservation does not say whose it is, and need not, as
@@ -10,9 +11,11 @@ long as all wait for the last of these (decision 44).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ckpt.base.ids import BootId, ReservationId, TargetId
+from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import ReleaseReservation
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
@@ -36,11 +39,27 @@ class Orphans:
         #: When each was found.
         self._found_us: dict[_Orphan, int] = {}
 
-    def found(self, target: Target, held: tuple[ReservationId, ...]) -> None:
-        """A target came with reservations."""
+    def found(self, target: Target, held: Iterable[ReservationId]) -> None:
+        """A target came with reservations that nobody here knows."""
         for reservation in held:
             if reservation >> 32 < self._members.term:
                 self._found_us.setdefault((target.id, target.boot, reservation), self._desk.now_us)
+
+    def has(self, place: Place) -> bool:
+        """Whether its target, as it is here now, holds it and nobody knows for whom."""
+        target = self._members.targets.get(place.target)
+        here = target is not None and target.session is not None and target.boot == place.boot
+        return here and (place.target, place.boot, place.reservation) in self._found_us
+
+    def take(self, place: Place) -> None:
+        """It is somebody's."""
+        del self._found_us[place.target, place.boot, place.reservation]
+
+    def give_back(self, place: Place) -> None:
+        """It is nobody's, if it is one."""
+        orphan = place.target, place.boot, place.reservation
+        if self._found_us.pop(orphan, None) is not None:
+            self._release(orphan)
 
     def tick(self) -> None:
         """What nobody can come for goes back."""
@@ -48,8 +67,11 @@ class Orphans:
         waits_us = ORPHAN_US if any(a.recovered for a in self._book.open()) else self._grace_us
         for orphan in [one for one, us in self._found_us.items() if now - us >= waits_us]:
             del self._found_us[orphan]
-            id, boot, reservation = orphan
-            target = self._members.targets.get(id)
-            if target is not None and target.boot == boot and target.session is not None:
-                message = ReleaseReservation(self._members.term, reservation)
-                self._desk.send(target.session, 0, message)
+            self._release(orphan)
+
+    def _release(self, orphan: _Orphan) -> None:
+        id, boot, reservation = orphan
+        target = self._members.targets.get(id)
+        if target is not None and target.boot == boot and target.session is not None:
+            message = ReleaseReservation(self._members.term, reservation)
+            self._desk.send(target.session, 0, message)

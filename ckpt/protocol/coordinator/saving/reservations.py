@@ -7,9 +7,8 @@
        +--- enough live, but late: with twice the patience
 
 A committed save's allotment is renewed at once for the next save of the same shape (`stand`), which
-then asks nothing. Invariants: a reservation belongs to one allotment or is released; one allotment
-stands for each rank of a run, that of its latest shape, so that a state that grows with every save
-leaves no trail; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
+then asks nothing (standing.py, claiming.py). Invariants: a reservation belongs to one allotment or
+is released; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
 burst stays balanced. The last of each target is for what is made again: a plan does without it.
 """
 
@@ -20,13 +19,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
-from ckpt.base.ids import ColumnNumber, Rank, ReservationId, RunName, TargetId
+from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
-from ckpt.format.messages.saving import Place
+from ckpt.format.messages.saving import Place, SpaceStands
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, pick_replacement, place
@@ -43,20 +42,19 @@ from ckpt.protocol.coordinator.facts import TargetLeft
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
+from ckpt.protocol.coordinator.saving.claiming import SpaceClaims, space_of
 from ckpt.protocol.coordinator.saving.kept_space import candidates, kept_bytes
 from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
+from ckpt.protocol.coordinator.saving.standing import StandingKey, StandingSpace
 from ckpt.protocol.events import Buffer, Session
 
-STANDING_LIFE_US = 600_000_000
-"""An allotment that waits longer for its next save gives its space back."""
 PATIENCE_LAST_US = 8_000_000
 """When too few are in time, a busy cluster is likelier than a dead one: all are asked again with
 twice the patience, up to this."""
 
 
 Done = Callable[[Allotment | CkptError], None]
-StandingKey = tuple[RunName, Rank]
 
 
 class Reserver:
@@ -81,8 +79,8 @@ class Reserver:
         self._turn = 0
         #: Asked for by me and not given back. What else of this term a target holds is released.
         self._known: set[ReservationId] = set()
-        #: Allotments that wait for the rank's next save of the same shape. Only I hold them.
-        self._standing: dict[StandingKey, Allotment] = {}
+        self.standing = StandingSpace(desk, members, self.release)
+        self.claims = SpaceClaims(desk, members, orphans, self.standing, self._adopt)
         #: Searches for columns without a place; all try again on every tick.
         self._waiting: list[SpareSearch] = []
 
@@ -93,21 +91,25 @@ class Reserver:
         """An allotment without places, for a payload that a restarted coordinator hears of."""
         return Allotment(layout, file_bytes(layout, manifest_bytes_bound(layout)))
 
-    def allot(self, run: RunName, rank: Rank, layout: Layout, done: Done) -> None:
-        """Call `done` with an Allotment of at least the floor of columns, or with why not."""
-        standing = self._standing.pop((run, rank), None)
-        if standing is not None and standing.layout == layout and self._still_good(standing):
-            done(standing)
+    def allot(self, key: StandingKey, session: Session | None, layout: Layout, done: Done) -> None:
+        """Call `done` with an Allotment of at least the floor of columns, or with why not. The
+        session is its stager's."""
+        if self.claims.is_waiting(key):
+            done(Unavailable("the targets of the space that stands for it are about to come"))
             return
+        standing = self.standing.take(key, session, layout)
         if standing is not None:
-            self.release(standing)
-        self._request(layout, done)
+            done(standing)
+        else:
+            self._request(layout, done)
 
-    def stand(self, run: RunName, rank: Rank, layout: Layout) -> None:
-        """Reserve for the next save of this shape, which nobody waits for: failing is no error."""
-        key = (run, rank)
-        known = self._standing.get(key)
-        if known is not None and known.layout == layout:
+    def stand(
+        self, key: StandingKey, session: Session | None, layout: Layout,
+        say: Callable[[SpaceStands], Session | None],
+    ) -> None:  # fmt: skip
+        """Reserve for the next save of this shape, which nobody waits for: failing is no error.
+        `say` brings to its stager what stands, and answers in which session."""
+        if self.standing.has(key, session, layout):
             return
 
         def done(result: Allotment | CkptError) -> None:
@@ -116,10 +118,8 @@ class Reserver:
             if result.absent:
                 self.release(result)
                 return
-            if key in self._standing:
-                self.release(self._standing.pop(key))
-            result.idle_since_us = self._desk.now_us
-            self._standing[key] = result
+            result.heard_by, result.idle_since_us = say(space_of(key, result)), self._desk.now_us
+            self.standing.put(key, result)
 
         self._request(layout, done)
 
@@ -184,20 +184,19 @@ class Reserver:
         that wait for a place try again.
         """
         self._orphans.tick()
-        now = self._desk.now_us
         waiting, self._waiting = self._waiting, []
         for search in waiting:
             search.again()
-        for key, allotment in list(self._standing.items()):
-            if now - allotment.idle_since_us >= STANDING_LIFE_US:
-                self.release(self._standing.pop(key))
+        self.standing.tick()
+        self.claims.tick()
 
     def reconcile(self, target: Target, held: tuple[ReservationId, ...]) -> None:
         """A target came with reservations: what nobody knows any more goes back; of an earlier
         term later.
         """
         assert target.session is not None
-        self._orphans.found(target, held)
+        self._orphans.found(target, [each for each in held if each not in self._known])
+        self.claims.target_came(target.id)
         for reservation in held:
             if reservation >> 32 == self._members.term and reservation not in self._known:
                 self._desk.send(
@@ -209,26 +208,10 @@ class Reserver:
         if reservation not in self._known:
             self._desk.send(session, 0, ReleaseReservation(self._members.term, reservation))
 
-    def drop_standing(self) -> bool:
-        """Give all idle standing space back; True when there was any."""
-        had = bool(self._standing)
-        for key in list(self._standing):
-            allotment = self._standing.pop(key)
-            for held in allotment.places:
-                # An estimate until the target's next renewal; it decides itself.
-                target = self._members.targets[held.target]
-                target.bytes_free += allotment.file_bytes
-                target.device_bytes_free += allotment.file_bytes
-            self.release(allotment)
-        return had
-
     def target_left(self, fact: TargetLeft) -> None:
         """Its reservations died with it; what stands on it is planned again."""
-        target = self._members.targets[fact.target]
-        for key, allotment in list(self._standing.items()):
-            if any(place.target == target.id for place in allotment.places):
-                self.release(self._standing.pop(key))
-        target.load_bytes = 0
+        self.standing.target_left(fact.target)
+        self._members.targets[fact.target].load_bytes = 0
 
     # ----------------------------------------------------------------------- inside
 
@@ -399,7 +382,7 @@ class Reserver:
         self.release(allotment)
         full = self._full(allotment)
         if full:
-            if self.drop_standing():
+            if self.standing.drop_all():
                 self._request(allotment.layout, done)
                 return
             done(self._no_space(allotment, full))
@@ -463,15 +446,10 @@ class Reserver:
             retry_after_s=room.retry_s,
         )
 
-    def _still_good(self, allotment: Allotment) -> bool:
-        targets = self._members.targets
-        return all(
-            place.target in targets
-            and targets[place.target].session is not None
-            and targets[place.target].boot == place.boot
-            and not targets[place.target].is_failing
-            for place in allotment.places
-        )
+    def _adopt(self, place: Place, size: int) -> None:
+        """It was reserved by a coordinator before this one."""
+        self._known.add(place.reservation)
+        self._members.targets[place.target].load_bytes += size
 
     def _forget(self, place: Place, size: int) -> None:
         self._known.discard(place.reservation)
