@@ -12,8 +12,11 @@ from typing import Final
 
 PHASES: Final[Mapping[str, str]] = {
     "R": "reserve", "S": "stream", "L": "seal", "C": "commit", "A": "at rest", "D": "drain",
-    "E": "evict", "X": "load", "B": "rebuild", "Z": "scrub",
+    "E": "evict", "X": "load", "B": "rebuild", "M": "move", "Z": "scrub",
 }  # fmt: skip
+"""A move is what a worker does for a target that is emptied, or for balance: what befalls its own
+machine, and crowds beside it, are tried in a rebuild.
+"""
 CAMPAIGN: Final = (
     "tests/sim/test_simulation.py"
     "::test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit"
@@ -37,6 +40,9 @@ REPAIRS: Final = (
     "tests/sim/test_repairs.py::test_what_is_lost_is_made_again_and_nothing_is_lost_meanwhile"
 )
 MEMBERS: Final = "tests/sim/test_members.py::test_targets_go_and_nothing_of_what_they_had_is_lost"
+BALANCES: Final = (
+    "tests/sim/test_balancing.py::test_an_empty_target_gets_its_share_and_nothing_is_lost_meanwhile"
+)
 REMADE: Final = "tests/e2e_remote/test_repair.py::test_"
 REBUILT_CATALOGS: Final = (
     "tests/sim/test_rebuilt_catalogs.py"
@@ -100,16 +106,16 @@ class Fault:
 
 
 MATRIX: Final[tuple[Fault, ...]] = (
-    Fault("F1 target killed", "RSLCADEXBZ", "RSLCAXB", {
+    Fault("F1 target killed", "RSLCADEXBMZ", "RSLCAXBM", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "DE": (DRAINS,), "SLC": (KILLS,),
         "S": (BURSTS + "a_target_killed_in_mid_stream_loses_its_column_to_the_spare",),
     }),
-    Fault("F2 target hangs", "RSLCADXBZ", "RSLCAXB", {
+    Fault("F2 target hangs", "RSLCADXBMZ", "RSLCAXBM", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "D": (DRAINS,), "S": (BURSTS + "a_target_that_hangs_in_mid_burst_does_not_hold_the_commit_up",),
     }),
-    Fault("F3 target slow", "RSLCADXBZ", "RSLCAXB", {
+    Fault("F3 target slow", "RSLCADXBMZ", "RSLCAXBM", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "S": (
             "tests/e2e_remote/test_slow_target.py"
@@ -117,12 +123,12 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": (MID_DRAIN, BESIDE),
     }),
-    Fault("F4 EIO, short write", "RSLCXBZ", "RSLCXB", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
-    Fault("F5 no space", "RSLDB", "RSLB", {
+    Fault("F4 EIO, short write", "RSLCXBMZ", "RSLCXBM", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F5 no space", "RSLDBM", "RSLBM", {
         "B": (REPAIRS,),
         "SL": (FULL,), "D": (STARVED + "store_without_room_is_told_and_filled_when_there_is_some",),
     }),
-    Fault("F6 bit flip on the wire", "SLCDXB", "SLCXB", {
+    Fault("F6 bit flip on the wire", "SLCDXBM", "SLCXBM", {
         "B": (REPAIRS,),
         "D": (STORE_FAULTS + "bits_that_rot_on_the_way_are_found_before_the_commit",),
         "S": (
@@ -135,16 +141,16 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "X": ("tests/aio/test_wire.py::test_what_was_changed_on_the_way_back_is_never_returned",),
     }),
-    Fault("F7 bit flip at rest", "ADEXBZ", "AXB", {
+    Fault("F7 bit flip at rest", "ADEXBMZ", "AXBM", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
         "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
         "E": (MID_EVICTION,),
     }),
-    Fault("F8 misplaced valid page", "LCADXBZ", "LCAXB", {
+    Fault("F8 misplaced valid page", "LCADXBMZ", "LCAXBM", {
         "Z": (SCRUBS,), "D": (MID_DRAIN,)}),
-    Fault("F9 torn write", "SLCABZ", "SLCAB", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
-    Fault("F10 power loss", "RSLCADEB", "RSLCAB", {
+    Fault("F9 torn write", "SLCABMZ", "SLCABM", {"B": (REPAIRS,), "Z": (SCRUBS,)}),
+    Fault("F10 power loss", "RSLCADEBM", "RSLCABM", {
         "B": (REPAIRS,),
         "SLCA": (
             MACHINES + "test_power_loss.py"
@@ -152,20 +158,20 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": (MID_DRAIN,), "E": (MID_EVICTION,),
     }),
-    Fault("F11 fsync fails once", "LCB", "LCB", {"B": (REPAIRS,)}),
-    Fault("F12 coordinator crash", "RSLCADEXBZ", "RSLCAXB", {
+    Fault("F11 fsync fails once", "LCBM", "LCBM", {"B": (REPAIRS,)}),
+    Fault("F12 coordinator crash", "RSLCADEXBMZ", "RSLCAXBM", {
         "B": (REPAIRS, REBUILT_CATALOGS), "Z": (SCRUBS,),
         "DE": (DRAINS,), "A": (CATALOGS,), "RSLCAX": (LEADING,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
-    Fault("F13 old coordinator alive", "RSLCADEXB", "", {
+    Fault("F13 old coordinator alive", "RSLCADEXBM", "", {
         "RSLCADEX": (TWO_COORDINATORS,), "RSLCAX": (LEADING,), "B": (TWO_REBUILDING,),
     }),
-    Fault("F14 client crash", "RSLCAD", "RSLCA", {
+    Fault("F14 client crash", "RSLCADM", "RSLCAM", {
         "D": ("tests/stores/test_drain_kills.py::test_killed_anywhere_once_and_whole",),
         "C": (BURSTS + "trainers_killed_after_save_returned_still_commit",),
     }),
-    Fault("F15 answer lost", "RSLCDEXB", "RSLCXB", {
+    Fault("F15 answer lost", "RSLCDEXBM", "RSLCXBM", {
         "RSLCX": (
             MACHINES + "test_lost_answers.py"
             "::test_every_answer_is_lost_in_its_turn_and_nothing_else",
@@ -173,9 +179,9 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "D": (DRAINS, STORE_FAULTS + "the_markers_lost_answer_is_looked_up"),
         "E": (MID_EVICTION,),
     }),
-    Fault("F16 twice, late, reordered", "RSLCADXB", "RSLCAXB", {
+    Fault("F16 twice, late, reordered", "RSLCADXBM", "RSLCAXBM", {
         "B": (REPAIRS,), "D": (MID_DRAIN,)}),
-    Fault("F17 asymmetric partition", "RSLCADXB", "RSLCAXB", {
+    Fault("F17 asymmetric partition", "RSLCADXBM", "RSLCAXBM", {
         "B": (REPAIRS,), "D": (DRAINS,)}),
     Fault("F18 half open, no descriptors", "RSDXB", "", {
         "RSX": (
@@ -198,7 +204,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "R": ("tests/sim/test_restore_crowd.py"
               "::test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds",),
     }),
-    Fault("F21 m targets lost, then one more", "RSLCADXB", "RSLCAXB", {
+    Fault("F21 m targets lost, then one more", "RSLCADXBM", "RSLCAXBM", {
         "B": (REPAIRS,),
         "AX": (
             LOSSES + "any_two_targets_may_be_lost_after_the_commit",
@@ -206,16 +212,16 @@ MATRIX: Final[tuple[Fault, ...]] = (
         ),
         "D": ("tests/objects/test_lost_while_draining.py",),
     }),
-    Fault("F22 a failure domain lost", "RSLCADXB", "RSLCAXB", {
+    Fault("F22 a failure domain lost", "RSLCADXBM", "RSLCAXBM", {
         "AX": (
             "tests/e2e_remote/test_remote_cluster.py"
             "::test_a_lost_host_costs_nothing_but_redundancy",
         ),
         "D": (MID_DRAIN,),
     }),
-    Fault("F23 another loss during a rebuild", "AXB", "B", {"AXB": (REPAIRS,)}),
-    Fault("F24 targets added, removed in a burst", "RSLCADEXB", "", {
-        "B": (MEMBERS,),
+    Fault("F23 another loss during a rebuild", "AXBM", "BM", {"AXB": (REPAIRS,)}),
+    Fault("F24 targets added, removed in a burst", "RSLCADEXBM", "M", {
+        "B": (MEMBERS,), "M": (MEMBERS, BALANCES),
         "RSLCA": ("tests/sim/test_growing.py"
                   "::test_a_cluster_that_grows_and_shrinks_keeps_its_promises",),
         "D": (MID_DRAIN,), "E": (MID_EVICTION,),
@@ -236,7 +242,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "D": ("tests/versions/test_drains.py"
               "::test_workers_of_the_first_version_drain_once_and_whole",),
     }),
-    Fault("F26 clock jumps", "RSLCADEXBZ", "RSLCAXB", {
+    Fault("F26 clock jumps", "RSLCADEXBMZ", "RSLCAXBM", {
         "B": (REPAIRS,), "Z": (SCRUBS,),
         "SCAX": (
             MACHINES + "test_clock_jumps.py::test_a_clock_that_jumps_in_mid_save_changes_nothing",

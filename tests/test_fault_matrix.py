@@ -13,6 +13,7 @@ from typing import Final
 from tests.fault_matrix import MATRIX, PHASES, Fault, open_cells, open_table
 from tests.sim.campaign import UNREACHABLE
 from tests.sim.faults import FAULTS
+from tests.sim.move_rounds import MOVE_FAULTS
 from tests.sim.rebuilds import OWN_FAULTS
 from tests.sim.scenario import PHASES as CAMPAIGN_PHASES
 
@@ -40,7 +41,7 @@ def test_every_test_that_it_names_exists() -> None:
 
 
 def test_the_campaign_strikes_where_it_says() -> None:
-    struck = {number(name) for name in (*FAULTS, *OWN_FAULTS)}
+    struck = {number(name) for name in (*FAULTS, *OWN_FAULTS, *MOVE_FAULTS)}
     rows = {number(fault.name): fault for fault in MATRIX}
     assert struck <= rows.keys(), "each fault of the simulator has a row"
     for name, fault in rows.items():

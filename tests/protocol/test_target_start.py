@@ -25,6 +25,7 @@ from ckpt.format.messages.targets import (
 )
 from ckpt.protocol.events import Send, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import column_name
+from ckpt.protocol.target.disk_events import WriteAt
 from ckpt.protocol.target.term import (
     decode_coordinator,
     decode_term,
@@ -342,6 +343,20 @@ def test_a_column_of_another_cluster_is_set_aside() -> None:
     other = TargetWorld(world.disk, boot=12, cluster="another")
     assert other.machine.column_count == 0
     assert len(world.disk.list_directory("aside")) == 1
+
+
+def test_no_file_has_the_name_of_a_leftover_whose_removal_may_still_wait_for_the_disk() -> None:
+    disk = FakeDisk(seed=5)
+    left = ["catalog-7", "column", "probe-12", "reservation-1f-x", "term-1", "term-2"]
+    TargetWorld(disk)
+    for name in left:
+        disk.write_at(f"staging/{name}", 0, b".")
+    world = TargetWorld(disk, boot=12, term=2)
+    put_document(world, DocumentKind.RECORD, b"record", term=2)
+    written = {each.file for each in world.performed if isinstance(each, WriteAt)}
+    assert len(written) > 1
+    assert not written & {f"staging/{name}" for name in left}
+    assert disk.list_directory("staging") == []
 
 
 def test_a_directory_that_resists_is_reported_and_not_fatal() -> None:

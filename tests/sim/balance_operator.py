@@ -23,6 +23,11 @@ class BalanceOperator(LookingOperator):
         self.answer: TargetsBalanced | Failed | None = None
         """To the last wish; None while there is none."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """The last wish is not answered yet."""
+        return self._wish is not None
+
     def want(self, *, stop: bool = False) -> None:
         self._wish, self.answer = BalanceTargets(stop=stop), None
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from tests.sim import aimed
 from tests.sim.faults import FAULTS
-from tests.sim.rebuilds import OWN_FAULTS
+from tests.sim.move_rounds import MOVE_FAULTS
+from tests.sim.rebuilds import OWN_FAULTS, WORKER_FAULTS
 from tests.sim.scenario import PHASES, Report, run_seed
 from tests.sim.seeds import campaign, each_report, in_chunks
 from tests.sim.windows import Window
@@ -75,6 +76,7 @@ class Outcome:
         """Cells that no seed hit."""
         wanted = [(fault, phase) for fault in FAULTS for phase in PHASES]
         wanted += [(fault, "B") for fault in OWN_FAULTS]
+        wanted += [(fault, "M") for fault in (*WORKER_FAULTS, *MOVE_FAULTS)]
         return [c for c in wanted if not self.cells[c] and c not in UNREACHABLE]
 
     @property
@@ -103,7 +105,7 @@ def run_campaign(first: int, seeds: int, jobs: int) -> Outcome:
 def table(outcome: Outcome) -> Iterator[str]:
     """How often each fault struck in each phase, and who in each window."""
     yield f"{'fault':<18}" + "".join(f"{phase:>8}" for phase in PHASES)
-    for fault in (*FAULTS, *OWN_FAULTS):
+    for fault in (*FAULTS, *OWN_FAULTS, *MOVE_FAULTS):
         yield f"{fault:<18}" + "".join(f"{outcome.cells[fault, phase]:>8}" for phase in PHASES)
     yield ""
     yield from aimed.table(outcome.windows)

@@ -24,8 +24,15 @@ class MemberOperator(LookingOperator):
         self.answer: TargetChanged | Failed | None = None
         """To the last wish; None while there is none."""
 
-    def want(self, target: TargetId, standing: str) -> None:
-        self._wish, self.answer = ChangeTarget(target, standing), None
+    @property
+    def is_waiting(self) -> bool:
+        """The last wish is not answered yet."""
+        return self._wish is not None
+
+    def want(
+        self, target: TargetId, standing: str, *, dry_run: bool = False, force: bool = False
+    ) -> None:
+        self._wish, self.answer = ChangeTarget(target, standing, force, dry_run), None
 
     def _wishes(self) -> Iterable[Message]:
         return () if self._wish is None else (self._wish,)

@@ -164,6 +164,8 @@ class Oracles:
     overwritten: dict[tuple[CheckpointId, int], str] = field(default_factory=dict)
     """Payloads whose arena half was given on while their attempt was open."""
     refusals: list[str] = field(default_factory=list)
+    on_moved: Callable[[ColumnId, TargetId | None, TargetId], None] = lambda *_: None
+    """Hears of each column that is named elsewhere from now on: which, who was named and who is."""
 
     def announced_columns(self) -> set[str]:
         """Files of all columns of checkpoints that anybody was told of."""
@@ -234,6 +236,7 @@ class Oracles:
             if not self._is_durable(target, column, launch) and not self.is_harmed(target):
                 raise Violation(f"P1: {column} is said to be on {target}, which does not have it")
             placement[rank] = (*columns[:number], target, *columns[number + 1 :])
+            self.on_moved(column, columns[number], target)
 
     def moves_are_forgotten(self) -> None:
         """The catalog was made again: what had moved, targets have to list."""

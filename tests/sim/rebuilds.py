@@ -79,6 +79,14 @@ class Rebuilds:
         """A payload is in a worker's hands."""
         return any(worker.up and worker.has_work for worker in self._workers)
 
+    @property
+    def is_moving(self) -> bool:
+        """And what is made of it is there, on a target that it is to leave."""
+        return False
+
+    def beside_last_saves(self) -> None:
+        """All has healed, and the last launch saves."""
+
     def amid_faults(self) -> list[Struck]:
         """Some rounds, each from a healed and whole world on; what struck in them."""
         for _ in range(self._rng.choice([1, 2, 3])):
@@ -95,9 +103,12 @@ class Rebuilds:
         for each in self._workers:
             each.crash()
         self._world.clock.pass_time(POLL_US)
-        Disks(self._world).check()
+        self._disks().check()
 
     # ----------------------------------------------------------------------- rounds
+
+    def _disks(self) -> Disks:
+        return Disks(self._world)
 
     def _get_whole(self) -> None:
         """P7: within bounded time, wherever targets allow it. Then nothing counts as harmed."""
@@ -105,7 +116,7 @@ class Rebuilds:
         world.heal()
         self._revive()
         end_us = world.clock.now_us + WHOLE_US
-        while (lacking := Disks(world).lacking()) and world.clock.now_us < end_us:
+        while (lacking := self._disks().lacking()) and world.clock.now_us < end_us:
             world.clock.pass_time(POLL_US)
         if lacking:
             raise Violation(f"P7: not whole again after {WHOLE_US // 1_000_000} s: {lacking}")
@@ -117,7 +128,7 @@ class Rebuilds:
         allows to be lost from now on.
         """
         world = self._world
-        if not Disks(world).is_whole():
+        if not self._disks().is_whole():
             return
         for target in world.targets.values():
             target.wiped = False
@@ -130,7 +141,7 @@ class Rebuilds:
     def _round(self) -> None:
         world, rng = self._world, self._rng
         span_us = rng.choice(SPANS_US)
-        names = [*faults.FAULTS, *WORKER_FAULTS]
+        names = [*faults.FAULTS, *self._own_faults()]
         drawn = rng.choices(names, k=rng.choice([1, 2, 3, 4]))
         if is_mild := rng.random() < 0.3:
             drawn.append(rng.choice(RARE))
@@ -166,7 +177,7 @@ class Rebuilds:
     def _lose(self, span_us: int, *, is_mild: bool) -> None:
         """As much as every checkpoint survives, in one of three ways; when mild, for a while."""
         world, rng = self._world, self._rng
-        disks = Disks(world)
+        disks = self._disks()
         is_harmed = any(target.wiped for target in world.targets.values())
         allowed = disks.survivable() if disks.is_whole() and not is_harmed else 0
         up = sorted(id for id, target in world.targets.items() if target.up)
@@ -205,14 +216,23 @@ class Rebuilds:
     # ----------------------------------------------------------------------- strikes
 
     def _note(self, name: str, strike: Strike = lambda: True) -> None:
-        self._struck.append(Struck(name, "B" if self.is_making else "-", strike))
+        self._struck.append(Struck(name, self._phase, strike))
 
     def _strike(self, name: str) -> None:
-        phase = "B" if self.is_making else "-"
-        of_workers = {"F1 worker": self._kill_worker, "F2 worker": self._stop_worker}
-        strike = {**faults.FAULTS, **of_workers}[name](self._world)
+        phase = self._phase
+        strike = {**faults.FAULTS, **self._own_faults()}[name](self._world)
         if strike is not None:
             self._struck.append(Struck(name, phase, strike))
+
+    @property
+    def _phase(self) -> str:
+        if self.is_moving:
+            return "M"
+        return "B" if self.is_making else "-"
+
+    def _own_faults(self) -> dict[str, Callable[[World], Strike | None]]:
+        """What strikes in these phases alone."""
+        return {"F1 worker": self._kill_worker, "F2 worker": self._stop_worker}
 
     def _kill_reader(self) -> None:
         """In the middle of the load that it begins now."""
@@ -256,7 +276,7 @@ class Rebuilds:
         self._world.windows.aim(aim)
         self.aims.append((who, aim))
         if window.of == aimed.MOVES and who == "coordinator":
-            self._struck.append(Struck("F12 at write", "B", lambda: aim.struck))
+            self._struck.append(Struck("F12 at write", self._phase, lambda: aim.struck))
 
     # ----------------------------------------------------------------------- workers
 
@@ -280,7 +300,7 @@ class Rebuilds:
         """What never comes back is said to be gone, as soon as nothing needs it any more."""
         world = self._world
         lost = [target.id for target in world.targets.values() if target.lost]
-        disks = Disks(world)
+        disks = self._disks()
         if not (lost and disks.is_whole() and disks.has_places()):
             return
         operator = MemberOperator(world.clock, world.network, world.coordinator)

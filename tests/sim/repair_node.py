@@ -82,6 +82,19 @@ class RepairNode:
         """A payload is in hand."""
         return self._payload is not None
 
+    @property
+    def payload(self) -> PayloadId | None:
+        """What is in hand."""
+        return self._payload
+
+    @property
+    def in_hand(self) -> dict[ColumnId, TargetId]:
+        """Where each column of the payload is to go."""
+        if self._payload is None:
+            return {}
+        lost = (stream.lost for stream in self._streams.values())
+        return {ColumnId(self._payload, one.column): one.place.target for one in lost}
+
     def start(self) -> None:
         self._poll()
         self._renew()

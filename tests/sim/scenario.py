@@ -101,6 +101,10 @@ def _loading(world: World) -> bool:
     return any(reader.reading for reader in world.readers)
 
 
+def _moving(world: World) -> bool:
+    return world.is_moving
+
+
 def _rebuilding(world: World) -> bool:
     return world.is_rebuilding
 
@@ -113,10 +117,12 @@ PHASES: dict[str, Callable[[World], bool]] = {
     "C": _committing,
     "A": _at_rest,
     "X": _loading,
+    "M": _moving,
     "B": _rebuilding,
 }
-DRAWN = [phase for phase in PHASES if phase != "B"]
-"""Any history waits for these; for a rebuild those that have workers (rebuilds.py)."""
+DRAWN = [phase for phase in PHASES if phase not in "MB"]
+"""Any history waits for these; for a rebuild those that have workers (rebuilds.py), for a move
+those of which targets leave (move_rounds.py)."""
 
 OF_READERS = frozenset({"F14 reader"})
 """Faults for which somebody must be in the middle of a load when the phase comes."""
@@ -265,7 +271,8 @@ def _may_launch(world: World, earlier: list[RankNode]) -> bool:
     """
     keyed = earlier[0].job.key is not None
     roomy = [t for t in world.known_targets if t.bytes_free >= HALF_BYTES]
-    return len(roomy) >= len(world.targets) - 1 and (
+    gone = sum(target.lost for target in world.targets.values())
+    return len(roomy) >= len(world.targets) - max(1, gone) and (
         keyed or not any(node.joining for node in earlier)
     )
 

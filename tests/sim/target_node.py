@@ -75,6 +75,8 @@ class TargetNode:
         """For good: it never comes back, its disk counts for nothing."""
         self.harmed_boot = 0
         """The boot id under which it last held what a loss or a wipe took."""
+        self.ended = False
+        """Somebody has ended its process, and starts no other one for now."""
         self.wiped = False
         """Its disk was replaced by an empty one; what it held before counts for nothing."""
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
@@ -123,7 +125,7 @@ class TargetNode:
         self._limits = replace(self._limits, scrub_period_us=period_us)
 
     def start(self) -> None:
-        if self.up or self.lost:
+        if self.up or self.lost or self.ended:
             return
         self._boots += 1
         boot = BootId(self._number * 1000 + self._boots)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import planted_repairs
+from tests.sim import planted_moves, planted_repairs
 from tests.sim.planted import PLANTS, Plant
 from tests.sim.scenario import run_seed
 
 SEEDS_MAX = 1000
+ALL = (*PLANTS, *planted_repairs.PLANTS, *planted_moves.PLANTS)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", [*PLANTS, *planted_repairs.PLANTS], ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", ALL, ids=lambda plant: plant.name)
 def test_a_planted_bug_is_found_within_a_thousand_seeds(plant: Plant) -> None:
     # Outside of the search: a patch of what is not there any more is no bug that was found.
     with plant.planted():

@@ -5,11 +5,12 @@ there that nobody needs (P10)?
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.documents.file import document_name
 from ckpt.format.documents.record import decode_record
 from ckpt.format.layout import Layout
 from ckpt.plan.placement import domain_key
@@ -28,8 +29,10 @@ CELL_BYTES: Final = 4096
 class Disks:
     """What lies durably on all disks that are not lost for good, as of now."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, leaving: Collection[TargetId] = ()) -> None:
+        """`leaving`: who is to be emptied, and takes nothing."""
         self._world = world
+        self._leaving = frozenset(leaving)
         self._code = world.coordinator.machine_policy.code
         self._names = {
             id: frozenset(target.disk.durable_names("columns"))
@@ -62,6 +65,33 @@ class Disks:
                 there, wanted = len(self._right(payload, columns)), self._possible(payload, columns)
                 if self._code.k <= there < wanted:
                     return f"{payload} has {there} right columns on disks, {wanted} could be"
+                if there >= self._code.k and (left := self._left_behind(payload, columns)):
+                    return left
+        return self._documents_lacking()
+
+    def _left_behind(self, payload: PayloadId, columns: Columns) -> str:
+        """What is named on targets that are to be emptied, though it has a place elsewhere. Copies
+        of which nobody knows yet, sealed late, are left to the end.
+        """
+        staying = [t for t in self._right(payload, columns).values() if t not in self._leaving]
+        named = [t for t in columns if t in self._leaving and t in self._names]
+        if named and len(staying) < self._possible(payload, columns):
+            return f"{payload} is still on {named}: {columns}"
+        return ""
+
+    def _documents_lacking(self) -> str:
+        """m + 1 copies of index and record are on targets that stay, or one on each of these."""
+        if not self._leaving:
+            return ""
+        staying = self._names.keys() - self._leaving
+        wanted = min(self._code.m + 1, len(staying))
+        for id in self.needed:
+            for kind in ("index", "record"):
+                name = document_name(kind, id)
+                disks = (self._world.targets[target].disk for target in staying)
+                there = sum(name in disk.durable_names("documents") for disk in disks)
+                if there < wanted and not self._is_lost(id):
+                    return f"{id} has {there} copies of its {kind} where they stay, not {wanted}"
         return ""
 
     def survivable(self) -> int:
@@ -79,7 +109,7 @@ class Disks:
 
     def has_places(self) -> bool:
         """Whether a payload of which nothing has rotted can have all its columns."""
-        return self._places(frozenset()) >= self._code.n
+        return self.places() >= self._code.n
 
     def _payloads(self, id: CheckpointId) -> list[tuple[PayloadId, Columns]]:
         placement = self._world.oracles.placement_of(id)
@@ -107,14 +137,15 @@ class Disks:
         """
         rotted = self._rotted_of(payload, columns)
         known = self._known_rotten(payload) & rotted if rotted else set()
-        return min(self._code.n, self._places(known)) - len(rotted - known)
+        return min(self._code.n, self.places(known)) - len(rotted - known - self._leaving)
 
-    def _places(self, but: Set[TargetId]) -> int:
+    def places(self, but: Set[TargetId] = frozenset()) -> int:
+        """So many columns of a payload find one, without these targets."""
         spread = self._world.oracles.spread
         domains = Counter(
             domain_key(id, self._world.targets[id].domain, spread.level)
             for id in self._names
-            if id not in but
+            if id not in but and id not in self._leaving
         )
         return sum(min(count, spread.max_per_domain) for count in domains.values())
 
@@ -150,8 +181,10 @@ class Disks:
         for id in self.needed:
             for payload, columns in self._payloads(id):
                 self._check_payload(payload, columns)
+                # While one is missing no copy of another goes.
+                is_whole = len(self._right(payload, columns)) == self._code.n
                 for j in range(len(columns)):
-                    if held[_name(payload, j)] > 1:
+                    if is_whole and held[_name(payload, j)] > 1:
                         raise Violation(f"P7: column {j} of {payload} is there twice")
         self._check_gone(held)
 

@@ -10,6 +10,7 @@ from ckpt.base.ids import PayloadId, RunName, Step
 from ckpt.format.messages.saving import CommitInfo
 from tests.sim.file_nodes import FileOracles, FileWorld
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
+from tests.sim.move_rounds import MoveRounds
 from tests.sim.oracles import Oracles, Placement, Violation
 from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
@@ -24,6 +25,8 @@ FILES_RUN = RunName("files run")
 FILE_STEPS = (10, 20)
 REPAIRING = 0.12
 """In so many of all histories."""
+MOVING = 0.1
+"""In so many of the others."""
 LAST_DELETION_US = 300_000
 """After healing somebody deletes once more, in the midst of the last saves or just behind them."""
 
@@ -44,11 +47,16 @@ class Lives:
 
     repair: bool = False
     """Workers make again what is lost, and more is lost than one fault takes."""
+    moves: bool = False
+    """Targets come, are drained, taken out and removed, and columns go from full ones to empty
+    ones; what is lost is made again as well."""
 
     @classmethod
     def drawn(cls, seed: int) -> Lives:
         rng = Random(f"lives of {seed}")
-        return cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
+        lives = cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
+        moves = not lives.repair and Random(f"who leaves {seed}").random() < MOVING
+        return replace(lives, moves=moves)
 
 
 class WholeOracles(ReferenceOracles, FileOracles):
@@ -91,6 +99,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
             self.coordinator.machine_policy = replace(policy, keep=keep)
         if self.lives.repair:
             self._rebuilds = Rebuilds(self)
+        elif self.lives.moves:
+            self._rebuilds = MoveRounds(self)
         World.start(self)
 
     def live_beside(self) -> None:
@@ -105,6 +115,10 @@ class WholeWorld(ReferenceWorld, FileWorld):
     def is_rebuilding(self) -> bool:
         return self._rebuilds is not None and self._rebuilds.is_making
 
+    @property
+    def is_moving(self) -> bool:
+        return self._rebuilds is not None and self._rebuilds.is_moving
+
     def rebuild_amid_faults(self) -> list[Struck]:
         return [] if self._rebuilds is None else self._rebuilds.amid_faults()
 
@@ -116,6 +130,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
             self._delete_later(1, LAST_DELETION_US)
         if self.lives.files:
             self.end_files()
+        if self._rebuilds is not None:
+            self._rebuilds.beside_last_saves()
 
     def settle_beside(self) -> None:
         if self.lives.deletion:

@@ -95,6 +95,18 @@ class World:
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
         return world[0]
 
+    def add_target(self) -> TargetNode:
+        """One more joins, on a host of its own where two share one."""
+        number = len(self.targets)
+        node = TargetNode(self.clock, self.network, self.coordinator, number, self.seed)
+        if self.oracles.spread is not ALONE:
+            node.domain = Domain("power", "rack", f"host{HOSTS + number}", f"dev{number}")
+        node.windows = self.coordinator.windows
+        node.disk.bytes_total = self.disk_bytes
+        self.targets[node.id] = node
+        node.start()
+        return node
+
     def start(self) -> None:
         self.coordinator.start()
         OperatorNode(self.clock, self.network, self.coordinator).look()
@@ -208,6 +220,11 @@ class World:
     @property
     def is_rebuilding(self) -> bool:
         """What was lost is made again, at this moment."""
+        return False
+
+    @property
+    def is_moving(self) -> bool:
+        """What leaves its target is made elsewhere, at this moment."""
         return False
 
     def rebuild_amid_faults(self) -> list[Struck]:

@@ -193,7 +193,7 @@ class CoordinatorMachine:
         self.deleter = Deleter(
             desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
         )
-        self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy.spread)
+        self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy)
         self.standings = Standings(desk, self.members, self.checkpoints, self.map_keeper, policy)
         self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
         self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)

@@ -75,7 +75,7 @@ def identify(file: str, pages: tuple[Buffer, ...]) -> ColumnHeader | DocumentHea
 def adopt(core: Core, loaded: DirectoryLoaded) -> None:
     """Take over what can be attributed; everything else is set aside. Never fatal."""
     for found in loaded.files:
-        if found.file.startswith("staging/"):
+        if is_aside(found):
             _remove(core, found.file)
             continue
         reason = _objection(core, found)
@@ -89,6 +89,11 @@ def adopt(core: Core, loaded: DirectoryLoaded) -> None:
             case DocumentHeader() as header:
                 kind = DocumentKind(header.kind)
                 core.add_document(StoredDocument(header, kind, name))
+
+
+def is_aside(found: FoundFile) -> bool:
+    """An earlier process had it under way."""
+    return found.file.startswith("staging/")
 
 
 def _objection(core: Core, found: FoundFile) -> str:

@@ -55,7 +55,7 @@ from ckpt.protocol.target.core import (
     TargetLimits,
 )
 from ckpt.protocol.target.device import DeviceHealth
-from ckpt.protocol.target.directory import DirectoryLoaded, adopt
+from ckpt.protocol.target.directory import DirectoryLoaded, adopt, is_aside
 from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
@@ -242,6 +242,7 @@ class TargetMachine:
                 self._map.load(event.map)
                 self._needs.kept(event.protocol)
                 self._scrub.load(event.scrub, event.wall_us)
+                self._reservations.begin_behind(one.file for one in event.files if is_aside(one))
                 adopt(core, event)
                 self._scrub.loaded(event.scrub)
         self._reads.pump()

@@ -12,7 +12,7 @@ whose stream ends with it. Restarts forget all: the coordinator reserves again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -166,6 +166,13 @@ class Reservations:
 
         op = self._core.expect(removed)
         self._core.out.append(RemoveFile(op, reservation.file))
+
+    def begin_behind(self, leftovers: Iterable[str]) -> None:
+        """Aside files of an earlier process are still being removed: none of their names is used
+        again, or the removal would take what is written now.
+        """
+        numbers = (file.rpartition("-")[2] for file in leftovers)
+        self._file_count = max((int(each) for each in numbers if each.isdecimal()), default=0)
 
     def new_file(self, stem: str) -> str:
         """An aside name that this process never used before."""

@@ -23,12 +23,14 @@ place by an answer of before.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.moves import encode_moves, page_of
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import (
@@ -40,7 +42,7 @@ from ckpt.protocol.coordinator.facts import (
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
-from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 
 
 def nothing() -> None:
@@ -56,13 +58,15 @@ class Adopter:
         members: Membership,
         checkpoints: Checkpoints,
         deleter: Deleter,
-        rule: SpreadRule,
+        policy: CoordinatorPolicy,
     ) -> None:
         self._desk = desk
         self._members = members
         self._checkpoints = checkpoints
         self._deleter = deleter
-        self._rule = rule
+        self._rule = policy.spread
+        #: Who is away for so long is not waited for any more; None: who is away is.
+        self._after_us = policy.rebuild_after_us
         #: Which have surplus; none, most of the time.
         self._unsettled: set[CheckpointId] = set()
         #: Of these a move is on its way to the catalog, of payloads of these ranks.
@@ -100,13 +104,14 @@ class Adopter:
             self._sort_out(target, fact.checkpoint)
         self._settle_all()
 
-    def found(self, target: Target, column: ColumnId) -> None:
-        """It has said, asked for it, that it holds this one."""
-        id = column.payload.checkpoint
+    def found(self, id: CheckpointId, columns: Iterable[tuple[Target, ColumnId]]) -> None:
+        """They have said, asked for it, that they hold these columns of this one."""
         self._checkpoints.recount(id)
-        checkpoint, digest = self._checkpoints.get(id), target.proved.digest(column)
-        if checkpoint is not None and digest is not None:
-            self._sort_out_column(target, checkpoint, column, digest)
+        checkpoint = self._checkpoints.get(id)
+        for target, column in columns:
+            digest = target.proved.digest(column)
+            if checkpoint is not None and digest is not None:
+                self._sort_out_column(target, checkpoint, column, digest)
         self._settle_all()
 
     def is_moving(self, payload: PayloadId) -> bool:
@@ -177,6 +182,7 @@ class Adopter:
     def _adoptable(self, checkpoint: KeptCheckpoint) -> dict[tuple[Rank, ColumnNumber], TargetId]:
         """A holder for each column whose named one does not count."""
         moves: dict[tuple[Rank, ColumnNumber], TargetId] = {}
+        left: dict[Rank, dict[ColumnNumber, list[TargetId]]] = {}
         for column, holders in sorted(checkpoint.surplus.items()):
             rank = column.payload.rank
             if self._is_well(checkpoint, column) or self._is_coming(checkpoint, column):
@@ -186,7 +192,31 @@ class Adopter:
             fits = [id for id in here if self._fits(checkpoint, column, id, taken)]
             if fits:
                 moves[rank, column.column] = fits[0]
+            elif here:
+                left.setdefault(rank, {})[column.column] = here
+        for rank, waiting in left.items():
+            # Where some have moved, others may fit then.
+            if not any(of == rank for of, _ in moves):
+                together = self._fit_together(checkpoint, rank, waiting)
+                moves |= {(rank, number): id for number, id in together.items()}
         return moves
+
+    def _fit_together(
+        self, checkpoint: KeptCheckpoint, rank: Rank, waiting: dict[ColumnNumber, list[TargetId]]
+    ) -> dict[ColumnNumber, TargetId]:
+        """Columns that change places with each other: each would break the rule alone. Of two that
+        leave two hosts, either copy may lie on the host that the other one leaves.
+        """
+        chosen: dict[ColumnNumber, TargetId] = {}
+        for number, here in waiting.items():
+            free = [id for id in here if id not in chosen.values()]
+            if free:
+                chosen[number] = free[0]
+        known = self._awaited(checkpoint, rank) | self._holders_now(checkpoint, rank)
+        after = known | chosen
+        spread = Counter(map(self._domain, after.values()))
+        is_apart = len(set(after.values())) == len(after)
+        return chosen if is_apart and max(spread.values()) <= self._rule.max_per_domain else {}
 
     def _fits(
         self,
@@ -200,7 +230,9 @@ class Adopter:
         now.pop(column.column, None)
         if target in now.values():
             return False
-        spread = Counter(map(self._domain, now.values()))
+        others = self._awaited(checkpoint, column.payload.rank) | now
+        others.pop(column.column, None)
+        spread = Counter(map(self._domain, others.values()))
         allowed = spread[self._domain(target)] < self._rule.max_per_domain
         return allowed or len(now) < checkpoint.code.k
 
@@ -294,6 +326,16 @@ class Adopter:
         columns = checkpoint.placement[rank].columns
         now = ((j, columns[j]) for j in self._checkpoints.columns_now(checkpoint, rank))
         return {j: id for j, id in now if id is not None}
+
+    def _awaited(self, checkpoint: KeptCheckpoint, rank: Rank) -> dict[ColumnNumber, TargetId]:
+        """Of the columns that may count again where they are."""
+        assert checkpoint.placement is not None
+        now_us, targets = self._desk.now_us, self._members.targets
+        return {
+            ColumnNumber(j): id
+            for j, id in enumerate(checkpoint.placement[rank].columns)
+            if id in targets and is_awaited(self._members, targets[id], now_us, self._after_us)
+        }
 
     def _domain(self, target: TargetId) -> tuple[str, ...]:
         return domain_key(target, self._members.targets[target].domain, self._rule.level)

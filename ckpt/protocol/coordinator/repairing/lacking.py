@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.plan.balancing import ColumnMove
-from ckpt.protocol.coordinator.catalog import TargetStanding
 from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 
@@ -94,7 +94,9 @@ class Lacking:
                         yield found
 
     def due(self, checkpoint: KeptCheckpoint, rank: Rank, now_us: int) -> list[ColumnNumber]:
-        """Columns of one payload, ascending; none of what is not placed, or goes."""
+        """Columns of one payload, in the order in which they get places: what counts where it is
+        comes last. None of what is not placed, or goes.
+        """
         if checkpoint.placement is None or not checkpoint.is_needed:
             return []
         now = self._checkpoints.columns_now(checkpoint, rank)
@@ -110,12 +112,12 @@ class Lacking:
         if self._in_place():
             lost = [j for j, holder in enumerate(holders) if j not in now and self._is_here(holder)]
             return list(map(ColumnNumber, lost)) if left >= 0 else []
-        outgoing = self._checkpoints.outgoing_of(checkpoint, rank, now)
-        return [
+        missing = [
             ColumnNumber(j)
             for j, holder in enumerate(holders)
-            if j in outgoing or (j not in now and left >= 0 and self._is_due(holder, left, now_us))
+            if j not in now and left >= 0 and self._is_due(holder, left, now_us)
         ]
+        return [*missing, *self._checkpoints.outgoing_of(checkpoint, rank, now)]
 
     def _of_payload(
         self,
@@ -146,13 +148,23 @@ class Lacking:
         target = self._members.targets.get(holder) if holder is not None else None
         return target is not None and target.state is TargetState.LIVE and target.stays
 
+    def awaited(
+        self, checkpoint: KeptCheckpoint, rank: Rank, now_us: int
+    ) -> dict[ColumnNumber, TargetId]:
+        """Who is away with a column that is not due: it keeps its place in its domain. The
+        checkpoint is placed.
+        """
+        assert checkpoint.placement is not None
+        now = self._checkpoints.columns_now(checkpoint, rank)
+        left = len(now) - checkpoint.code.k
+        return {
+            ColumnNumber(j): holder
+            for j, holder in enumerate(checkpoint.placement[rank].columns)
+            if holder is not None and j not in now and not self._is_due(holder, left, now_us)
+        }
+
     def _is_due(self, holder: TargetId | None, left: int, now_us: int) -> bool:
         target = self._members.targets.get(holder) if holder is not None else None
-        if target is None or target.state in (TargetState.LIVE, TargetState.REMOVED):
+        if target is None or not is_awaited(self._members, target, now_us, self._after_us):
             return True
-        if self._members.is_coming(target):
-            return False
-        if target.standing is TargetStanding.OUT:
-            return True
-        assert self._after_us is not None
-        return left == 0 or now_us - self._members.away_since_us(target) >= self._after_us
+        return left == 0 and not self._members.is_coming(target)

@@ -1,8 +1,10 @@
 """Where a column may be made again: room that its domains allow, for one payload at a time.
 
-Who holds a copy of the payload, named or not, takes no other column of it: a copy that nobody has
-named may be named yet. Where no other place is left one that has such a copy is taken all the same:
-the column that is made again counts, and the copy, without which its payload does, goes then.
+Who is away and still waited for keeps its place: it comes back with its column, and what was put
+beside it meanwhile would break the rule. Who holds a copy of the payload, named or not, takes no
+other column of it: a copy that nobody has named may be named yet. Where no other place is left one
+that has such a copy is taken all the same: the column that is made again counts, and the copy,
+without which its payload does, goes then.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class RepairPlaces:
             assert target is not None
             if target not in leaving:
                 allotment.intended[j] = target
+        allotment.intended |= self._lacking.awaited(checkpoint, payload.rank, self._desk.now_us)
         allotment.asked_spares |= leaving | _unnamed(checkpoint, payload)
         return allotment
 

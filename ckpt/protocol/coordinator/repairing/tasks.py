@@ -436,11 +436,14 @@ class Repairs:
         self._reserver.release(task.allotment)
         self.counts.columns += len(standing)
         self.counts.bytes += len(standing) * task.allotment.file_bytes
+        found = []
         for proof in standing:
             if self._members.accepts(proof.target, proof.boot):
                 target = self._members.targets[proof.target]
                 target.proved.add(proof)
-                self._adopter.found(target, proof.column)
+                found.append((target, proof.column))
+        # All at once: one may fit beside another alone.
+        self._adopter.found(task.payload.checkpoint, found)
         self.counts.problems.pop(task.payload, None)
         made = {proof.column.column for proof in standing}
         is_meant = self.ruling.is_paused
