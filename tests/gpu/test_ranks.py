@@ -25,7 +25,8 @@ from tests.waiting import wait_until
 torch: Any = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-RANK = ROOT / "tests" / "gpu" / "rank.py"
+MODULE = "tests.gpu.rank"
+RANK = ROOT.joinpath(*MODULE.split(".")).with_suffix(".py")
 EXAMPLE = ROOT / "docs" / "examples" / "torch_fsdp2.py"
 WAIT_S = 300.0
 KILLS = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ckpt.base.ids import PayloadId
+from ckpt.base.ids import PayloadId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
@@ -24,6 +24,7 @@ from tests.sim.coordinator_node import CLUSTER, CoordinatorNode
 from tests.sim.drain_node import Trouble
 from tests.sim.drain_world import small_items
 from tests.sim.last_checks import check_readable
+from tests.sim.member_operator import MemberOperator
 from tests.sim.oracles import Violation
 from tests.sim.rank_node import RankNode
 from tests.sim.reader_node import CRASHED
@@ -39,6 +40,7 @@ PHASE_US = 8 * US_PER_S
 REBUILD_AFTER_US = 2 * US_PER_S
 WHOLE_US = 90 * US_PER_S
 REBUILDING_SEEDS = 12
+MOVING_SEEDS = 12
 READ_US = 1_000_000
 """Between two questions for the newest step,"""
 QUESTIONS = 9
@@ -60,7 +62,7 @@ def _rebuilding(world: TwoWorld) -> bool:
 
 WHEN = {phase: PHASES[phase] for phase in "RSLCAX"} | {"D": _draining, "E": _evicting}
 NAMES = tuple(WHEN)
-WHEN["B"] = _rebuilding  # In histories of its own.
+WHEN["B"] = WHEN["M"] = _rebuilding  # In histories of their own.
 HOWS = ("copied", "rebuilt", "restored")
 
 
@@ -264,7 +266,7 @@ def run_seed(seed: int, steps: Counter[str] | None = None, phase: str = "") -> H
         world.old.machine_policy = replace(
             world.old.machine_policy, watermarks=Watermarks(low=0.0, high=0.0)
         )
-    if phase == "B":
+    if phase in "BM":
         world.old.machine_policy = replace(
             world.old.machine_policy, rebuild_after_us=REBUILD_AFTER_US
         )
@@ -282,6 +284,8 @@ def run_seed(seed: int, steps: Counter[str] | None = None, phase: str = "") -> H
     history = History(phase, how)
     if phase == "B":
         _lose_one(world, nodes)
+    if phase == "M":
+        _drain_some(world, nodes)
     history.struck = _wait_for(world, phase)
     _rise(world, how, copy)
     _busy(world)
@@ -300,6 +304,22 @@ def _lose_one(world: TwoWorld, nodes: list[RankNode]) -> None:
     target = world.clock.rng.choice(list(world.targets.values()))
     target.crash()
     world.clock.after(world.clock.rng.choice([4, 8, 20]) * US_PER_S, target.start)
+
+
+def _drain_some(world: TwoWorld, nodes: list[RankNode]) -> None:
+    """All is saved; who is to leave is said to the old one, which somebody may go on saying it to
+    when the other has risen."""
+    world.clock.run(lambda: all(node.done_saving for node in nodes), PHASE_US)
+    world.start_repairers(2)
+    rng = world.clock.rng
+    assert world.old is not None
+    people = MemberOperator(world.clock, world.network, world.old)
+    people.look()
+    first, second = rng.sample(sorted(world.targets), 2)
+    people.want(TargetId(first), rng.choice(["draining", "out"]))
+    then = rng.choice([(first, "in"), (second, "draining"), (second, "out")])
+    at_us = rng.choice([1, 5, 12]) * US_PER_S
+    world.clock.after(at_us, people.want, TargetId(then[0]), then[1])
 
 
 def _wait_for(world: TwoWorld, phase: str) -> bool:
@@ -356,3 +376,10 @@ def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once()
     """The old one goes on handing payloads to its workers."""
     found = [run_seed(seed, phase="B") for seed in range(REBUILDING_SEEDS)]
     assert sum(one.struck for one in found) > REBUILDING_SEEDS // 2
+
+
+@pytest.mark.timeout(600)
+def test_columns_that_move_while_two_coordinators_live_are_there_once() -> None:
+    """The old one goes on hearing who is to leave, and moves what they have."""
+    found = [run_seed(seed, phase="M") for seed in range(MOVING_SEEDS)]
+    assert sum(one.struck for one in found) > MOVING_SEEDS // 2

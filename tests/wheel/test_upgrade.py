@@ -22,6 +22,8 @@ from tests.wheel.environments import Environment, Environments
 from tests.wheel.mixed_cluster import TARGETS, MixedCluster, Trainer
 
 OLDER = f"speaks protocol {PROTOCOL_VERSION - 1}, not {PROTOCOL_VERSION}"
+FOUND_DAMAGE = 3
+"""Exit code of `ckpt scrub`."""
 LOST = "t4"
 """It dies in the middle of the upgrade."""
 
@@ -60,6 +62,47 @@ def test_an_upgrade_under_saves_loads_and_a_loss(
     newer.load(older)
     newer.save()
     newer.load(newer)
+
+
+def test_rot_that_is_found_under_an_older_coordinator_is_mended_after_the_upgrade(
+    cluster: MixedCluster,
+) -> None:
+    """The older one knows no word for it. Readers do without the column, and nobody moves it
+    before the upgrade is finished."""
+    trainer = cluster.trainer(cluster.newer, "newer")
+    trainer.save()
+    for id in TARGETS:
+        cluster.start_target(id, cluster.newer)
+    cluster.wait_live(len(TARGETS))
+    id, column = flip_a_column(cluster)
+    found = cluster.command(cluster.newer, "scrub", id)
+    assert found.code == FOUND_DAMAGE, found.out + found.err
+    assert f"column {column.rpartition('-')[2]}" in found.out
+    trainer.load(trainer)
+    trainer.save()
+    cluster.start_coordinator(cluster.newer)
+    cluster.start_worker()
+    cluster.wait_live(len(TARGETS))
+    trainer.load(trainer)
+    assert cluster.columns()[column] == {id}, "nothing moves yet"
+    finished = cluster.command(cluster.newer, "upgrade", "finish")
+    assert finished.code == 0, finished.err
+    cluster.wait(lambda: cluster.columns()[column] not in ({id}, set()), "it is made elsewhere")
+    cluster.wait(lambda: id not in cluster.columns()[column], "the damaged one goes")
+    verified = cluster.command(cluster.newer, "verify", "newer@1")
+    assert verified.code == 0, verified.out + verified.err
+    trainer.load(trainer)
+
+
+def flip_a_column(cluster: MixedCluster) -> tuple[str, str]:
+    """One bit of one column's cells, at rest; its target and its name."""
+    path = min(cluster.folder.glob("t?/columns/*"))
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 16]))
+    return path.parts[-3], path.name
 
 
 def work(*trainers: Trainer) -> None:
