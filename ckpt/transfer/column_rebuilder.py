@@ -17,7 +17,7 @@ checksums 0.06, send 0.25 GB 0.05. Memory: two windows, and the parity of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -289,41 +289,25 @@ class _Cells(Protocol):
 def _cells_of(lost: LostColumns, room: RebuildRoom) -> _Cells:
     layout = lost.source.layout
     if lost.read_alone is not None:
-        return _MovedCells(layout, lost.read_alone)
+        return _ReadCells(layout, [lost.read_alone], [lost.read_alone])
     if max(lost.places) < layout.code.k:
-        return _ReadCells(layout, tuple(lost.places))
+        data = [ColumnNumber(j) for j in range(layout.code.k)]
+        return _ReadCells(layout, data, list(lost.places))
     return _MadeCells(layout, tuple(lost.places), room)
 
 
-class _MovedCells:
-    """I have the cells of one column as they were read."""
-
-    def __init__(self, layout: Layout, column: ColumnNumber) -> None:
-        self._layout = layout
-        self._column = column
-
-    def of_window(
-        self, first: int, memory: Bytes
-    ) -> Iterator[tuple[int, dict[ColumnNumber, tuple[memoryview, int]]]]:
-        """As of _Cells."""
-        offset = 0
-        for stripe in range(first, self._layout.stripe_count):
-            if offset >= len(memory):
-                return
-            size = self._layout.cell_bytes_of(stripe)
-            cell = memory[offset : offset + size].data
-            yield stripe, {self._column: (cell, crc32(cell))}
-            offset += size
-
-
 class _ReadCells:
-    """I have the cells of some data columns: they are in whole stripes of the payload, however
-    these were read.
+    """I have the cells of some data columns as they were read: in stripes of the columns that were
+    read, all k or one alone.
     """
 
-    def __init__(self, layout: Layout, wanted: tuple[ColumnNumber, ...]) -> None:
+    def __init__(
+        self, layout: Layout, read: Sequence[ColumnNumber], wanted: Sequence[ColumnNumber]
+    ) -> None:
         self._layout = layout
-        self._wanted = wanted
+        self._columns_read = len(read)
+        #: By column, which of those that were read it is.
+        self._places = {j: read.index(j) for j in wanted}
 
     def of_window(
         self, first: int, memory: Bytes
@@ -335,10 +319,11 @@ class _ReadCells:
                 return
             size = self._layout.cell_bytes_of(stripe)
             cells = {
-                j: memory[offset + j * size : offset + (j + 1) * size].data for j in self._wanted
+                j: memory[offset + at * size : offset + (at + 1) * size].data
+                for j, at in self._places.items()
             }
             yield stripe, {j: (cell, crc32(cell)) for j, cell in cells.items()}
-            offset += self._layout.code.k * size
+            offset += self._columns_read * size
 
 
 class _MadeCells:

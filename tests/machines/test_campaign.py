@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ckpt.base.errors import CkptError, Lost
 from tests.e2e_remote.conftest import started
 from tests.machines.cluster import MachineCluster
 from tests.machines.strikes import Strikes
+from tests.soak.beside import beside
 from tests.soak.conftest import no_dump, seed, soak_seconds
 from tests.soak.job import Job
 from tests.soak.judge import Judge, tell
@@ -99,26 +99,3 @@ def observe(judge: Judge, until_s: float, over: threading.Event) -> None:
         except CkptError as error:
             judge.counts[f"{error.code} told"] += 1
         over.wait(min(LOOK_EVERY_S, max(0.0, until_s - time.monotonic())))
-
-
-@contextmanager
-def beside(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
-    """It works beside the block until `over`; what goes wrong with it is raised behind it."""
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-            over.set()
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -17,6 +17,7 @@ import pytest
 import ckpt
 from ckpt_client.local.processes import find_marked
 from tests.e2e.cluster import TARGETS, Cluster
+from tests.soak.beside import beside
 from tests.soak.hangman import Hangman
 from tests.soak.job import Job
 from tests.soak.judge import (
@@ -114,30 +115,19 @@ def goes_on(job: Job, judge: Judge, reached: int) -> bool:
 
 @contextmanager
 def busy(job: Job, hangman: Hangman) -> Iterator[None]:
-    """The job runs and the hangman works beside the block;
-    what goes wrong with them is raised behind it.
-    """
+    """The job runs and the hangman works beside the block."""
     over = threading.Event()
-    errors: list[BaseException] = []
 
     def work() -> None:
-        try:
-            while not over.wait(0.05):
-                job.tend()
-                hangman.work()
-        except BaseException as error:
-            errors.append(error)
+        while not over.wait(0.05):
+            job.tend()
+            hangman.work()
 
-    thread = threading.Thread(target=work)
-    thread.start()
     try:
-        yield
+        with beside(work, over):
+            yield
     finally:
-        over.set()
-        thread.join()
         hangman.relent()
-    if errors:
-        raise errors[0]
 
 
 def observe(judge: Judge, until_s: float) -> None:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,6 +21,7 @@ from ckpt.format.messages.asking import Ask
 from ckpt.protocol.coordinator.reading.answers import StepView
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.e2e_remote.conftest import started
+from tests.soak.beside import beside
 from tests.soak.job import Job
 from tests.soak.judge import Judge, tell
 from tests.soak.rank import RUN, Plan
@@ -61,11 +60,12 @@ def run_campaign(tmp_path: Path, seed: int, seconds: float) -> Wrecker:
         job, judge = Job(plan, logs), Judge(store, seed, KEEP)
         wrecker = Wrecker(seed, cluster, lambda: newest_of_whole(cluster))
         try:
-            with busy(job, wrecker):
+            over = threading.Event()
+            with beside(lambda: work(job, wrecker, over), over):
                 until_s = time.monotonic() + seconds
-                while time.monotonic() < until_s:
+                while time.monotonic() < until_s and not over.is_set():
                     judge.look()
-                    threading.Event().wait(LOOK_EVERY_S)
+                    over.wait(LOOK_EVERY_S)
             job.end()
             wait_until(lambda: newest_of_whole(cluster) > 0, "all is whole", WHOLE_S, ASKED_S)
         finally:
@@ -80,30 +80,12 @@ def run_campaign(tmp_path: Path, seed: int, seconds: float) -> Wrecker:
         return wrecker
 
 
-@contextmanager
-def busy(job: Job, wrecker: Wrecker) -> Iterator[None]:
-    """The job runs and the wrecker works beside the block; what fails there is raised after it."""
-    over = threading.Event()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            while not over.wait(0.05):
-                job.tend()
-                wrecker.work()
-            wrecker.relent()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    if errors:
-        raise errors[0]
+def work(job: Job, wrecker: Wrecker, over: threading.Event) -> None:
+    """At the end all who were struck are back, or replaced."""
+    while not over.wait(0.05):
+        job.tend()
+        wrecker.work()
+    wrecker.relent()
 
 
 def newest_of_whole(cluster: RemoteCluster) -> int:
