@@ -80,6 +80,18 @@ def test_what_is_wrong_in_its_last_slice_is_said_and_nothing_is_certified(bench:
     assert rank.commits()
 
 
+def test_a_large_document_that_is_damaged_is_refused(bench: LateBench) -> None:
+    (rank,) = many(bench, 1)
+    table = bytearray(rank.table())
+    table[-1] ^= 1
+    bench.tell(rank.session, replace(rank.certificate(), table_bytes=len(table)), bytes(table))
+    assert list(bench.work_off()) == [1]
+    failed = bench.to(rank.session)[-1]
+    assert isinstance(failed, Failed)
+    assert failed.code == "corrupt"
+    assert not rank.commits()
+
+
 def test_a_save_that_ends_meanwhile_is_told_as_it_ended(bench: LateBench) -> None:
     ranks = many(bench, 2)
     every(ranks, lambda rank: rank.certify())

@@ -39,9 +39,9 @@ class TableDecodes:
         """`then` gets the table: now, where it is small, else slices later, by when the attempt may
         have ended. `failed` gets what is wrong with a large one.
 
-        Raises Corrupt or Refused when something is wrong with a small one, or with the envelope.
+        Raises Corrupt or Refused when something is wrong with a small one.
         """
-        decode = _Decode(self._homes, attempt, payload, TableDecoder(document))
+        decode = _Decode(self._homes, attempt, payload, document)
         if len(document) > AT_ONCE_BYTES:
             self._desk.later(lambda: self._go_on(decode, then, failed))
             return
@@ -52,37 +52,40 @@ class TableDecodes:
     def _go_on(self, decode: _Decode, then: Decoded, failed: Failure) -> None:
         """One slice."""
         try:
-            if not decode.done:
-                decode.go_on()
-            if not decode.done:
-                self._desk.later(lambda: self._go_on(decode, then, failed))
+            decode.go_on()
+            if decode.done:
+                then(decode.finish())
                 return
-            then(decode.finish())
         except CkptError as error:
             failed(error)
+            return
+        self._desk.later(lambda: self._go_on(decode, then, failed))
 
 
 class _Decode:
     """Of one table, all of whose bytes must lie in its payload or in homes that it named."""
 
-    def __init__(
-        self, homes: Homes, attempt: Attempt, payload: Payload, decoder: TableDecoder
-    ) -> None:
+    def __init__(self, homes: Homes, attempt: Attempt, payload: Payload, document: Buffer) -> None:
         self._homes = homes
         self._attempt = attempt
         self._payload = payload
-        self._decoder = decoder
+        #: As it came, until its first slice: those that wait take no more room than that.
+        self._document = document
+        self._decoder: TableDecoder | None = None
 
     @property
     def done(self) -> bool:
-        return self._decoder.done
+        return self._decoder is not None and self._decoder.done
 
     def go_on(self) -> None:
         """One slice. Raises Corrupt or Refused."""
+        if self._decoder is None:
+            self._decoder, self._document = TableDecoder(self._document), b""
         self._check_pieces(self._decoder.go_on(ENTRIES_AT_ONCE))
 
     def finish(self) -> RankTable:
-        """The rank's own. Raises Refused."""
+        """The rank's own, once it is done. Raises Refused."""
+        assert self._decoder is not None
         payload, table = self._payload, self._decoder.table()
         own = (table.rank, table.world_size) == (payload.id.rank, self._attempt.world_size)
         if payload.member:
