@@ -51,7 +51,11 @@ class Tap:
                 near, _ = self._door.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # Who was cut off dials again, and the server has gone meanwhile.
+                near.close()
+                continue
             self._socks += [near, far]
             for pair in ((near, far, Way.UP), (far, near, Way.DOWN)):
                 threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
