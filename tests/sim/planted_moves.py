@@ -17,10 +17,10 @@ from ckpt.protocol.coordinator.repairing import balancing
 from tests.sim.planted import Plant
 
 
-def _named_at_once(
+def named_before_it_is_durable(
     self: Adopter, checkpoint: KeptCheckpoint, moves: dict[tuple[Rank, ColumnNumber], TargetId]
 ) -> None:
-    """Why wait for the catalog: the copy is there, and the old one may go."""
+    """What is surplus by that is dropped, and a restart knows the old place alone."""
     self._checkpoints.move(checkpoint, moves)
     checkpoint.surplus.clear()
     self.placed(CheckpointPlaced(checkpoint.id))
@@ -39,7 +39,7 @@ def _known_as_before(self: Claims, target: TargetId, standing: TargetStanding) -
 
 
 PLANTS = (
-    Plant("named-before-durable", "P1", ((Adopter, "_adopt", _named_at_once),), 27),
+    Plant("named-before-durable", "P1", ((Adopter, "_adopt", named_before_it_is_durable),), 27),
     Plant("out-is-in", "P7", ((Checkpoints, "_goes", _out_is_in),), 39),
     Plant(
         "balance-into-a-full-domain", "P13",

@@ -11,10 +11,9 @@ from functools import partial
 
 import pytest
 
-from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, TargetId
+from ckpt.base.ids import ColumnId, PayloadId
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
-from ckpt.protocol.coordinator.facts import CheckpointPlaced
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
@@ -25,6 +24,7 @@ from ckpt.protocol.coordinator.saving.allotment import Allotment
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
+from tests.sim.planted_moves import named_before_it_is_durable
 from tests.sim.repair_world import (
     FAULTS,
     ROUND_US,
@@ -180,16 +180,6 @@ def still_counted(self: Membership, target: Target, *rest: object) -> None:
     proved = target.proved
     _register(self, target, *rest)  # type: ignore[arg-type]
     target.proved = proved
-
-
-def named_before_it_is_durable(
-    self: Adopter, checkpoint: KeptCheckpoint, moves: dict[tuple[Rank, ColumnNumber], TargetId]
-) -> None:
-    """What is surplus by that is dropped, and a restart knows the old place alone."""
-    self._checkpoints.move(checkpoint, moves)
-    checkpoint.surplus.clear()
-    self.placed(CheckpointPlaced(checkpoint.id))
-    self._drop_surplus(checkpoint)
 
 
 @pytest.mark.parametrize(

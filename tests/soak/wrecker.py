@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ PARITY: Final = 2
 REST_S: Final = (1.0, 5.0)
 AWAY_S: Final = (0.5, 8.0)
 """Of a daemon that is killed, or stands still."""
+POLL_S: Final = 0.1
 SAVES_BESIDE: Final = 4
 """So many may have begun while a target was away and commit after it is back."""
 
@@ -65,6 +67,8 @@ class Wrecker:
         """All run; who was lost is replaced."""
         while self._due:
             self._due.pop()[1]()
+            # Who is to be replaced has not knocked yet, maybe.
+            threading.Event().wait(POLL_S)
 
     def end(self) -> None:
         """The worker is gone on return; it has ended as it should."""
@@ -75,9 +79,9 @@ class Wrecker:
 
     def _strike(self) -> None:
         ways: list[tuple[int, str, Callable[[], bool]]] = [
-            (5, "disk", self._lose_a_disk),
-            (3, "target", self._kill_a_target),
-            (2, "still", self._stop_a_target),
+            (5, "disk", lambda: self._strike_a_target(self._lose_a_disk)),
+            (3, "target", lambda: self._strike_a_target(self._kill)),
+            (2, "still", lambda: self._strike_a_target(self._stop)),
             (3, "worker", self._kill_the_worker),
             (1, "coordinator", self._kill_the_coordinator),
         ]
@@ -85,31 +89,26 @@ class Wrecker:
         _, name, strike = ways[number]
         self.strikes[name] += strike()
 
-    def _lose_a_disk(self) -> bool:
+    def _strike_a_target(self, strike: Callable[[str], Callable[[], None]]) -> bool:
+        """`strike` answers how it comes back. False while nobody may be struck."""
         id = self._victim()
-        if not id:
-            return False
+        if id:
+            self._later(id, strike(id))
+        return bool(id)
+
+    def _lose_a_disk(self, id: str) -> Callable[[], None]:
         self._cluster.targets.pop(id).end()
         shutil.rmtree(self._cluster.directory / id)
-        self._later(id, lambda: self._replace(id))
-        return True
+        return lambda: self._replace(id)
 
-    def _kill_a_target(self) -> bool:
-        id = self._victim()
-        if not id:
-            return False
+    def _kill(self, id: str) -> Callable[[], None]:
         self._cluster.targets.pop(id).end()
-        self._later(id, lambda: self._cluster.start_target(id))
-        return True
+        return lambda: self._cluster.start_target(id)
 
-    def _stop_a_target(self) -> bool:
-        id = self._victim()
-        if not id:
-            return False
+    def _stop(self, id: str) -> Callable[[], None]:
         pid = self._cluster.targets[id].process.pid
         os.kill(pid, signal.SIGSTOP)
-        self._later(id, lambda: os.kill(pid, signal.SIGCONT))
-        return True
+        return lambda: os.kill(pid, signal.SIGCONT)
 
     def _kill_the_worker(self) -> bool:
         self._worker.end()

@@ -78,7 +78,7 @@ class RepairWorker:
         self._pace = WritePace()
         #: What targets gave since there was nothing to do.
         self._loads = SourceLoads()
-        #: And the cluster for which it is; None while there is nothing to do.
+        #: The cluster, and what its payloads share; None while there is nothing to do.
         self._room: tuple[str, RebuildRoom] | None = None
         self._report = reporter("ckptd.repair.worker")
 

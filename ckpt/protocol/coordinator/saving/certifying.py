@@ -45,6 +45,7 @@ class _Asked:
     payload: Payload
     message: Certify
     table_digest: bytes
+    """Of its document."""
 
     @property
     def known_table(self) -> RankTable | None:
@@ -75,13 +76,13 @@ class Certifying:
         """Raises Refused for what fits no plan."""
         match message:
             case RequestSpares():
-                self.request_spares(session, request, message)
+                self._request_spares(session, request, message)
             case Certify():
-                self.certify(session, request, message, bulk)
+                self._certify(session, request, message, bulk)
             case BoxesCompared():
-                self.compared(message)
+                self._compared(message)
 
-    def request_spares(self, session: Session, request: int, message: RequestSpares) -> None:
+    def _request_spares(self, session: Session, request: int, message: RequestSpares) -> None:
         """More places for one column of an open payload."""
         found = self._book.find(message.payload)
         if found is None or found[0].state in ENDED:
@@ -100,7 +101,7 @@ class Certifying:
             None if message.stays else Homeless(message.failed, len(message.held)),
         )
 
-    def certify(self, session: Session, request: int, message: Certify, bulk: Buffer) -> None:
+    def _certify(self, session: Session, request: int, message: Certify, bulk: Buffer) -> None:
         """A payload has enough sealed columns.
 
         Parts of its table come ascending, the last with all proofs.
@@ -217,7 +218,7 @@ class Certifying:
             if proof.column not in target.dropping:
                 target.proved.add(proof)
 
-    def compared(self, message: BoxesCompared) -> None:
+    def _compared(self, message: BoxesCompared) -> None:
         """Fingerprints of overlaps; late ones are ignored."""
         found = self._book.find(message.payload)
         if found is not None:
