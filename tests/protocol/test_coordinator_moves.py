@@ -43,6 +43,26 @@ def test_copies_that_change_domains_with_each_other_are_named_together(
     assert missing(bench, id) == 0
 
 
+@pytest.mark.parametrize(("stuck", "free"), [(0, 2), (2, 0), (1, 3)])
+def test_a_place_in_a_domain_that_is_left_is_for_the_column_that_leaves_it(
+    stuck: int, free: int
+) -> None:
+    """Another one that would take it could not be named beside it, and has no other place."""
+    bench = Bench(8, "2+2", hosts=4)
+    id = bench.save(1)
+    stays, leaves = holders(bench, id)[stuck], holders(bench, id)[free]
+    (beside,) = (t for t in bench.targets.values() if host(t) == host(stays) and t is not stays)
+    for each in (beside, stays, leaves):
+        done(change(bench, each.id, "draining", force=True))
+    bench.tick(LOOK_S)
+    assert make_again(bench)
+    bench.tick(LOOK_S)
+    assert holders(bench, id)[stuck] is stays
+    assert holders(bench, id)[free] is not leaves
+    assert missing(bench, id) == 0
+    assert not make_again(bench)
+
+
 def test_a_place_is_for_what_is_missing_before_it_is_for_what_leaves() -> None:
     bench = Bench(4)
     id = bench.save(1)

@@ -131,6 +131,8 @@ class MoveRounds(Rebuilds):
 
     def _remove_lost(self) -> None:
         super()._remove_lost()
+        # What was acknowledged before that.
+        self._take_answer()
         for id, target in self._world.coordinator.machine.members.targets.items():
             if self._world.targets[id].lost and target.state is TargetState.REMOVED:
                 self._stands[id] = "removed"

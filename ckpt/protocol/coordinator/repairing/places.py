@@ -49,6 +49,19 @@ class RepairPlaces:
         allotment.asked_spares |= leaving | _unnamed(checkpoint, payload)
         return allotment
 
+    def hold_leaving(self, allotment: Allotment, payload: PayloadId) -> bool:
+        """At first who is to be emptied keeps its domain as well: what finds a place so can be named
+        at once, whatever becomes of the payload's other columns. False where nobody is.
+        """
+        checkpoint = self._checkpoints.get(payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return False
+        columns = checkpoint.placement[payload.rank].columns
+        for j in self._checkpoints.outgoing_now(checkpoint, payload.rank):
+            if (target := columns[j]) is not None:
+                allotment.intended[j] = target
+        return not self._leaving(checkpoint, payload).isdisjoint(allotment.intended.values())
+
     def find(
         self, allotment: Allotment, payload: PayloadId, column: ColumnNumber, then: PlaceThen
     ) -> None:

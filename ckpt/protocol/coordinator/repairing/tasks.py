@@ -327,15 +327,22 @@ class Repairs:
         return known or self._adopter.is_moving(payload)
 
     def _reserve(self, task: RepairTask, request: int, tries: int) -> bool:
-        """A place for each column; what finds none is left for later. False when it is known at
-        once that there is none: then nobody hears of it.
+        """A place for each column; what finds none beside those that leave may take the domain of
+        one of them, as they change places; what finds none then is left for later. False when it is
+        known at once that there is none: then nobody hears of it.
         """
         self.tasks[task.payload] = task
         allotment, left = task.allotment, list(task.columns)
         at_once, found = True, True
+        leaving_stay = self._places.hold_leaving(allotment, task.payload)
 
         def next_column() -> None:
-            nonlocal found
+            nonlocal found, leaving_stay
+            if not left and leaving_stay:
+                leaving_stay = False
+                left.extend(j for j in task.columns if j not in allotment.columns)
+                for j in left:
+                    allotment.intended.pop(j, None)
             if task.ending:
                 self._reserver.release(allotment)
             elif left:
