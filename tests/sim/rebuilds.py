@@ -191,7 +191,8 @@ class Rebuilds:
             world.clock.after(rng.randint(0, span_us // 4), way, victim)
 
     def _empty(self, victim: TargetNode, name: str = "F21 emptied") -> None:
-        if victim.lost or victim.wiped:
+        # Something else may have been struck since it was chosen.
+        if victim.lost or victim.wiped or self._disks().survivable() <= 0:
             return
         self._note(name)
         victim.crash(self._rng.choice(list(Keep)))

@@ -50,8 +50,8 @@ class RepairPlaces:
         return allotment
 
     def hold_leaving(self, allotment: Allotment, payload: PayloadId) -> bool:
-        """At first who is to be emptied keeps its domain as well: what finds a place so can be named
-        at once, whatever becomes of the payload's other columns. False where nobody is.
+        """At first who is to be emptied keeps its domain as well: what finds a place so can be
+        named at once, whatever becomes of the payload's other columns. False where nobody is.
         """
         checkpoint = self._checkpoints.get(payload.checkpoint)
         if checkpoint is None or checkpoint.placement is None:
