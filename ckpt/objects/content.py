@@ -17,7 +17,7 @@ import numpy as np
 
 from ckpt.base.errors import Corrupt
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects.archive.drafts import ArchiveDrafts
 from ckpt.objects.archive.layout import members_of

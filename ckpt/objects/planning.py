@@ -16,7 +16,7 @@ import msgspec
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.archive.layout import (

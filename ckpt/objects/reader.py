@@ -22,7 +22,7 @@ import numpy as np
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.checksum import Buffer, crc32
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects import names

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckpt.base.units import KiB
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.objects.chunks import compress
 from ckpt.objects.documents import ArrayPlan
 from ckpt.objects.grid import cut

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import Node
 from ckpt.objects.documents import Header
 from ckpt.objects.sinks.sink import at_once

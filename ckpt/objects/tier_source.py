@@ -22,7 +22,7 @@ from ckpt.base.errors import Corrupt, PeerError
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.table import Meaning

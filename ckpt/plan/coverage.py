@@ -31,7 +31,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor, Location
+from ckpt.format.index.pages import IndexBox, IndexTensor, Location
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index_pages import IndexBox, Location
+from ckpt.format.index.pages import IndexBox, Location
 from ckpt.plan.boxes import Extent, bounds_of, crossing_pairs, intersect, subtract, volume_of
 
 Offsets = npt.NDArray[np.int64]

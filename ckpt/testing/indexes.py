@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckpt.format.index import Index, TensorPages, index_document, tensor_order
+from ckpt.format.index.checks import tensor_order
+from ckpt.format.index.document import Index, TensorPages, index_document
 
 
 def encode_index(index: Index) -> bytes:

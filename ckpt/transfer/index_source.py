@@ -14,7 +14,7 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, Xxh3, xxh3_128
 from ckpt.format.documents.record import CommitRecord
-from ckpt.format.index import IndexReader
+from ckpt.format.index.reader import IndexReader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument

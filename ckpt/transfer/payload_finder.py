@@ -29,8 +29,8 @@ from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.checksum import Buffer
 from ckpt.format.documents.moves import Moves, decode_moves, page_of
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index import IndexReader
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
+from ckpt.format.index.reader import IndexReader
 from ckpt.format.layout import Layout
 from ckpt.format.messages.loading import AskMoves, Resolved
 from ckpt.plan.reads import PayloadKey

@@ -15,7 +15,7 @@ import numpy as np
 from ckpt.aio.first_touch import AnyArray, FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, one_run, plan_read

@@ -14,7 +14,7 @@ import numpy as np
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.trees import listed

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import path_text
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want

@@ -27,8 +27,8 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.record import CommitRecord, Tombstone, encode_record, encode_tombstone
-from ckpt.format.index import Index
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo

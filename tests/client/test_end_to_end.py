@@ -21,7 +21,7 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt_client.load import plan
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import TensorIndex

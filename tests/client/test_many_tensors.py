@@ -16,8 +16,9 @@ import pytest
 import ckpt
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.erasure.code import Code
-from ckpt.format.index import Index, IndexReader
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexPayload
+from ckpt.format.index.reader import IndexReader
 from ckpt.format.tree import decode_tree
 from ckpt.plan.reads import PayloadKey
 from ckpt.testing.indexes import encode_index

@@ -10,7 +10,7 @@ from ckpt.base.ids import Rank, TargetId
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.layout import Layout
 from ckpt_client.load.memory_check import ALONE_BYTES, is_committed
 

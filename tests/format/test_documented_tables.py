@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ckpt.base.limits import PAGE_BYTES
-from ckpt.format import index_pages
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.column import encode_header, encode_trailer
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
 from ckpt.format.envelope import Packing, compress, wrap
 from ckpt.format.frame import FrameWriter
+from ckpt.format.index import pages as index_pages
 from ckpt.format.manifest import encode_manifest
 from ckpt.format.messages import MESSAGE_TYPES
 from ckpt.format.messages.reading import DocumentKind

@@ -32,7 +32,7 @@ from ckpt.base.ids import (
 )
 from ckpt.base.units import KiB
 from ckpt.erasure.code import Code
-from ckpt.format import index_pages, table, tree
+from ckpt.format import table, tree
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.column import (
     HEADER_BYTES,
@@ -62,8 +62,10 @@ from ckpt.format.documents.record import (
 )
 from ckpt.format.envelope import decompress, unwrap
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
-from ckpt.format.index import Index, decode_index
-from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
+from ckpt.format.index import pages as index_pages
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexBox, IndexPayload, IndexTensor, Location
+from ckpt.format.index.reader import decode_index
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages import Message

@@ -23,8 +23,9 @@ from ckpt.base.ids import (
 from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
-from ckpt.format.index import Fetch, Index, IndexReader, decode_index, tensor_order
-from ckpt.format.index_pages import (
+from ckpt.format.index.checks import tensor_order
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
     IndexBox,
@@ -36,6 +37,7 @@ from ckpt.format.index_pages import (
     decode_tensor_page,
     encode_directory,
 )
+from ckpt.format.index.reader import Fetch, IndexReader, decode_index
 from ckpt.format.table import Meaning
 from ckpt.testing.indexes import encode_index
 from tests.format.strategies import flipped, generations, layouts, masks, positions, u32
@@ -191,8 +193,8 @@ def test_one_tensor_is_read_by_a_few_ranges(name: str) -> None:
 
 
 def test_a_page_that_is_asked_for_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt.format.index._CACHED_PAGES", 3)
-    monkeypatch.setattr("ckpt.format.index._PAGES_AT_ONCE", 1)
+    monkeypatch.setattr("ckpt.format.index.reader._CACHED_PAGES", 3)
+    monkeypatch.setattr("ckpt.format.index.reader._PAGES_AT_ONCE", 1)
     copy = Copy(DOCUMENT)
     reader = IndexReader(copy.fetch)
     often, *others = (f"layers/#{number}/w" for number in range(0, 300, 20))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId, Step
 from ckpt.format.checksum import Buffer
-from ckpt.format.index import Index, decode_index
-from ckpt.format.index_mending import PART_BYTES, Wanted, mends
-from ckpt.format.index_pages import HEADER_BYTES, all_pages, decode_directory, decode_header
+from ckpt.format.index.document import Index
+from ckpt.format.index.mending import PART_BYTES, Wanted, mends
+from ckpt.format.index.pages import HEADER_BYTES, all_pages, decode_directory, decode_header
+from ckpt.format.index.reader import decode_index
 from ckpt.testing.indexes import encode_index
 from tests.format.strategies import flipped, masks, positions
 from tests.format.test_index import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, Scalar, ScalarNode
 from ckpt.objects.documents import Header

@@ -16,7 +16,7 @@ import pytest
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank, RunName
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects import names
 from ckpt.objects.archive import layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import RankTable
 from ckpt.plan.coverage import Differing, Overlap, Problem, TableMerger
 

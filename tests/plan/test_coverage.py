@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
-from ckpt.format.index import Index, decode_index
-from ckpt.format.index_pages import IndexBox, IndexTensor, Location
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexBox, IndexTensor, Location
+from ckpt.format.index.reader import decode_index
 from ckpt.format.table import Meaning, Piece, TensorEntry, encode_table
 from ckpt.format.table_decoding import decode_table
 from ckpt.plan import coverage

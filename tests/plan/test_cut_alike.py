@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index_pages import Location
+from ckpt.format.index.pages import Location
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from tests.plan.clusters import entry, tables
 from tests.plan.merged import Merged, merge_tables

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index_pages import IndexBox, Location
+from ckpt.format.index.pages import IndexBox, Location
 from ckpt.plan.boxes import subtract, volume_of
 from ckpt.plan.reads import Copy, ReadPlan, plan_read
 

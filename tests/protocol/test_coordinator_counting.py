@@ -8,7 +8,7 @@ import pytest
 
 from ckpt.base.ids import BootId, ColumnId, ColumnNumber, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.index import decode_index
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import ColumnsLost

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import Rank
-from ckpt.format.index import decode_index
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Certified, PayloadGivenUp
 from ckpt.format.table import Piece, RankTable, encode_table

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, Home, PayloadId, Rank
 from ckpt.base.limits import HOMES_MAX
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index import decode_index
-from ckpt.format.index_pages import Location
+from ckpt.format.index.pages import Location
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.asking import StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import LaunchJoined

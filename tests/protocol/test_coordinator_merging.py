@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ckpt.format.index import decode_index
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.saving import Certified, PayloadGivenUp
 from ckpt.protocol.coordinator.saving import merging
 from tests.protocol.coordinating import Bench, RankFake, every, own_entry, ready, shard_entry

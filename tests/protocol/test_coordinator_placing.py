@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index import decode_index
-from ckpt.format.index_pages import HEADER_BYTES
+from ckpt.format.index.pages import HEADER_BYTES
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import RollBack, RolledBack
 from ckpt.format.messages.hello import Failed

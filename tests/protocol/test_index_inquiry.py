@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
-from ckpt.format.index_pages import HEADER_BYTES
+from ckpt.format.index.pages import HEADER_BYTES
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep
 from ckpt.format.messages.hello import Failed

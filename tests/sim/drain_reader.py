@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, TargetId
 from ckpt.format.documents.record import CommitRecord
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import Resolve

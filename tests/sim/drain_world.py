@@ -20,7 +20,7 @@ from ckpt.base.ids import (
     RunName,
     Step,
 )
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.base.ids import CheckpointId, LaunchNumber, PayloadId, Rank, RunName, TargetId
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages import Message
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.loading import (

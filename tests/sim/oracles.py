@@ -33,7 +33,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader, decode_header
 from ckpt.format.documents.moves import decode_moves
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index import decode_index
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolved

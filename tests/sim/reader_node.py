@@ -15,8 +15,8 @@ from ckpt.base.ids import ColumnId, ColumnNumber, Generation, PayloadId, RunName
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.documents.moves import Moves, decode_moves
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index import decode_index
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
+from ckpt.format.index.reader import decode_index
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role

@@ -23,8 +23,8 @@ from ckpt.base.ids import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index import decode_index
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages import Message
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import CommitInfo, ReplicaPolicy

@@ -27,8 +27,9 @@ from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET, decode_header
 from ckpt.format.documents.file import decode_document_header, document_name
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index import Index, decode_index
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexPayload
+from ckpt.format.index.reader import decode_index
 from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.plan.placement import check_level, domain_key

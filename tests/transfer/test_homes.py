@@ -29,8 +29,8 @@ from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord, encode_record
-from ckpt.format.index import Index
-from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, Location
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import AskMoves, Resolved, TargetAddress
 from ckpt.format.messages.reading import DocumentData, ReadDocument

@@ -16,7 +16,7 @@ from ckpt.base.ids import Rank
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import encode_tree
 from ckpt.objects.trees import leaf_names

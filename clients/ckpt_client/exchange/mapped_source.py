@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
 from ckpt.objects.documents import Header

@@ -17,7 +17,7 @@ from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.objects.grid import cut
 from ckpt.objects.source import Array, Source, Wish

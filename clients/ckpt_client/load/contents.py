@@ -13,7 +13,7 @@ import numpy as np
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Scalar
 from ckpt_client.load.plan import checked_dtype, variants_of

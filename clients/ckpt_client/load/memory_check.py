@@ -15,7 +15,7 @@ from typing import Final
 
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.layout import Layout
 
 ALONE_BYTES: Final = 16 * MiB

@@ -19,7 +19,7 @@ from ckpt.base.ids import CheckpointId, PayloadId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index import IndexReader
+from ckpt.format.index.reader import IndexReader
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import (
     ConfirmLoad,

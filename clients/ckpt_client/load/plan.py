@@ -11,7 +11,7 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt_client.save.state import AnyArray
 

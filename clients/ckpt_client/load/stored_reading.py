@@ -15,7 +15,7 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import Rank
 from ckpt.base.units import format_bytes
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together

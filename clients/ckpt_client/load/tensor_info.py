@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
-from ckpt.format.index_pages import IndexTensor
+from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects.trees import leaf_names

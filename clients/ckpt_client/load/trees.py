@@ -13,7 +13,7 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.index_pages import IndexBox, IndexTensor
+from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,

@@ -45,7 +45,7 @@ from ckpt.base.ids import CatalogPosition, CheckpointId, LaunchNumber, RunName, 
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.record import CommitRecord, decode_record, decode_tombstone
-from ckpt.format.index import decode_index
+from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.keeping import ALL_STAYS
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator.catalog import (

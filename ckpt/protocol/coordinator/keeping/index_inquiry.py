@@ -9,7 +9,7 @@ made since.
 
 A reader that meets no whole index reports it (ReportDamage); what it could not reach proves
 nothing. An index may have GiBs, so no copy is held: the first look at it keeps a digest, the second
-(`ckpt.format.index_mending`) one directory and a part.
+(`ckpt.format.index.mending`) one directory and a part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckpt.base.errors import Corrupt, NotFound
 from ckpt.base.ids import TargetId
 from ckpt.format.checksum import Xxh3
 from ckpt.format.documents.record import decode_record
-from ckpt.format.index_mending import PART_BYTES, Mending, Wanted, mends
+from ckpt.format.index.mending import PART_BYTES, Mending, Wanted, mends
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument

@@ -22,7 +22,7 @@ from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S, KiB
 from ckpt.erasure.code import Code
 from ckpt.format.documents.record import CommitRecord, decode_record
-from ckpt.format.index import IndexReader
+from ckpt.format.index.reader import IndexReader
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed

@@ -8,7 +8,7 @@ from typing import Final
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord
-from ckpt.format.index_mending import PART_BYTES
+from ckpt.format.index.mending import PART_BYTES
 from ckpt.format.messages import Message
 from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
 from ckpt.protocol.coordinator.cluster.membership import Target

@@ -22,7 +22,7 @@ from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord, encode_record, fitting
-from ckpt.format.index import index_document
+from ckpt.format.index.document import index_document
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
     BoxesCompared,

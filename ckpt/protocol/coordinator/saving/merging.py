@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, ColumnNumber, Home, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.index import TensorPages
-from ckpt.format.index_pages import IndexPayload
+from ckpt.format.index.document import TensorPages
+from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Piece, RankTable
 from ckpt.plan.coverage import ENTRIES_AT_ONCE, Differing, Overlap, Problem, TableMerger

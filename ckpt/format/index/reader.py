@@ -5,8 +5,8 @@
 The document lies on m + 1 targets. Within one, header and directory are there twice; a page that
 is damaged in one document comes from another. A reader fetches header, directory and then only
 the pages it needs: tensors are sorted by name, and the directory knows the first name of each
-page. The bytes are in `ckpt.format.index_pages`, how pages are filled in
-`ckpt.format.index_builder`.
+page. The bytes are in `ckpt.format.index.pages`, how pages are filled in
+`ckpt.format.index.builder`.
 """
 
 from __future__ import annotations
@@ -15,124 +15,32 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Final, TypeVar
 
-import msgspec
-
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, TargetId
-from ckpt.base.limits import (
-    CELL_BYTES_MAX,
-    INDEX_BYTES_MAX,
-    PAGE_BYTES,
-    PAYLOAD_BYTES_MAX,
-    TENSOR_DIMS_MAX,
-    WORLD_SIZE_MAX,
-)
+from ckpt.base.limits import CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
-from ckpt.format.index_builder import PageBuilder, payload_pages
-from ckpt.format.index_pages import (
+from ckpt.format.index.checks import TensorKey, check_tensor, tensor_order
+from ckpt.format.index.document import Index
+from ckpt.format.index.pages import (
     HEADER_BYTES,
-    Directory,
     IndexBox,
-    IndexHeader,
     IndexPayload,
     IndexTensor,
-    PayloadPage,
-    TensorPage,
     WirePayload,
     all_pages,
     decode_directory,
     decode_header,
     decode_payload_page,
     decode_tensor_page,
-    encode_directory,
-    encode_header,
-    pack_page,
 )
-from ckpt.format.table import DIM_MAX, Meaning, box_problem, tensor_problem
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
-
-
-class Index(msgspec.Struct, frozen=True):
-    """The whole index in memory."""
-
-    checkpoint: CheckpointId
-    launch: LaunchNumber
-    world_size: int
-    payloads: tuple[IndexPayload, ...]
-    """Ascending by rank."""
-    tensors: tuple[IndexTensor, ...]
-    """Ascending by `tensor_order`, which no two share."""
-
-
-class TensorPages:
-    """I pack an index as its tensors come: what is packed needs the memory of its bytes alone."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        """Packed."""
-        self.entries: list[TensorPage] = []
-        """Of the directory, one for each part."""
-        self._builder = PageBuilder()
-        self._last: TensorKey | None = None
-
-    def add(self, tensor: IndexTensor) -> None:
-        """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
-        _check_tensor(tensor, Refused)
-        key = tensor_order(tensor)
-        assert self._last is None or self._last < key, "ascending, one form once"
-        self._last = key
-        self._builder.add(tensor)
-        self._pack()
-
-    def finish(self) -> None:
-        """There are no more."""
-        self._builder.finish()
-        self._pack()
-
-    def _pack(self) -> None:
-        for names in self._builder.take():
-            packed, raw_bytes, crc = pack_page(names)
-            self.parts.append(packed)
-            self.entries.append(TensorPage(names[0].name, len(packed), raw_bytes, crc))
-
-
-def index_document(
-    checkpoint: CheckpointId, launch: LaunchNumber, world_size: int,
-    payloads: Iterable[IndexPayload], pages: TensorPages,
-) -> bytes:  # fmt: skip
-    """The document of tensors that are packed; `pages` are finished. Raises Refused when it passes
-    INDEX_BYTES_MAX.
-    """
-    payloads = sorted(payloads, key=lambda payload: payload.rank)
-    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
-    targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
-    numbers = {target: number for number, target in enumerate(targets)}
-    parts: list[bytes] = []
-    payload_entries: list[PayloadPage] = []
-    for ranks in payload_pages(payloads, numbers):
-        packed, raw_bytes, crc = pack_page(ranks)
-        parts.append(packed)
-        payload_entries.append(PayloadPage(ranks[0].rank, len(packed), raw_bytes, crc))
-    directory = encode_directory(
-        Directory(tuple(targets), tuple(payload_entries), tuple(pages.entries))
-    )
-    parts += pages.parts
-    offset = 2 * HEADER_BYTES
-    again = offset + len(directory) + sum(len(part) for part in parts)
-    size = again + len(directory)
-    if size > INDEX_BYTES_MAX:
-        raise Refused(f"an index of {size} bytes: at most {INDEX_BYTES_MAX} are allowed")
-    header = encode_header(
-        IndexHeader(checkpoint, launch, world_size, size, offset, len(directory), again)
-    )
-    return b"".join((header, header, directory, *parts, directory))
 
 
 def decode_index(*documents: Buffer) -> Index:
@@ -146,15 +54,6 @@ def decode_index(*documents: Buffer) -> Index:
         reader.payloads(),
         tuple(reader.tensors()),
     )
-
-
-TensorKey = tuple[str, str, str, tuple[int, ...]]
-_MEANINGS: Final = {meaning: meaning.value for meaning in Meaning}
-
-
-def tensor_order(tensor: IndexTensor) -> TensorKey:
-    """The key by which an index is sorted; no two of its tensors have the same."""
-    return tensor.name, _MEANINGS[tensor.meaning], tensor.dtype, tensor.global_shape
 
 
 class IndexReader:
@@ -233,7 +132,7 @@ class IndexReader:
         """Every form of a name, at least one; raises NotFound."""
         lone = self._lone.get(name)
         if lone is not None:
-            _check_tensor(lone, Corrupt)
+            check_tensor(lone, Corrupt)
             return (lone,)
         parts: list[IndexTensor] = []
         # A page that begins with the name may go on with a tensor of the page before.
@@ -373,7 +272,7 @@ def _tensor_of(parts: Sequence[IndexTensor]) -> IndexTensor:
     if len(parts) > 1:
         boxes = _joined(head.name, [box for part in parts for box in part.boxes])
         tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, boxes)
-    _check_tensor(tensor, Corrupt)
+    check_tensor(tensor, Corrupt)
     return tensor
 
 
@@ -390,53 +289,6 @@ def _joined(name: str, parts: Iterable[IndexBox]) -> tuple[IndexBox, ...]:
         else:
             raise Corrupt(f"index: {name} begins in the middle of a box")
     return tuple(boxes)
-
-
-def _check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
-    """Raises `problem` when a value is out of bounds. (An OWN tensor has no global one.)"""
-    whole, is_global = tensor.global_shape, tensor.meaning is not Meaning.OWN
-    text = tensor_problem(tensor.name, tensor.dtype, whole)
-    if text:
-        raise problem(f"index: {text}")
-    forms = tuple([(box.offset, box.shape) for box in tensor.boxes])
-    text = _forms_problem(whole, forms, is_global=is_global)
-    if text:
-        raise problem(f"index: {tensor.name}{text}")
-    for box in tensor.boxes:
-        if box.continued:
-            raise problem(f"index: {tensor.name} has but a part of a box")
-        if not 0 <= box.rank < WORLD_SIZE_MAX:
-            raise problem(f"index: {tensor.name} has a box that cannot be")
-        end = 0
-        for location in box.locations:
-            start, offset, length = location.start, location.payload_offset, location.length
-            if not (
-                0 <= location.rank < WORLD_SIZE_MAX
-                and end <= start
-                and length > 0
-                and offset >= 0
-                and start + length <= PAYLOAD_BYTES_MAX
-                and offset + length <= PAYLOAD_BYTES_MAX
-            ):
-                raise problem(f"index: {tensor.name} has a location that cannot be: {location}")
-            end = start + length
-
-
-# Tensors of a model are cut in few ways, each into as many boxes as there are ranks.
-@lru_cache(maxsize=16)
-def _forms_problem(
-    whole: tuple[int, ...], forms: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], *,
-    is_global: bool,
-) -> str:  # fmt: skip
-    """What is wrong with (offset, shape) of boxes, after the tensor's name; empty when nothing."""
-    for offset, shape in forms:
-        text = box_problem(whole, offset, shape) if is_global else ""
-        if text:
-            return f": {text}"
-        dims = offset + shape
-        if len(dims) > 2 * TENSOR_DIMS_MAX or not all(0 <= dim <= DIM_MAX for dim in dims):
-            return " has a box that cannot be"
-    return ""
 
 
 def _payload_of(wire: WirePayload, targets: tuple[str, ...]) -> IndexPayload:

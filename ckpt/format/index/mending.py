@@ -19,7 +19,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import CheckpointId
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer
-from ckpt.format.index_pages import (
+from ckpt.format.index.pages import (
     HEADER_BYTES,
     PAGE_PACKED_BYTES_MAX,
     IndexHeader,

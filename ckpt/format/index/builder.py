@@ -18,7 +18,7 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
 )
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.index_pages import IndexBox, IndexPayload, IndexTensor, WirePayload
+from ckpt.format.index.pages import IndexBox, IndexPayload, IndexTensor, WirePayload
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9

@@ -1,0 +1,1 @@
+"""The index of a checkpoint: its bytes, how pages are filled, how one is read and mended."""

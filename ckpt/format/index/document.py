@@ -1,0 +1,102 @@
+"""The whole index document: packed as its tensors come, or held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+
+from ckpt.base.errors import Refused
+from ckpt.base.ids import CheckpointId, LaunchNumber
+from ckpt.base.limits import INDEX_BYTES_MAX
+from ckpt.format.index.builder import PageBuilder, payload_pages
+from ckpt.format.index.checks import TensorKey, check_tensor, tensor_order
+from ckpt.format.index.pages import (
+    HEADER_BYTES,
+    Directory,
+    IndexHeader,
+    IndexPayload,
+    IndexTensor,
+    PayloadPage,
+    TensorPage,
+    encode_directory,
+    encode_header,
+    pack_page,
+)
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The whole index in memory."""
+
+    checkpoint: CheckpointId
+    launch: LaunchNumber
+    world_size: int
+    payloads: tuple[IndexPayload, ...]
+    """Ascending by rank."""
+    tensors: tuple[IndexTensor, ...]
+    """Ascending by `tensor_order`, which no two share."""
+
+
+class TensorPages:
+    """I pack an index as its tensors come: what is packed needs the memory of its bytes alone."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        """Packed."""
+        self.entries: list[TensorPage] = []
+        """Of the directory, one for each part."""
+        self._builder = PageBuilder()
+        self._last: TensorKey | None = None
+
+    def add(self, tensor: IndexTensor) -> None:
+        """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
+        check_tensor(tensor, Refused)
+        key = tensor_order(tensor)
+        assert self._last is None or self._last < key, "ascending, one form once"
+        self._last = key
+        self._builder.add(tensor)
+        self._pack()
+
+    def finish(self) -> None:
+        """There are no more."""
+        self._builder.finish()
+        self._pack()
+
+    def _pack(self) -> None:
+        for names in self._builder.take():
+            packed, raw_bytes, crc = pack_page(names)
+            self.parts.append(packed)
+            self.entries.append(TensorPage(names[0].name, len(packed), raw_bytes, crc))
+
+
+def index_document(
+    checkpoint: CheckpointId, launch: LaunchNumber, world_size: int,
+    payloads: Iterable[IndexPayload], pages: TensorPages,
+) -> bytes:  # fmt: skip
+    """The document of tensors that are packed; `pages` are finished. Raises Refused when it passes
+    INDEX_BYTES_MAX.
+    """
+    payloads = sorted(payloads, key=lambda payload: payload.rank)
+    assert all(a.rank < b.rank for a, b in pairwise(payloads)), "one payload for each rank"
+    targets = sorted({t for payload in payloads for t in payload.columns if t is not None})
+    numbers = {target: number for number, target in enumerate(targets)}
+    parts: list[bytes] = []
+    payload_entries: list[PayloadPage] = []
+    for ranks in payload_pages(payloads, numbers):
+        packed, raw_bytes, crc = pack_page(ranks)
+        parts.append(packed)
+        payload_entries.append(PayloadPage(ranks[0].rank, len(packed), raw_bytes, crc))
+    directory = encode_directory(
+        Directory(tuple(targets), tuple(payload_entries), tuple(pages.entries))
+    )
+    parts += pages.parts
+    offset = 2 * HEADER_BYTES
+    again = offset + len(directory) + sum(len(part) for part in parts)
+    size = again + len(directory)
+    if size > INDEX_BYTES_MAX:
+        raise Refused(f"an index of {size} bytes: at most {INDEX_BYTES_MAX} are allowed")
+    header = encode_header(
+        IndexHeader(checkpoint, launch, world_size, size, offset, len(directory), again)
+    )
+    return b"".join((header, header, directory, *parts, directory))
