@@ -23,6 +23,7 @@ from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index.pages import IndexTensor
+from ckpt.format.index.rows import boxes_of
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.table import Meaning
@@ -136,7 +137,9 @@ class TierSource:
             reads = ReadSet()
             for wish in wishes:
                 own = wish.tensor.meaning is Meaning.OWN
-                boxes = [box for box in wish.tensor.boxes if not own or box.rank == wish.rank]
+                boxes = wish.tensor.boxes
+                if own:
+                    boxes = boxes_of(boxes, wish.rank) if wish.rank is not None else ()
                 if not boxes:
                     raise Corrupt(f"{wish.tensor.name}: rank {wish.rank} has none")
                 reads.add_box(wish.tensor, boxes, wish.offset, wish.memory)

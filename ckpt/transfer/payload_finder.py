@@ -31,6 +31,7 @@ from ckpt.format.documents.moves import Moves, decode_moves, page_of
 from ckpt.format.documents.record import CommitRecord, decode_record
 from ckpt.format.index.pages import IndexPayload
 from ckpt.format.index.reader import IndexReader
+from ckpt.format.index.rows import BoxRows, rows_of
 from ckpt.format.layout import Layout
 from ckpt.format.messages.loading import AskMoves, Resolved
 from ckpt.plan.reads import PayloadKey
@@ -138,7 +139,9 @@ class PayloadFinder:
         keys = {
             PayloadKey(location.generation, location.rank)
             for tensor in self.index.tensors()
-            for box in tensor.boxes
+            for row in rows_of(tensor.boxes)
+            if any(location.generation is not None for location in row[0].locations)
+            for box in BoxRows([row])
             for location in box.locations
             if location.generation is not None
         }

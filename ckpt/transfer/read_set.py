@@ -16,6 +16,7 @@ from ckpt.aio.first_touch import AnyArray, FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.index.rows import BoxRows
 from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, one_run, plan_read
@@ -60,6 +61,8 @@ class ReadSet:
         if self.sharing and (replica or _is_whole(tensor, array)):
             into = self.shared
         flat = memory.reshape(-1).view(np.uint8)
+        if isinstance(boxes, BoxRows):
+            boxes = boxes.near(offset, array.shape)
         run = one_run(boxes, len(flat), offset, array.shape)
         if run is not None:
             key = PayloadKey(run.generation, run.rank)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from ckpt.format.index.pages import HEADER_BYTES, ROWS_VERSION, VERSION, decode_header
 from ckpt.format.index.reader import decode_index
+from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.format.messages.saving import Certified, PayloadGivenUp
 from ckpt.protocol.coordinator.saving import merging
 from tests.protocol.coordinating import Bench, RankFake, every, own_entry, ready, shard_entry
@@ -120,3 +122,15 @@ def test_what_waits_for_targets_is_merged_once(monkeypatch: pytest.MonkeyPatch) 
         bench.tick(1)
     assert len(made) == 1
     assert not rank.commits()
+
+
+def test_boxes_are_in_rows_once_all_readers_know_rows() -> None:
+    """A reader of the version before would take a row for its first box, or the index for none."""
+    for protocol, version in ((OLDEST_VERSION, VERSION), (PROTOCOL_VERSION, ROWS_VERSION)):
+        bench = LateBench(protocol=protocol)
+        ranks = sharded(bench)
+        every(ranks, lambda rank: rank.certify())
+        assert list(bench.work_off())
+        document = index_of(bench, ranks[0])
+        assert decode_header(document[:HEADER_BYTES]).version == version
+        assert all(len(tensor.boxes) == RANKS for tensor in decode_index(document).tensors)

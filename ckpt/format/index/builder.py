@@ -7,7 +7,7 @@ looks like.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ckpt.base.ids import TargetId
@@ -18,7 +18,15 @@ from ckpt.base.limits import (
     TENSOR_NAME_BYTES_MAX,
 )
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
-from ckpt.format.index.pages import IndexBox, IndexPayload, IndexTensor, WirePayload
+from ckpt.format.index.pages import (
+    FoldedTensor,
+    IndexBox,
+    IndexPayload,
+    IndexTensor,
+    WirePayload,
+    WireTensor,
+)
+from ckpt.format.index.rows import REPEATS_MAX, Repeats, Row, rows_of
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9
@@ -29,7 +37,8 @@ _ROOM: Final = INDEX_PAGE_BYTES_MAX - _FRAME
 _DIMS_COST_MAX: Final = _FRAME + TENSOR_DIMS_MAX * _NUMBER
 _TENSOR_COST_MAX: Final = 4 * _FRAME + TENSOR_NAME_BYTES_MAX + 16 + DTYPE_CHARS_MAX + _DIMS_COST_MAX
 _BOX_COST_MIN: Final = 5 * _FRAME + _NUMBER
-_BOX_COST_MAX: Final = 3 * _FRAME + _NUMBER + 2 * _DIMS_COST_MAX
+_REPEAT_COST_MAX: Final = _FRAME + 4 * _NUMBER + _DIMS_COST_MAX
+_BOX_COST_MAX: Final = 6 * _FRAME + _NUMBER + 2 * _DIMS_COST_MAX + REPEATS_MAX * _REPEAT_COST_MAX
 
 assert _TENSOR_COST_MAX + _BOX_COST_MAX + _LOCATION_COST < _ROOM, "every page takes a step on"
 
@@ -53,11 +62,11 @@ class PageBuilder:
 
     def __init__(self) -> None:
         #: Those that are finished and were not taken.
-        self._pages: list[list[IndexTensor]] = []
+        self._pages: list[list[WireTensor]] = []
         #: The page that is being filled.
-        self._page: list[IndexTensor] = []
+        self._page: list[WireTensor] = []
         #: Of the tensor that is being cut, what goes to this page.
-        self._boxes: list[IndexBox] = []
+        self._rows: list[Row] = []
         #: Room that is left in this page, by the upper bounds above.
         self._room = _ROOM
 
@@ -66,19 +75,20 @@ class PageBuilder:
         tensor_cost = _tensor_cost(tensor)
         if self._room < tensor_cost + _BOX_COST_MAX:
             self.finish()
-        if len(tensor.boxes) * _BOX_COST_MIN > self._room:
-            self._cut(tensor, tensor_cost)
+        rows = rows_of(tensor.boxes)
+        if len(rows) * _BOX_COST_MIN > self._room:
+            self._cut(tensor, rows, tensor_cost)
             return
         whole_cost = tensor_cost
-        for box in tensor.boxes:
-            whole_cost += _box_cost(box) + len(box.locations) * _LOCATION_COST
+        for box, repeats in rows:
+            whole_cost += _row_cost(box, repeats) + len(box.locations) * _LOCATION_COST
         if whole_cost + _LOCATION_COST <= self._room:
-            self._page.append(tensor)
+            self._page.append(_wire_tensor(tensor, rows))
             self._room -= whole_cost
         else:
-            self._cut(tensor, tensor_cost)
+            self._cut(tensor, rows, tensor_cost)
 
-    def take(self) -> list[list[IndexTensor]]:
+    def take(self) -> list[list[WireTensor]]:
         """The pages that were finished since the last call, in order."""
         pages, self._pages = self._pages, []
         return pages
@@ -90,35 +100,43 @@ class PageBuilder:
         self._page = []
         self._room = _ROOM
 
-    def _cut(self, tensor: IndexTensor, tensor_cost: int) -> None:
+    def _cut(self, tensor: IndexTensor, rows: Sequence[Row], tensor_cost: int) -> None:
         self._room -= tensor_cost
-        for box in tensor.boxes:
-            self._add_box(tensor, tensor_cost, box)
+        for box, repeats in rows:
+            self._add_row(tensor, tensor_cost, box, repeats)
         self._close_tensor(tensor)
 
-    def _add_box(self, tensor: IndexTensor, tensor_cost: int, box: IndexBox) -> None:
-        box_cost = _box_cost(box)
+    def _add_row(
+        self, tensor: IndexTensor, tensor_cost: int, box: IndexBox, repeats: Repeats
+    ) -> None:
+        row_cost = _row_cost(box, repeats)
         done, continued = 0, False
         while done < len(box.locations) or not continued:
-            count = (self._room - box_cost) // _LOCATION_COST
+            count = (self._room - row_cost) // _LOCATION_COST
             if count < 1:
                 self._close_tensor(tensor)
                 self.finish()
                 self._room -= tensor_cost
                 continue
             part = box.locations[done : done + count]
-            self._boxes.append(IndexBox(box.rank, box.offset, box.shape, part, continued))
-            self._room -= box_cost + len(part) * _LOCATION_COST
+            piece = IndexBox(box.rank, box.offset, box.shape, part, continued)
+            self._rows.append((piece, repeats))
+            self._room -= row_cost + len(part) * _LOCATION_COST
             done += len(part)
             continued = True
 
     def _close_tensor(self, tensor: IndexTensor) -> None:
-        self._page.append(
-            IndexTensor(
-                tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, tuple(self._boxes)
-            )
-        )
-        self._boxes = []
+        self._page.append(_wire_tensor(tensor, self._rows))
+        self._rows = []
+
+
+def _wire_tensor(tensor: IndexTensor, rows: Sequence[Row]) -> WireTensor:
+    """With these rows of it."""
+    form = tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape
+    boxes = tuple([box for box, _ in rows])
+    if not any(repeats for _, repeats in rows):
+        return WireTensor(*form, boxes)
+    return FoldedTensor(*form, boxes, tuple([repeats for _, repeats in rows]))
 
 
 def _tensor_cost(tensor: IndexTensor) -> int:
@@ -127,8 +145,11 @@ def _tensor_cost(tensor: IndexTensor) -> int:
     return 5 * _FRAME + texts + len(tensor.global_shape) * _NUMBER
 
 
-def _box_cost(box: IndexBox) -> int:
-    return 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
+def _row_cost(box: IndexBox, repeats: Repeats) -> int:
+    cost = 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
+    if repeats:
+        cost += _FRAME + len(repeats) * (2 * _FRAME + (4 + len(box.offset)) * _NUMBER)
+    return cost
 
 
 def _wire_payload(payload: IndexPayload, numbers: Mapping[TargetId, int]) -> WirePayload:

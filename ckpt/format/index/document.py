@@ -14,6 +14,8 @@ from ckpt.format.index.builder import PageBuilder, payload_pages
 from ckpt.format.index.checks import TensorKey, check_tensor, tensor_order
 from ckpt.format.index.pages import (
     HEADER_BYTES,
+    ROWS_VERSION,
+    VERSION,
     Directory,
     IndexHeader,
     IndexPayload,
@@ -24,6 +26,7 @@ from ckpt.format.index.pages import (
     encode_header,
     pack_page,
 )
+from ckpt.format.index.rows import folded
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -39,18 +42,31 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class TensorPages:
-    """I pack an index as its tensors come: what is packed needs the memory of its bytes alone."""
+    """I pack an index as its tensors come: what is packed needs the memory of its bytes alone.
 
-    def __init__(self) -> None:
+    `in_rows`: boxes that repeat each other are written once, which readers of 0.1.0 do not know.
+    """
+
+    def __init__(self, *, in_rows: bool) -> None:
         self.parts: list[bytes] = []
         """Packed."""
         self.entries: list[TensorPage] = []
         """Of the directory, one for each part."""
+        self.version = VERSION
+        """Of the document."""
+        self._in_rows = in_rows
         self._builder = PageBuilder()
         self._last: TensorKey | None = None
 
     def add(self, tensor: IndexTensor) -> None:
         """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
+        if self._in_rows:
+            boxes = folded(tensor.boxes)
+            if boxes is not tensor.boxes:
+                self.version = ROWS_VERSION
+                tensor = IndexTensor(
+                    tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, boxes
+                )
         check_tensor(tensor, Refused)
         key = tensor_order(tensor)
         assert self._last is None or self._last < key, "ascending, one form once"
@@ -97,6 +113,8 @@ def index_document(
     if size > INDEX_BYTES_MAX:
         raise Refused(f"an index of {size} bytes: at most {INDEX_BYTES_MAX} are allowed")
     header = encode_header(
-        IndexHeader(checkpoint, launch, world_size, size, offset, len(directory), again)
+        IndexHeader(
+            checkpoint, launch, world_size, size, offset, len(directory), again, pages.version
+        )
     )
     return b"".join((header, header, directory, *parts, directory))

@@ -2,7 +2,7 @@
 
     header page, offset  size  type  field
                       0     4  bytes magic `CKPX`
-                      4     1  u8    version, 1
+                      4     1  u8    version, 1, or 2: some boxes are in rows
                       5     1  u8    run_bytes
                       6     2  u16   zero
                       8     8  u64   step
@@ -28,13 +28,16 @@ A page is one lz4 block of at most 64 KiB raw, its CRC-32 (of the packed bytes) 
 
     payload page  [[rank, k, m, payload_bytes, cell_bytes, document_offset, document_bytes,
                     manifest_digest, [target number or nil, ...], [column_crc, ...]], ...]
-    tensor page   [[name, meaning, dtype, [global dims], [box, ...]], ...]
+    tensor page   [[name, meaning, dtype, [global dims], [box, ...], repeats], ...]
     box           [rank, [offset], [dims], [location, ...], continued]
     location      [rank, start, payload_offset, length, term or nil, counter or nil]
+    repeats       absent: each box stands for itself; else [[repeat, ...] of each box, ...]
+    repeat        [count, rank_step, [step of each offset], holder_step, payload_step]
 
 Pages lie back to back between the two copies of the directory, payload pages first. A tensor that
 does not fit a page goes on in the next with the same name and type; `continued` boxes go on with
 the locations of the box before. A location whose term is nil lies in the index's own generation.
+What repeats are is in `ckpt.format.index.rows`.
 """
 
 from __future__ import annotations
@@ -79,6 +82,8 @@ from ckpt.format.table import Meaning
 HEADER_MAGIC: Final = b"CKPX"
 DIRECTORY_MAGIC: Final = b"CKPY"
 VERSION: Final = 1
+ROWS_VERSION: Final = 2
+"""Of a header: some tensor has its boxes in rows, which readers before did not know."""
 HEADER_BYTES: Final = PAGE_BYTES
 DIRECTORY_RAW_BYTES_MAX: Final = 256 * MiB
 PAGE_PACKED_BYTES_MAX: Final = INDEX_PAGE_BYTES_MAX + INDEX_PAGE_BYTES_MAX // 255 + 64
@@ -102,6 +107,7 @@ class IndexHeader:
     directory_offset: int
     directory_bytes: int
     directory_again_offset: int
+    version: int = VERSION
 
 
 def encode_header(header: IndexHeader) -> bytes:
@@ -110,7 +116,7 @@ def encode_header(header: IndexHeader) -> bytes:
     run = checkpoint.run.encode()
     page = _HEAD.pack(
         HEADER_MAGIC,
-        VERSION,
+        header.version,
         len(run),
         0,
         checkpoint.step,
@@ -139,8 +145,9 @@ def decode_header(page: Buffer) -> IndexHeader:
         magic, version, run_bytes, _, step, term, counter, launch, world_size, _, index_bytes,
         offset, size, again, run,
     ) = _HEAD.unpack_from(view)  # fmt: skip
-    if magic != HEADER_MAGIC or version != VERSION:
-        raise Corrupt(f"not an index of version {VERSION}: it begins with {magic!r}, {version}")
+    if magic != HEADER_MAGIC or version not in (VERSION, ROWS_VERSION):
+        known = f"{VERSION} or {ROWS_VERSION}"
+        raise Corrupt(f"not an index of version {known}: it begins with {magic!r}, {version}")
     if index_bytes > INDEX_BYTES_MAX or world_size > WORLD_SIZE_MAX:
         raise Corrupt(f"index of {index_bytes} bytes for {world_size} ranks is out of bounds")
     if not (
@@ -157,7 +164,7 @@ def decode_header(page: Buffer) -> IndexHeader:
     except (Refused, UnicodeDecodeError) as error:
         raise Corrupt(f"index header: {error}") from None
     return IndexHeader(
-        checkpoint, LaunchNumber(launch), world_size, index_bytes, offset, size, again
+        checkpoint, LaunchNumber(launch), world_size, index_bytes, offset, size, again, version
     )
 
 
@@ -302,9 +309,8 @@ class IndexBox(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Only in pages: the locations go on from those of the box before."""
 
 
-class IndexTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One form of one name: boxes that share meaning, dtype and global shape; as it is stored. A
-    page may hold a part of it.
+class IndexTensor(msgspec.Struct, frozen=True):
+    """One form of one name: boxes that share meaning, dtype and global shape.
 
     An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name
     differ in dtype or shape give several forms of that name.
@@ -314,14 +320,45 @@ class IndexTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
     meaning: Meaning
     dtype: str
     global_shape: tuple[int, ...]
+    boxes: Sequence[IndexBox]
+    """A tuple, or `ckpt.format.index.rows.BoxRows`."""
+
+
+class Repeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a box, or a row of them, is repeated: as often, in steps of as much; as stored."""
+
+    count: int
+    rank_step: int
+    offset_step: tuple[int, ...]
+    """Along each axis of the tensor."""
+    holder_step: int
+    """Of the ranks in whose payloads the bytes lie."""
+    payload_step: int
+    """Of the offsets there."""
+
+
+class WireTensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """IndexTensor as it is stored, or a part of it, whose boxes stand for themselves."""
+
+    name: str
+    meaning: Meaning
+    dtype: str
+    global_shape: tuple[int, ...]
     boxes: tuple[IndexBox, ...]
 
 
+class FoldedTensor(WireTensor, array_like=True, frozen=True, gc=False):
+    """The same whose boxes are the first of rows."""
+
+    repeats: tuple[tuple[Repeat, ...], ...] = ()
+    """One entry for each box; none at all when no box is repeated."""
+
+
 _PAYLOADS: Final = msgspec.msgpack.Decoder(tuple[WirePayload, ...])
-_TENSORS: Final = msgspec.msgpack.Decoder(tuple[IndexTensor, ...])
+_TENSORS: Final = msgspec.msgpack.Decoder(tuple[FoldedTensor, ...])
 
 
-def pack_page(wires: Sequence[WirePayload] | Sequence[IndexTensor]) -> tuple[bytes, int, int]:
+def pack_page(wires: Sequence[WirePayload] | Sequence[WireTensor]) -> tuple[bytes, int, int]:
     """(packed bytes, raw size, CRC-32) of one page."""
     raw = msgspec.msgpack.encode(wires)
     assert 0 < len(raw) <= INDEX_PAGE_BYTES_MAX, "the builder's cost is an upper bound"
@@ -337,11 +374,13 @@ def decode_payload_page(page: PayloadPage, packed: Buffer) -> tuple[WirePayload,
     return payloads
 
 
-def decode_tensor_page(page: TensorPage, packed: Buffer) -> tuple[IndexTensor, ...]:
+def decode_tensor_page(page: TensorPage, packed: Buffer) -> tuple[FoldedTensor, ...]:
     """Raises Corrupt."""
     tensors = decode_body(_TENSORS, _raw_page(page, packed))
     if not tensors or tensors[0].name != page.first:
         raise Corrupt("index: a tensor page does not begin as its directory says")
+    if any(tensor.repeats and len(tensor.repeats) != len(tensor.boxes) for tensor in tensors):
+        raise Corrupt(f"index: the page of {page.first!r} has not one entry of repeats for a box")
     return tensors
 
 

@@ -28,6 +28,7 @@ from ckpt.format.index.checks import TensorKey, check_tensor, tensor_order
 from ckpt.format.index.document import Index
 from ckpt.format.index.pages import (
     HEADER_BYTES,
+    FoldedTensor,
     IndexBox,
     IndexPayload,
     IndexTensor,
@@ -38,6 +39,7 @@ from ckpt.format.index.pages import (
     decode_payload_page,
     decode_tensor_page,
 )
+from ckpt.format.index.rows import BoxRows, Row
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
@@ -81,7 +83,7 @@ class IndexReader:
         #: Decoded tensor pages, least recently used first, at most _CACHED_PAGES.
         self._cache: OrderedDict[int, _NamedPage] = OrderedDict()
         #: Of these pages the tensors that are whole and the only form of their name, for sure.
-        self._lone: dict[str, IndexTensor] = {}
+        self._lone: dict[str, FoldedTensor] = {}
         #: Pages that the next look-up brings at once, at most _PAGES_AT_ONCE; doubled by each that
         #: has to fetch: who asks for many names does not wait for each page.
         self._ahead = 1
@@ -132,9 +134,8 @@ class IndexReader:
         """Every form of a name, at least one; raises NotFound."""
         lone = self._lone.get(name)
         if lone is not None:
-            check_tensor(lone, Corrupt)
-            return (lone,)
-        parts: list[IndexTensor] = []
+            return (_tensor_of((lone,)),)
+        parts: list[FoldedTensor] = []
         # A page that begins with the name may go on with a tensor of the page before.
         start = number = max(0, bisect_left(self._firsts, name) - 1)
         missed = False
@@ -181,7 +182,7 @@ class IndexReader:
         # The first page may begin in the middle of a tensor, which then is below `low`.
         yield from _ascending(self._wire_tensors(start, end, pages_at_once), low)
 
-    def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[IndexTensor]:
+    def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[FoldedTensor]:
         for number in range(start, end):
             if number not in self._cache:
                 self._load(number, min(end, number + pages_at_once))
@@ -252,10 +253,10 @@ class _NamedPage:
 
     names: list[str]
     """Of the tensors, ascending; one that goes on has its name in each of its pages."""
-    tensors: tuple[IndexTensor, ...]
+    tensors: tuple[FoldedTensor, ...]
 
 
-def _ascending(wires: Iterable[IndexTensor], low: str = "") -> Iterator[IndexTensor]:
+def _ascending(wires: Iterable[FoldedTensor], low: str = "") -> Iterator[IndexTensor]:
     """Tensors at or above `low` from their parts; raises Corrupt when they do not ascend."""
     before: TensorKey | None = None
     for key, parts in groupby(wires, tensor_order):
@@ -266,29 +267,36 @@ def _ascending(wires: Iterable[IndexTensor], low: str = "") -> Iterator[IndexTen
             yield _tensor_of(list(parts))
 
 
-def _tensor_of(parts: Sequence[IndexTensor]) -> IndexTensor:
+def _tensor_of(parts: Sequence[FoldedTensor]) -> IndexTensor:
     """One tensor from all its parts; raises Corrupt."""
-    tensor = head = parts[0]
-    if len(parts) > 1:
-        boxes = _joined(head.name, [box for part in parts for box in part.boxes])
-        tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, boxes)
+    head = parts[0]
+    boxes: Sequence[IndexBox] = head.boxes
+    if len(parts) > 1 or head.repeats:
+        rows = _joined(head.name, [row for part in parts for row in _rows_of(part)])
+        is_plain = not any(repeats for _, repeats in rows)
+        boxes = tuple([box for box, _ in rows]) if is_plain else BoxRows(rows)
+    tensor = IndexTensor(head.name, head.meaning, head.dtype, head.global_shape, boxes)
     check_tensor(tensor, Corrupt)
     return tensor
 
 
-def _joined(name: str, parts: Iterable[IndexBox]) -> tuple[IndexBox, ...]:
+def _rows_of(part: FoldedTensor) -> Iterable[Row]:
+    return zip(part.boxes, part.repeats or ((),) * len(part.boxes), strict=True)
+
+
+def _joined(name: str, parts: Iterable[Row]) -> list[Row]:
     """Whole boxes; raises Corrupt."""
-    boxes: list[IndexBox] = []
-    for part in parts:
+    rows: list[Row] = []
+    for part, repeats in parts:
         if not part.continued:
-            boxes.append(part)
-        elif boxes:
-            last = boxes.pop()
+            rows.append((part, repeats))
+        elif rows and rows[-1][1] == repeats:
+            last, _ = rows.pop()
             locations = last.locations + part.locations
-            boxes.append(IndexBox(last.rank, last.offset, last.shape, locations))
+            rows.append((IndexBox(last.rank, last.offset, last.shape, locations), repeats))
         else:
             raise Corrupt(f"index: {name} begins in the middle of a box")
-    return tuple(boxes)
+    return rows
 
 
 def _payload_of(wire: WirePayload, targets: tuple[str, ...]) -> IndexPayload:

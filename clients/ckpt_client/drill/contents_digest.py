@@ -6,7 +6,7 @@ store: equal digests say that both gave the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -61,7 +61,7 @@ class ContentsDigest:
 class _Wanted(NamedTuple):
     name: ArrayName
     tensor: IndexTensor
-    boxes: tuple[IndexBox, ...]
+    boxes: Sequence[IndexBox]
     """Where its bytes may come from."""
 
 

@@ -14,6 +14,7 @@ from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Scalar
 from ckpt_client.load.plan import checked_dtype, variants_of
@@ -127,7 +128,7 @@ class Contents:
             tensor = self._checked(want)
             boxes = tensor.boxes
             if tensor.meaning is Meaning.OWN and want.rank is not None:
-                boxes = tuple(box for box in boxes if box.rank == want.rank)
+                boxes = boxes_of(boxes, want.rank)
             reads.add_box(tensor, boxes, want.offset, want.array, want.rank, replica=want.replica)
         self._reading.read(reads)
 
@@ -146,7 +147,7 @@ class Contents:
             tensor
             for tensor in found
             if tensor.meaning is not Meaning.OWN
-            or any(box.rank == want.rank for box in tensor.boxes)
+            or (want.rank is not None and boxes_of(tensor.boxes, want.rank))
         ]
         if mine:
             return mine[0]

@@ -12,6 +12,7 @@ from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt_client.save.state import AnyArray
 
@@ -63,7 +64,7 @@ def tensor_of_rank(
     for tensor in variants_of(index, name):
         if tensor.meaning is Meaning.REPLICATED:
             return tensor, tensor.boxes[:1]
-        boxes = [box for box in tensor.boxes if box.rank == rank]
+        boxes = boxes_of(tensor.boxes, rank)
         if boxes:
             return tensor, boxes
     raise Corrupt(f"{name}: rank {rank}'s tree names it, the index does not")

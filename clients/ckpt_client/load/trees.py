@@ -14,6 +14,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
@@ -94,7 +95,7 @@ class LikeWalk:
     def _check_keys(self) -> None:
         stored = set(self.scalars)
         for tensor in self.index.tensors():
-            if tensor.meaning is not Meaning.OWN or any(b.rank == self.rank for b in tensor.boxes):
+            if tensor.meaning is not Meaning.OWN or boxes_of(tensor.boxes, self.rank):
                 stored.add(tensor.name)
         problems = []
         if self.absent:
@@ -175,7 +176,7 @@ class LikeWalk:
         for tensor in variants:
             if tensor.meaning is not Meaning.OWN:
                 return tensor, tensor.boxes
-            mine = [box for box in tensor.boxes if box.rank == self.rank]
+            mine = boxes_of(tensor.boxes, self.rank)
             if mine:
                 return tensor, mine
         if len(variants) == 1 and len(variants[0].boxes) == 1:

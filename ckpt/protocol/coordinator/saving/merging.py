@@ -14,6 +14,7 @@ from ckpt.base.ids import CheckpointId, ColumnNumber, Home, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.index.document import TensorPages
 from ckpt.format.index.pages import IndexPayload
+from ckpt.format.messages.hello import MOVES_VERSION
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Piece, RankTable
 from ckpt.plan.coverage import ENTRIES_AT_ONCE, Differing, Overlap, Problem, TableMerger
@@ -51,11 +52,16 @@ class TableMerges:
         """
         merge = self._merges.get(attempt.checkpoint)
         if merge is None or not merge.is_of(attempt):
-            merge = self._merges[attempt.checkpoint] = _Merge(attempt)
+            merge = self._merges[attempt.checkpoint] = _Merge(attempt, in_rows=self._in_rows)
             merge.go_on()
             if merge.merged is None:
                 self._desk.later(lambda: self._go_on(attempt.checkpoint, merge, then))
         return merge.merged
+
+    @property
+    def _in_rows(self) -> bool:
+        """Whether all who may read it know boxes in rows."""
+        return self._desk.needs >= MOVES_VERSION
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """They are of no more use."""
@@ -76,10 +82,10 @@ class _Merge:
     wants it.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, *, in_rows: bool) -> None:
         self._tables = _tables_of(attempt)
         keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
-        self._pages = TensorPages()
+        self._pages = TensorPages(in_rows=in_rows)
         self._merger = TableMerger(
             self._tables, Differing.KEEP if keep else Differing.ABORT, self._pages.add
         )
