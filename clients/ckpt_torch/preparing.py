@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 
 import torch.distributed as dist
 
+from ckpt.base.errors import CkptError
 from ckpt_client.default import process_store
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
@@ -14,6 +16,21 @@ from ckpt_torch.staging.copying import TorchCopier
 from ckpt_torch.staging.known import recall, recognise, remember
 from ckpt_torch.staging.parts import parts_of
 from ckpt_torch.tree import asked
+
+_log = logging.getLogger("ckpt.save")
+
+
+def prepare_ahead(
+    state_dict: Mapping[str, object], *,
+    checkpoint_id: CheckpointName, store: Store | str | None = None, allow_pickle: bool = False,
+) -> None:  # fmt: skip
+    """`prepare` by an adapter, which nobody has asked for: what goes wrong is in the log. The save
+    says it on all ranks.
+    """
+    try:
+        prepare(state_dict, checkpoint_id=checkpoint_id, store=store, allow_pickle=allow_pickle)
+    except CkptError as error:
+        _log.warning("%s is not prepared for its saves: %s", checkpoint_id, error)
 
 
 def prepare(

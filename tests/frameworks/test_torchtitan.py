@@ -34,6 +34,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import ConfigManager, Configurable
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
+from ckpt_torch.place import find_where, find_who
+from ckpt_torch.staging.known import recall
 from ckpt_torch.torchtitan import CkptManager
 
 WIDTH = 12
@@ -149,6 +151,24 @@ def test_a_training_goes_on_with_the_same_bits(cluster: str, ranks: Ranks, mode:
     ranks.run(2, train_job, 5, None, broken)
     assert ranks.run(2, train_job, 7, 7, broken)[0] == expected.replace("0 7", "4 7", 1)
     assert steps_of(cluster, f"titan/broken-{mode}") == [2, 4, 6, 7]
+
+
+def preparing_job(folder: str, load_only: bool) -> bool:
+    """Whether a training that has not saved yet is ready for it."""
+    training = Training(config(folder, interval=50, load_only=load_only))
+    store, who = find_where(folder, None).store, find_who(None, no_dist=False)
+    before = recall(store, who)
+    training.run(3)
+    return recall(store, who) is not before
+
+
+@pytest.mark.parametrize("load_only", [False, True])
+def test_a_training_is_ready_for_its_first_save_after_its_first_step(
+    cluster: str, ranks: Ranks, load_only: bool
+) -> None:
+    folder = f"{cluster}/titan/ready-{load_only}"
+    assert ranks.run(2, preparing_job, folder, load_only) == [not load_only] * 2
+    assert steps_of(cluster, f"titan/ready-{load_only}") == []
 
 
 def own_job(folder: str, steps: int) -> str:

@@ -25,6 +25,8 @@ from transformers import (
 )
 
 import ckpt
+from ckpt_torch.place import Who
+from ckpt_torch.staging.known import recall
 from ckpt_torch.transformers import CkptCallback, fetch, from_pretrained, save_pretrained
 
 FETCH_WITH_SMALL_FILES = """
@@ -62,21 +64,63 @@ class StopEarly(TrainerCallback):
         control.should_training_stop |= state.global_step >= self.step
 
 
-def trained(run: str, folder: Path, stop: int, resumed: str | None = None) -> None:
-    Trainer(
+class IsReady(TrainerCallback):
+    """Notes after which steps this process is ready for saves."""
+
+    def __init__(self, store: ckpt.Store) -> None:
+        self.store, self.steps = store, list[int]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if recall(self.store, Who(0, 1, None, False)) is not None:
+            self.steps.append(state.global_step)
+
+
+@pytest.mark.parametrize(("every", "ready_at"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3, 4]), (4, [4])])
+def test_a_training_is_ready_for_its_first_save_after_its_first_step(
+    cluster: str, tmp_path: Path, every: int, ready_at: list[int]
+) -> None:
+    """But where only the last step is saved: a second save's memory is not needed."""
+    run = f"hf-ready-{every}"
+    with ckpt.open(cluster, launch=run) as store:
+        looks = IsReady(store)
+        training(tmp_path, 4, [CkptCallback(run, every=every, store=store), looks]).train()
+        assert looks.steps == ready_at
+        assert [commit.step for commit in store.steps(run)][-1] == 4
+
+
+def test_what_cannot_be_made_ready_is_in_the_log_and_the_training_goes_on(
+    cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = "hf-odd"
+    with ckpt.open(cluster, launch=run) as store:
+        odd = training(tmp_path, 4, [CkptCallback(run, every=3, store=store), Odd()])
+        odd.train()
+        assert [commit.step for commit in store.steps(run)] == [3, 4]
+    assert [r.getMessage() for r in caplog.records if "is not prepared" in r.getMessage()]
+
+
+class Odd(TrainerCallback):
+    """The optimizer's state holds what no store takes, until the second step."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["optimizer"].param_groups[0]["odd"] = object() if state.global_step < 1 else 1
+
+
+def training(folder: Path, steps: int, callbacks: list[TrainerCallback]) -> Trainer:
+    return Trainer(
         model=GPT2LMHeadModel(CONFIG),
         args=TrainingArguments(
-            output_dir=str(folder),
-            max_steps=9,
-            per_device_train_batch_size=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
+            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=1,
+            save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
         ),
         train_dataset=Text(),
-        callbacks=[CkptCallback(run, every=2), StopEarly(stop)],
-    ).train(resume_from_checkpoint=resumed)
+        callbacks=callbacks,
+    )  # fmt: skip
+
+
+def trained(run: str, folder: Path, stop: int, resumed: str | None = None) -> None:
+    callbacks = [CkptCallback(run, every=2), StopEarly(stop)]
+    training(folder, 9, callbacks).train(resume_from_checkpoint=resumed)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ckpt_client.save.handle import Commit
 from ckpt_client.save.staged import Staged
 from ckpt_client.warn import warn
 from ckpt_torch.place import Where, find_where, find_who
+from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.saving import CommitFuture, async_save, refusing_together, wait_for
 from ckpt_torch.torchtitan.initial import InitialLoad
 from ckpt_torch.torchtitan.reading import fill_from, resolve_step
@@ -98,6 +99,8 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         self._pending: list[Future[Commit]] = []
         self._config = config
         self._overlaps = config.async_mode == "async_with_pinned_mem"
+        #: This process is ready for saves, or one went out.
+        self._is_ready = False
         #: Of the last save, until the trainer has asked.
         self._staged: Staged | None = None
         self._where = _run_of(config.folder)
@@ -128,7 +131,9 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
         all ranks.
         """
         if not self._is_due(curr_step, last_step):
+            self._prepare(curr_step)
             return False
+        self._is_ready = True
         structured_logger.add_step_tag("checkpoint_save")
         # Of those that failed, the save below speaks, on all ranks.
         self._pending = [future for future in self._pending if not future.done()]
@@ -200,6 +205,18 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
             return False
         first = step == 1 and config.enable_first_step_checkpoint
         return first or last_step or step % config.interval == 0
+
+    def _prepare(self, step: int) -> None:
+        """Once, when the optimizers have their moments: after a step."""
+        if self._is_ready or self._config.load_only or step < 1:
+            return
+        self._is_ready = True
+        prepare_ahead(
+            self._states.whole(),
+            checkpoint_id=self._where.run,
+            store=self._where.store,
+            allow_pickle=self._config.allow_pickle,
+        )
 
     def _to_save(self, last_step: bool) -> dict[str, object]:
         if last_step and self._config.last_save_model_only:

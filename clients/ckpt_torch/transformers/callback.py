@@ -19,6 +19,7 @@ from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.measured import collected
 from ckpt_torch.place import find_guard, find_where, find_who
+from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.reading.loading import load
 from ckpt_torch.saving import async_save, refusing_together, wait_for
 from ckpt_torch.transformers.folder import check_is_folder
@@ -70,6 +71,8 @@ class CkptCallback(TrainerCallback):
         #: While a training runs that watches for signals.
         self._guard: PreemptionGuard | None = None
         self._saved_step = 0
+        #: This process is ready for saves, or one went out.
+        self._is_ready = False
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
         #: On rank 0, while a training runs that has `save_total_limit`.
@@ -106,7 +109,7 @@ class CkptCallback(TrainerCallback):
         `grace_s`; and as `on_init_end`.
         """
         self.on_init_end(args, state, control)
-        self._saved_step, self._measured = state.global_step, None
+        self._saved_step, self._measured, self._is_ready = state.global_step, None, False
         self._limit = self._best = None
         if args.metric_for_best_model is not None and state.global_step > 0:
             self._best = best_step(find_where(self._run, self._store), state.global_step)
@@ -155,8 +158,8 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Save when it is due, or when the training is to end. Raises Refused by path, and the
-        error of an earlier save.
+        """Save when it is due, or when the training is to end; after the first step make this
+        process ready for that. Raises Refused by path, and the error of an earlier save.
         """
         due = self._is_due(state, control)
         if self._guard is not None and self._guard.should_save(state.global_step):
@@ -164,6 +167,10 @@ class CkptCallback(TrainerCallback):
             control.should_training_stop = True
         elif due:
             self._save_or_evaluate(args, state, control, kwargs)
+        elif not self._is_ready and not self._saves_once(state):
+            self._is_ready = True  # The optimizer has its moments now.
+            held = self._held(state, kwargs)
+            prepare_ahead(held, checkpoint_id=self._run, store=self._store)
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
 
@@ -227,6 +234,10 @@ class CkptCallback(TrainerCallback):
         due, control.should_save = control.should_save, False
         return due and step > self._saved_step
 
+    def _saves_once(self, state: TrainerState) -> bool:
+        """At the end alone: memory for a second save beside the first is not needed."""
+        return self._every is not None and self._every >= state.max_steps
+
     def _save_or_evaluate(
         self,
         args: TrainingArguments,
@@ -265,6 +276,22 @@ class CkptCallback(TrainerCallback):
         kwargs: dict[str, object],
         metrics: dict[str, float] | None = None,
     ) -> None:
+        if self._limit is not None:
+            with refusing_together(None, find_who(None, no_dist=False)):
+                self._limit.say(self._best, state.global_step)
+        future = async_save(
+            self._held(state, kwargs),
+            checkpoint_id=f"{self._run}/{state.global_step}",
+            store=self._store,
+            check_finite=self._check_finite,
+            metrics=metrics,
+            staging=self._staging,
+        )
+        self._pending.append(future)
+        self._saved_step, self._is_ready = state.global_step, True
+
+    def _held(self, state: TrainerState, kwargs: dict[str, object]) -> dict[str, object]:
+        """What is saved."""
         optimizer = cast(torch.optim.Optimizer, kwargs["optimizer"])
         scheduler = cast(torch.optim.lr_scheduler.LRScheduler | None, kwargs.get("lr_scheduler"))
         who = find_who(None, no_dist=False)
@@ -278,19 +305,7 @@ class CkptCallback(TrainerCallback):
             held["trainer_state"] = json.dumps(dataclasses.asdict(state), sort_keys=True)
         if scheduler is not None:
             held["scheduler"] = scheduler.state_dict()
-        if self._limit is not None:
-            with refusing_together(None, who):
-                self._limit.say(self._best, state.global_step)
-        future = async_save(
-            held,
-            checkpoint_id=f"{self._run}/{state.global_step}",
-            store=self._store,
-            check_finite=self._check_finite,
-            metrics=metrics,
-            staging=self._staging,
-        )
-        self._pending.append(future)
-        self._saved_step = state.global_step
+        return held
 
     def _load_best(self, state: TrainerState, best: int, kwargs: dict[str, object]) -> None:
         """Fill the model in place, on all ranks."""
