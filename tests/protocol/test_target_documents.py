@@ -221,6 +221,62 @@ def test_one_whose_place_another_takes_before_it_is_stored_is_answered_too() -> 
     assert failed.message.code == "aborted"
 
 
+def _until_synced(world: TargetWorld) -> None:
+    """The newest that was put is about to be."""
+    assert world.held is not None
+    while not isinstance(world.held[-1], SyncFile):
+        world.step(-1)
+
+
+def _until_done(world: TargetWorld, newest_first: bool) -> None:
+    while world.held:
+        world.step(-1 if newest_first else 0)
+    world.held = None
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("data", [RECORD, INDEX])
+@pytest.mark.parametrize("kind", [DocumentKind.INDEX, DocumentKind.LABELS])
+def test_the_one_that_was_put_last_stands_whatever_the_disk_did_first(
+    kind: DocumentKind, data: bytes, earlier: bool, newest_first: bool
+) -> None:
+    """A device was slow: the first was renamed over the second, which had been answered.
+
+    earlier: the last one had stood before, and was answered while another was on its way there.
+    """
+    world = _ready()
+    if earlier:
+        put_document(world, kind, data[::-1])
+    world.held = deque()
+    put_document(world, kind, data)
+    _until_synced(world)
+    put_document(world, kind, data[::-1])
+    _until_done(world, newest_first)
+    assert _answers(world) == [DocumentStored(kind, CHECKPOINT)] * (2 + earlier)
+    assert document(world, kind) == data[::-1]
+    again = _ready(world.disk, boot=12)
+    assert document(again, kind) == data[::-1]
+    assert again.machine.bytes_used == world.machine.bytes_used
+
+
+def test_of_two_records_on_their_way_the_first_stands() -> None:
+    """Two coordinators, say: the second was answered, and took the place of the first."""
+    world = _ready()
+    world.held = deque()
+    for data in (RECORD, RECORD, RECORD + b"!"):
+        put_document(world, DocumentKind.RECORD, data)
+        _until_synced(world)
+    _until_done(world, newest_first=True)
+    first, second, third = _answers(world)
+    assert first == second == DocumentStored(DocumentKind.RECORD, CHECKPOINT)
+    assert isinstance(third, Failed)
+    assert third.code == "refused"
+    assert document(world, DocumentKind.RECORD) == RECORD
+    again = _ready(world.disk, boot=12)
+    assert again.machine.bytes_used == world.machine.bytes_used
+
+
 def test_questions_for_small_documents_are_read_within_the_window_of_their_session() -> None:
     world = _ready()
     put_document(world, DocumentKind.RECORD, RECORD)

@@ -97,6 +97,9 @@ class Documents:
         self._assemblies: dict[tuple[Session, DocumentKey], ArrivingDocument] = {}
         #: Documents from their first part until they are stored, or what came of them is removed.
         self._coming: list[ArrivingDocument] = []
+        #: Those of one key that are whole, as they were put: the first is being stored. A disk does
+        #: things in its own order, and what was put last has to stand.
+        self._turns: dict[DocumentKey, deque[ArrivingDocument]] = {}
         #: Generations of which a drop is on its way to the disk; one at a time.
         self._dropping: set[CheckpointId] = set()
         #: Drops that wait for a seal, a document or an earlier drop, which is on its way there.
@@ -120,14 +123,14 @@ class Documents:
         same = standing is not None and (
             standing.header.digest == message.digest or message.kind is DocumentKind.TOMBSTONE
         )
-        if same and not message.again:
+        if same and not message.again and key not in core.replacing:
+            self._abandon((session, key))
             if end == message.total_bytes:
                 stored = DocumentStored(message.kind, message.checkpoint)
                 core.send(session, request, stored)
             return
         if standing is not None and not same and message.kind not in REPLACED:
-            text = f"another {message.kind.value} of {message.checkpoint} stands here"
-            core.fail(session, request, "refused", text)
+            self._refuse_other(session, request, key)
             return
         if message.offset == 0:
             earlier = self._assemblies.get((session, key))
@@ -210,8 +213,34 @@ class Documents:
             self._core.fail(assembly.session, assembly.request, "corrupt", text)
             self._remove_aside(assembly)
             return
-        self._core.replacing[assembly.kind, assembly.header.checkpoint] = None
+        turns = self._turns.setdefault((assembly.kind, assembly.header.checkpoint), deque())
+        turns.append(assembly)
+        if len(turns) == 1:
+            self._store(assembly)
+
+    def _store(self, assembly: ArrivingDocument) -> None:
+        """It is the first in the turns of its key."""
+        key = assembly.kind, assembly.header.checkpoint
+        standing = self._core.documents.get(key)
+        stays = assembly.kind not in REPLACED
+        if stays and standing is not None and standing.header.digest != assembly.header.digest:
+            if assembly.kind is DocumentKind.TOMBSTONE:
+                self._core.send(assembly.session, assembly.request, DocumentStored(*key))
+            else:
+                self._refuse_other(assembly.session, assembly.request, key)
+            self._remove_aside(assembly)
+            self._end_turn(key)
+            return
+        self._core.replacing[key] = None
         self._core.chain(self._steps(assembly), lambda failure: self._stored(assembly, failure))
+
+    def _end_turn(self, key: DocumentKey) -> None:
+        turns = self._turns[key]
+        turns.popleft()
+        if turns:
+            self._store(turns[0])
+        else:
+            del self._turns[key]
 
     def _steps(self, assembly: ArrivingDocument) -> list[Step]:
         header, file = assembly.header, assembly.file
@@ -227,17 +256,18 @@ class Documents:
 
     def _stored(self, assembly: ArrivingDocument, failure: DiskFailed | None) -> None:
         core, header = self._core, assembly.header
-        core.replacing.pop((assembly.kind, header.checkpoint), None)
+        key = assembly.kind, header.checkpoint
+        del core.replacing[key]
         if failure is not None:
             self._refuse(assembly, failure)
-            return
-        name = document_name(header.kind, header.checkpoint)
-        core.add_document(StoredDocument(header, assembly.kind, name))
-        core.counters.documents_stored += 1
-        self._coming.remove(assembly)
-        self._space.forget(assembly.file)
-        stored = DocumentStored(assembly.kind, header.checkpoint)
-        core.send(assembly.session, assembly.request, stored)
+        else:
+            name = document_name(header.kind, header.checkpoint)
+            core.add_document(StoredDocument(header, assembly.kind, name))
+            core.counters.documents_stored += 1
+            self._coming.remove(assembly)
+            self._space.forget(assembly.file)
+            core.send(assembly.session, assembly.request, DocumentStored(*key))
+        self._end_turn(key)
 
     def _refuse(self, assembly: ArrivingDocument, failure: DiskFailed) -> None:
         failed = disk_failure("store the document", failure)
@@ -247,6 +277,10 @@ class Documents:
             error=failure.errno_name,
         )  # fmt: skip
         self._remove_aside(assembly)
+
+    def _refuse_other(self, session: Session, request: int, key: DocumentKey) -> None:
+        text = f"another {key[0].value} of {key[1]} stands here"
+        self._core.fail(session, request, "refused", text)
 
     def _abandon(self, key: tuple[Session, DocumentKey]) -> None:
         assembly = self._assemblies.pop(key, None)
