@@ -32,8 +32,10 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor, Location
+from ckpt.format.index.rows import BoxRows
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
+from ckpt.plan.cuts import Cut, Holding, box_bytes_of
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
@@ -72,9 +74,6 @@ class Overlap:
     shape: Extent
     ranks: tuple[Rank, ...]
     """Ascending, at least two."""
-
-
-Holding = tuple[Rank, TensorEntry]
 
 
 class TableMerger:
@@ -156,11 +155,11 @@ class _Merger:
         default_factory=dict
     )
     """(global shape, boxes) -> geometry: most tensors of a model are cut alike."""
-    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], list[int]] = field(
+    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], Cut] = field(
         default_factory=dict
     )
-    """(dtype, global shape, boxes) -> bytes of each box, of shards without fault, hole or overlap
-    whose ranks and offsets ascend together."""
+    """(dtype, global shape, boxes) -> what is known of such shards, which have no fault, hole or
+    overlap, and whose ranks and offsets ascend together."""
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
@@ -235,16 +234,12 @@ class _Merger:
         False, and nothing is done, for any other.
         """
         first = holdings[0][1]
-        sizes = self.cuts.get((first.dtype, first.global_shape, _boxes_of(holdings)))
-        if sizes is None:
+        cut = self.cuts.get((first.dtype, first.global_shape, _boxes_of(holdings)))
+        if cut is None:
             return False
-        boxes: list[IndexBox] = []
-        for (rank, entry), size in zip(holdings, sizes, strict=True):
-            if not _is_whole(entry, size):
-                return False
-            piece = entry.pieces[0]
-            place = Location(rank, 0, piece.payload_offset, size).at(piece.home)
-            boxes.append(IndexBox(rank, entry.offset, entry.shape, (place,)))
+        boxes = cut.boxes_of(holdings)
+        if boxes is None:
+            return False
         self._add(name, first, boxes)
         return True
 
@@ -276,8 +271,7 @@ class _Merger:
         order = sorted(range(len(holdings)), key=lambda i: (holdings[i][1].offset, holdings[i][0]))
         self._add(name, holdings[0][1], [_box(*holdings[i], writers[i]) for i in order])
         if geometry.is_plain and order == list(range(len(holdings))):
-            sizes = [_box_bytes(entry) for _, entry in holdings]
-            self.cuts[holdings[0][1].dtype, shape, boxes] = sizes
+            self.cuts[holdings[0][1].dtype, shape, boxes] = Cut.of(holdings)
 
     def _stored(self, name: str, same: Sequence[Holding]) -> bool:
         """Every byte of a box is stored by one of the ranks that declare exactly it."""
@@ -372,7 +366,9 @@ class _Merger:
         meaning: Meaning | None = None,
     ) -> None:
         meaning = meaning or entry.meaning
-        self.add(IndexTensor(name, meaning, entry.dtype, entry.global_shape, tuple(boxes)))
+        if not isinstance(boxes, BoxRows):
+            boxes = tuple(boxes)
+        self.add(IndexTensor(name, meaning, entry.dtype, entry.global_shape, boxes))
 
 
 # --------------------------------------------------------------------------- helpers
@@ -382,20 +378,8 @@ def _form_of(entry: TensorEntry) -> tuple[Meaning, str, Extent]:
     return entry.meaning, entry.dtype, entry.global_shape
 
 
-def _is_whole(entry: TensorEntry, box_bytes: int) -> bool:
-    """Whether the rank stores all of its box in one piece, as nearly all do."""
-    if len(entry.pieces) != 1:
-        return False
-    piece = entry.pieces[0]
-    return not piece.start and 0 < piece.length == box_bytes and piece.payload_offset >= 0
-
-
 def _boxes_of(holdings: Sequence[Holding]) -> tuple[tuple[Extent, Extent], ...]:
     return tuple([(entry.offset, entry.shape) for _, entry in holdings])
-
-
-def _box_bytes(entry: TensorEntry) -> int:
-    return volume_of(entry.shape) * dtype_of(entry.dtype).itemsize
 
 
 def _fault(entry: TensorEntry) -> str:
@@ -469,7 +453,7 @@ def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> IndexBox
 def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
     """Bytes [start, end) of a replica, or of a box that all of them declare, that none stores."""
     entry = writers[0][1]
-    box_bytes, reach = _box_bytes(entry), 0
+    box_bytes, reach = box_bytes_of(entry), 0
     for start, length in sorted(
         (piece.start, piece.length) for _, held in writers for piece in held.pieces
     ):

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation, Rank
-from ckpt.format.index.pages import Location
+from ckpt.format.index.pages import IndexBox, Location
+from ckpt.format.index.rows import BoxRows
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from tests.plan.clusters import entry, tables
 from tests.plan.merged import Merged, merge_tables
@@ -78,3 +79,45 @@ def test_another_dtype_is_another_cut() -> None:
     wide = [replace(half, dtype="<u2") for half in halves("b", *[(Piece(0, 4, 4),)] * 2)]
     problem = merged_halves(good, wide).problems[0]
     assert "bytes 4 to 8 of the box at (0,)" in problem.message
+
+
+def quarters(name: str, places: list[Piece]) -> list[TensorEntry]:
+    """Of 16 items, cut in four, each stored in one piece."""
+    return [
+        entry(name, Meaning.SHARD, (16,), (4 * n,), (4,), pieces=(piece,))
+        for n, piece in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize("home", [None, Generation(3, 5)])
+def test_shards_at_one_place_of_all_payloads_are_one_row(home: Generation | None) -> None:
+    first, second = (Piece(0, at, 4) for at in (0, 64))
+    if home is not None:
+        first, second = first.at(home), second.at(home)
+    merged = merged_halves(quarters("a", [first] * 4), quarters("b", [second] * 4))
+    assert merged.problems == ()
+    boxes = merged.tensors[1].boxes
+    assert isinstance(boxes, BoxRows)
+    assert len(boxes.rows) == 1
+    assert tuple(boxes) == tuple(
+        IndexBox(Rank(n), (4 * n,), (4,), (Location(Rank(n), 0, 64, 4).at(home),)) for n in range(4)
+    )
+
+
+@pytest.mark.parametrize("odd", [Piece(0, 68, 4), Piece(0, 64, 4).at(Generation(1, 1))])
+def test_a_shard_at_a_place_of_its_own_keeps_it(odd: Piece) -> None:
+    first, second = [Piece(0, 0, 4)] * 4, [Piece(0, 64, 4)] * 3
+    merged = merged_halves(quarters("a", first), quarters("b", [*second, odd]))
+    *places, last = (box.locations for box in merged.tensors[1].boxes)
+    assert places == [(Location(Rank(n), 0, 64, 4),) for n in range(3)]
+    assert last == (Location(Rank(3), 0, odd.payload_offset, 4).at(odd.home),)
+
+
+def test_the_same_cut_among_other_ranks_is_of_those_ranks() -> None:
+    """As the stages of a pipeline have it."""
+    low, high = quarters("a", [Piece(0, 0, 4)] * 4), quarters("b", [Piece(0, 0, 4)] * 4)
+    merged = merge_tables(tables(*[(each,) for each in (*low, *high)]))
+    assert merged.problems == ()
+    assert [box.rank for box in merged.tensors[0].boxes] == [0, 1, 2, 3]
+    assert [box.rank for box in merged.tensors[1].boxes] == [4, 5, 6, 7]
+    assert [box.locations[0].rank for box in merged.tensors[1].boxes] == [4, 5, 6, 7]

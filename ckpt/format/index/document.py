@@ -26,7 +26,7 @@ from ckpt.format.index.pages import (
     encode_header,
     pack_page,
 )
-from ckpt.format.index.rows import folded
+from ckpt.format.index.rows import BoxRows, folded
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -60,13 +60,10 @@ class TensorPages:
 
     def add(self, tensor: IndexTensor) -> None:
         """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
-        if self._in_rows:
-            boxes = folded(tensor.boxes)
-            if boxes is not tensor.boxes:
-                self.version = ROWS_VERSION
-                tensor = IndexTensor(
-                    tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, boxes
-                )
+        boxes = folded(tensor.boxes) if self._in_rows else tuple(tensor.boxes)
+        tensor = IndexTensor(tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, boxes)
+        if isinstance(boxes, BoxRows):
+            self.version = ROWS_VERSION
         check_tensor(tensor, Refused)
         key = tensor_order(tensor)
         assert self._last is None or self._last < key, "ascending, one form once"

@@ -101,14 +101,14 @@ def folded(boxes: Sequence[IndexBox]) -> Sequence[IndexBox]:
     Neighbours in even steps become a row; rows in even steps become one with a further repeat.
     """
     if not 2 < len(boxes) <= REPEATED_BOXES_MAX:
-        return boxes
+        return tuple(boxes)
     rows = rows_of(boxes)
     for _ in range(REPEATS_MAX):
         fewer = _fold_once(rows)
         if len(fewer) == len(rows):
             break
         rows = fewer
-    return BoxRows(rows) if len(rows) < len(boxes) else boxes
+    return BoxRows(rows) if len(rows) < len(boxes) else tuple(boxes)
 
 
 def ends_of(box: IndexBox, repeats: Repeats) -> tuple[IndexBox, IndexBox]:
