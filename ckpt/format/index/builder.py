@@ -26,7 +26,7 @@ from ckpt.format.index.pages import (
     WirePayload,
     WireTensor,
 )
-from ckpt.format.index.rows import REPEATS_MAX, Repeats, Row, rows_of
+from ckpt.format.index.rows import REPEATS_MAX, BoxRows, Repeats, Row, rows_of
 
 # Upper bounds in MessagePack: 9 bytes for a number, 5 in front of an array, a text or bytes.
 _NUMBER: Final = 9
@@ -75,18 +75,23 @@ class PageBuilder:
         tensor_cost = _tensor_cost(tensor)
         if self._room < tensor_cost + _BOX_COST_MAX:
             self.finish()
-        rows = rows_of(tensor.boxes)
-        if len(rows) * _BOX_COST_MIN > self._room:
-            self._cut(tensor, rows, tensor_cost)
+        boxes = tensor.boxes
+        rows = boxes.rows if isinstance(boxes, BoxRows) else None
+        if len(rows or boxes) * _BOX_COST_MIN > self._room:
+            self._cut(tensor, tensor_cost)
             return
         whole_cost = tensor_cost
-        for box, repeats in rows:
-            whole_cost += _row_cost(box, repeats) + len(box.locations) * _LOCATION_COST
+        if rows is None:
+            for box in boxes:
+                whole_cost += _row_cost(box, ()) + len(box.locations) * _LOCATION_COST
+        else:
+            for box, repeats in rows:
+                whole_cost += _row_cost(box, repeats) + len(box.locations) * _LOCATION_COST
         if whole_cost + _LOCATION_COST <= self._room:
             self._page.append(_wire_tensor(tensor, rows))
             self._room -= whole_cost
         else:
-            self._cut(tensor, rows, tensor_cost)
+            self._cut(tensor, tensor_cost)
 
     def take(self) -> list[list[WireTensor]]:
         """The pages that were finished since the last call, in order."""
@@ -100,9 +105,9 @@ class PageBuilder:
         self._page = []
         self._room = _ROOM
 
-    def _cut(self, tensor: IndexTensor, rows: Sequence[Row], tensor_cost: int) -> None:
+    def _cut(self, tensor: IndexTensor, tensor_cost: int) -> None:
         self._room -= tensor_cost
-        for box, repeats in rows:
+        for box, repeats in rows_of(tensor.boxes):
             self._add_row(tensor, tensor_cost, box, repeats)
         self._close_tensor(tensor)
 
@@ -130,9 +135,11 @@ class PageBuilder:
         self._rows = []
 
 
-def _wire_tensor(tensor: IndexTensor, rows: Sequence[Row]) -> WireTensor:
-    """With these rows of it."""
+def _wire_tensor(tensor: IndexTensor, rows: Sequence[Row] | None) -> WireTensor:
+    """With these rows of it; None: with its boxes, of which none is in a row."""
     form = tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape
+    if rows is None:
+        return WireTensor(*form, tuple(tensor.boxes))
     boxes = tuple([box for box, _ in rows])
     if not any(repeats for _, repeats in rows):
         return WireTensor(*form, boxes)

@@ -60,10 +60,12 @@ class TensorPages:
 
     def add(self, tensor: IndexTensor) -> None:
         """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
-        boxes = folded(tensor.boxes) if self._in_rows else tuple(tensor.boxes)
-        tensor = IndexTensor(tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape, boxes)
-        if isinstance(boxes, BoxRows):
-            self.version = ROWS_VERSION
+        if len(tensor.boxes) > 1:
+            boxes = folded(tensor.boxes) if self._in_rows else tuple(tensor.boxes)
+            form = tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape
+            tensor = IndexTensor(*form, boxes)
+            if isinstance(boxes, BoxRows):
+                self.version = ROWS_VERSION
         check_tensor(tensor, Refused)
         key = tensor_order(tensor)
         assert self._last is None or self._last < key, "ascending, one form once"
