@@ -16,6 +16,7 @@ from ckpt.base.ids import BootId, ColumnId, PayloadId, TargetId
 from ckpt.format.messages.writing import ColumnProof
 
 _LABEL: Final = b"ckpt target"
+_HOLDINGS: Final = b"ckpt holdings"
 
 
 @lru_cache(maxsize=4096)
@@ -54,6 +55,16 @@ def check_proof(proof: ColumnProof, cluster: str, secret: bytes) -> bool:
         return False
     key = proof_key(secret, proof.target, proof.boot)
     return hmac.compare_digest(_mac(key, cluster, proof), proof.mac)
+
+
+def holdings_mac(
+    key: bytes, cluster: str, after: str, page: bytes | bytearray | memoryview
+) -> bytes:
+    """Over a whole page of what lies on a target (ckpt.format.messages.targets.HoldingsPage), and
+    after which name it was asked for: one for all columns in it.
+    """
+    head = b"".join([_HOLDINGS, _with_lengths((cluster, after))])
+    return hmac.digest(key, head + hashlib.sha256(page).digest(), "sha256")
 
 
 def _mac(key: bytes, cluster: str, proof: ColumnProof) -> bytes:

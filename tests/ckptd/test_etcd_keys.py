@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from ckpt.testing.catalog_entries import (
     every_entry,
 )
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, Writes, fold
-from ckptd.catalog.etcd.loading import load
+from ckptd.catalog.etcd.loading import images_of, load
 from ckptd.catalog.etcd.values import whole
 
 SEVEN = LaunchNumber(7)
@@ -158,3 +159,29 @@ def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
     }
     assert all(len(found) == 1 for found in met.values()), met
     assert {row for found in met.values() for row in found} == set(rows)
+
+
+def test_the_second_image_is_alike_and_shares_nothing_that_an_entry_changes() -> None:
+    keys = Keys()
+    for entry in every_entry():
+        keys.write(entry)
+        image, other = images_of(1, list(keys.held.items()))
+        assert other == image
+        shared = _that_change(image) & _that_change(other)
+        assert shared == set(), type(entry).__name__
+
+
+def _that_change(of: object) -> set[int]:
+    """Ids of all objects in it that are not for good as they are."""
+    match of:
+        case dict():
+            parts: list[object] = [*of.keys(), *of.values()]
+        case set() | list() | tuple() | frozenset():
+            parts = list(of)
+        case _ if is_dataclass(of):
+            parts = [getattr(of, each.name) for each in fields(of)]
+        case _:
+            return set()
+    # Frozen dataclasses have a hash.
+    own = {id(of)} if type(of).__hash__ is None else set()
+    return own.union(*map(_that_change, parts))

@@ -142,7 +142,7 @@ PLANTS = (
         "a-document-is-stored-after-its-drop",
         ((Documents, "_coming_of", lambda *_: []),),
         Scenario(
-            "", committed, (wipe("t0"), moment(), delete()),
+            "", committed, (wait(3), wipe("t0"), moment(), delete()),
             faults={"early": 1, "slow": 1}, most=2,
         ),
         "keeps something of",

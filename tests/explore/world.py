@@ -32,7 +32,7 @@ from ckpt.format.messages.targets import (
     KeepMap,
     KeepProtocol,
     LeaseRenewed,
-    ListColumns,
+    ListHoldings,
     MapKept,
     ProtocolKept,
     RegisterTarget,
@@ -58,7 +58,7 @@ START_US = 1_000_000_000_000
 TICK_US = 2_000_000
 """Below a lease: whoever is here renews it in time."""
 URGENT = frozenset({
-    RegisterTarget, TargetRegistered, ListColumns, KeepMap, MapKept, KeepProtocol, ProtocolKept,
+    RegisterTarget, TargetRegistered, ListHoldings, KeepMap, MapKept, KeepProtocol, ProtocolKept,
     RenewLease, LeaseRenewed, ReadDocument, DocumentData, LeaseRepair, RenewRepair, RepairNoted,
     Resolve, Resolved, ColumnAccepted, CreditGranted, Fragment, JoinLaunch, LaunchJoined, DeleteStep,
     ChangeTarget, ReleasePin,

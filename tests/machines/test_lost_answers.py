@@ -25,7 +25,7 @@ STEPS = 12
 FEW = 2
 """A kind that came no oftener may never have been lost."""
 LOST = {
-    "ServerProof", "TargetRegistered", "ColumnsListed", "Attested", "LeaseRenewed", "LaunchJoined",
+    "ServerProof", "TargetRegistered", "HoldingsListed", "Attested", "LeaseRenewed", "LaunchJoined",
     "Reserved", "PayloadPlanned", "SparesNamed", "ColumnAccepted", "ColumnSealed", "Certified",
     "DocumentStored", "AttemptCommitted", "Resolved", "DocumentData", "RangeData", "RangesDone",
     "ManifestData", "LoadConfirmed", "ColumnVerified", "StepDeleted", "Dropped",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
@@ -13,6 +13,7 @@ from ckpt.base.ids import (
     CheckpointId,
     ColumnId,
     ReservationId,
+    RunName,
     TargetId,
 )
 from ckpt.erasure.code import Code
@@ -32,6 +33,7 @@ from ckpt.format.messages.reading import (
 )
 from ckpt.format.messages.saving import PayloadPlanned, Place
 from ckpt.format.messages.targets import (
+    HELD_COLUMN,
     Attest,
     Attested,
     ColumnsListed,
@@ -41,10 +43,14 @@ from ckpt.format.messages.targets import (
     DropColumn,
     DropGeneration,
     Dropped,
+    HeldGeneration,
+    HoldingsListed,
+    HoldingsPage,
     KeepMap,
     KeepProtocol,
     LeaseRenewed,
     ListColumns,
+    ListHoldings,
     MapKept,
     ProtocolKept,
     PutDocument,
@@ -54,10 +60,11 @@ from ckpt.format.messages.targets import (
     Reserved,
     ScrubReport,
     TargetRegistered,
+    encode_holdings,
 )
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.events import Send, Session
-from ckpt.protocol.proofs import make_proof, proof_key
+from ckpt.protocol.proofs import holdings_mac, make_proof, proof_key
 
 SECRET = b"secret of a table test, 32 bytes."
 CLUSTER = "c1"
@@ -120,6 +127,8 @@ class FakeTarget:
     def bulk(self, send: Send) -> bytes:
         """What comes with the answer."""
         match send.message:
+            case ListHoldings():
+                return self.holdings()
             case ReadDocument(kind, checkpoint, start, end):
                 data = self.documents.get((kind, checkpoint), b"")[start:end]
                 return data[: self.part_bytes]
@@ -145,6 +154,9 @@ class FakeTarget:
             case ReleaseReservation():
                 self.reservations.discard(message.reservation)
                 self.on_release(self)
+            case ListHoldings(cursor):
+                key, page = proof_key(SECRET, self.id, self.boot), self.holdings()
+                return HoldingsListed(self.boot, "", holdings_mac(key, CLUSTER, cursor, page))
             case ListColumns():
                 return ColumnsListed(tuple(self.columns.values()), self.summaries(), "")
             case PutDocument():
@@ -205,6 +217,10 @@ class FakeTarget:
             for (kind, id), data in held
         )
 
+    def holdings(self) -> bytes:
+        """All of it, on one page."""
+        return page_of(self.columns.values(), self.summaries())
+
     def holds(self, checkpoint: CheckpointId) -> bool:
         """Any column, index or record of it."""
         kinds = {kind for kind, id in self.documents if id == checkpoint}
@@ -250,3 +266,24 @@ class FakeTarget:
         for kind, id in list(self.documents):
             if id == checkpoint and kind is not DocumentKind.TOMBSTONE:
                 del self.documents[kind, id]
+
+
+def page_of(columns: Iterable[ColumnProof], documents: Iterable[DocumentSummary] = ()) -> bytes:
+    """What a target says that has these."""
+    runs: dict[RunName, int] = {}
+
+    def held(
+        id: CheckpointId, columns: bytes, *documents: tuple[DocumentKind, int, bytes]
+    ) -> HeldGeneration:
+        number, of = runs.setdefault(id.run, len(runs)), id.generation
+        return HeldGeneration(number, id.step, of.term, of.counter, columns, documents)
+
+    generations = []
+    for proof in columns:
+        payload, column = proof.column.payload, proof.column.column
+        packed = HELD_COLUMN.pack(payload.rank, column, proof.manifest_digest)
+        generations.append(held(payload.checkpoint, packed))
+    for one in documents:
+        summary = one.kind, one.total_bytes, one.digest
+        generations.append(held(one.checkpoint, b"", summary))
+    return encode_holdings(HoldingsPage(tuple(runs), tuple(generations)))

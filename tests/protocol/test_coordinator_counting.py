@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from ckpt.base.ids import BootId, ColumnId, ColumnNumber, TargetId
@@ -13,15 +11,10 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import ColumnsLost
 from ckpt.format.messages.targets import (
-    ColumnsListed,
     DropColumn,
-    ListColumns,
     RegisterTarget,
     Reserve,
 )
-from ckpt.protocol.events import Received
-from ckpt.protocol.proofs import make_proof, proof_key
-from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET
 from tests.protocol.coordinating import Bench, RankFake, ready
 
 INDEX = DocumentKind.INDEX
@@ -189,70 +182,6 @@ def test_of_a_domain_s_columns_the_count_at_commit_takes_what_is_allowed_and_not
         assert f"{Code.parse(code).n - 1} columns can count" in rank.aborts()[0].message
 
 
-def starts_and_lists(bench: Bench, id: str) -> Callable[[ColumnsListed], None]:
-    """The target comes back; its listing is answered page by page with what this is given."""
-    target = bench.targets[TargetId(id)]
-    target.silent.add(ListColumns)
-    bench.start(target)
-
-    def page(answer: ColumnsListed) -> None:
-        question = target.unanswered.pop(0)
-        assert isinstance(question.message, ListColumns)
-        bench.feed(Received(bench.now_us, question.session, question.request, answer, b""))
-
-    return page
-
-
-def lost_columns(rank: RankFake) -> set[int]:
-    """What it was told to stream again."""
-    return {c for each in rank.heard if isinstance(each, ColumnsLost) for c in each.columns}
-
-
-@pytest.mark.parametrize("change", ["nothing", "boot", "key", "cluster"])
-def test_a_listed_proof_counts_only_when_this_boot_made_it_with_the_cluster_s_key(
-    change: str,
-) -> None:
-    """A disk may hold what an earlier boot, or another cluster's target, said of that column."""
-    bench = Bench(4)
-    (rank,) = ready(bench)
-    target = bench.targets[rank.places()[ColumnNumber(0)].target]
-    bench.stop(target.id)
-    (column,) = target.columns
-    before = target.boot
-    target.reboot()
-    boot = before if change == "boot" else target.boot
-    secret = b"of another cluster, of 32 bytes." if change == "key" else SECRET
-    proof = make_proof(
-        proof_key(secret, target.id, boot), "c2" if change == "cluster" else CLUSTER,
-        column=column, target=target.id, boot=boot, code="2+1",
-        payload_bytes=rank.payload_bytes, column_crc=7, manifest_digest=DIGEST,
-    )  # fmt: skip
-    starts_and_lists(bench, target.id)(ColumnsListed((proof,), (), ""))
-    rank.certify()
-    assert lost_columns(rank) == (set() if change == "nothing" else {0})
-    assert len(rank.commits()) == (change == "nothing")
-
-
-def test_a_target_counts_only_when_it_has_listed_to_the_end() -> None:
-    bench = Bench(3)
-    (rank,) = ready(bench)
-    id = rank.places()[ColumnNumber(0)].target
-    bench.stop(id)
-    bench.targets[id].reboot()
-    (proof,) = bench.targets[id].columns.values()
-    page = starts_and_lists(bench, id)
-    page(ColumnsListed((proof,), (), "more"))
-    rank.certify()
-    assert rank.commits() == [], "what else it holds is not known yet"
-    assert bench.asked(id, ListColumns)[-1] == ListColumns("more")
-    page(ColumnsListed((), (), ""))
-    bench.tick(1)
-    (again,) = (each for each in rank.heard if isinstance(each, ColumnsLost))
-    rank.seal(0, again.places[0])
-    rank.certify()
-    assert len(rank.commits()) == 1
-
-
 def test_a_target_of_a_domain_that_is_none_is_told_so_and_is_no_member() -> None:
     bench = Bench(3)
     session = bench.session(Role.TARGET)
@@ -264,20 +193,6 @@ def test_a_target_of_a_domain_that_is_none_is_told_so_and_is_no_member() -> None
     assert isinstance(failed, Failed)
     assert "host-without-levels" in failed.message
     assert sorted(bench.machine.members.targets) == ["t0", "t1", "t2"]
-
-
-def test_what_any_page_of_a_listing_names_counts() -> None:
-    bench = Bench(3)
-    (rank,) = ready(bench)
-    id = rank.places()[ColumnNumber(0)].target
-    bench.stop(id)
-    bench.targets[id].reboot()
-    (proof,) = bench.targets[id].columns.values()
-    page = starts_and_lists(bench, id)
-    page(ColumnsListed((), (), "more"))
-    page(ColumnsListed((proof,), (), ""))
-    rank.certify()
-    assert len(rank.commits()) == 1
 
 
 def test_a_missing_column_is_stated() -> None:

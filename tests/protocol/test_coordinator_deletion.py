@@ -26,7 +26,7 @@ from ckpt.format.messages.saving import (
     CommitInfo,
     PayloadGivenUp,
 )
-from ckpt.format.messages.targets import DropGeneration, ListColumns, PutDocument
+from ckpt.format.messages.targets import DropGeneration, ListHoldings, PutDocument
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping import deletion
 from ckpt.protocol.events import Send, Session
@@ -342,7 +342,7 @@ def test_a_target_that_is_still_being_listed_has_not_confirmed_anything() -> Non
     id = bench.save(1)
     back = holders(bench, id)[0]
     bench.stop(back)
-    bench.targets[back].silent.add(ListColumns)
+    bench.targets[back].silent.add(ListHoldings)
     bench.start(back)
     bench.targets[back].silent.add(DropGeneration)
     bench.tell(bench.session(), delete(1))

@@ -74,6 +74,20 @@ def test_a_start_finds_where_columns_are_in_each_index_and_reads_no_more_of_it()
     assert sorted(each.checkpoint for each in asked) == ids
 
 
+def test_nothing_is_read_in_its_turn_before_the_targets_vouch() -> None:
+    bench = Bench()
+    ids = [bench.save(step) for step in range(1, 4)]
+    mark = bench.mark()
+    bench.restart("t0", "t1")
+    assert not bench.machine.vouching.serves
+    bench.tick(1)
+    assert bench.sent(ReadDocument, mark) == []
+    bench.start("t2")
+    assert bench.machine.vouching.serves
+    bench.start("t3")
+    assert all(kept(bench, id).placement is not None for id in ids)
+
+
 def test_what_a_generation_costs_the_catalog_does_not_grow_with_its_ranks() -> None:
     sizes = []
     for ranks in (1, 64):

@@ -10,6 +10,7 @@ from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.reading import DocumentKind, ReadDocument
 from ckpt.format.messages.targets import PutDocument
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
+from ckpt.protocol.coordinator.desk import WorkLeft
 from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
@@ -175,3 +176,26 @@ def test_copies_in_one_domain_get_one_in_another(kind: DocumentKind) -> None:
 
 def host_of(target: FakeTarget) -> str:
     return target.domain.split("/")[2]
+
+
+def test_a_look_at_many_goes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt.protocol.coordinator.repairing.respreading.LOOKED_AT_ONCE", 2)
+    bench, first = saved()
+    ids = [first, *(bench.save(step) for step in range(2, 6))]
+    wipe(bench, having(bench, INDEX, first)[0])
+    mark = bench.mark()
+    bench.tick(LOOK_S)
+    slices = sum(isinstance(action, WorkLeft) for action in bench.log[mark:])
+    assert slices == 2, "five in three slices, of which the first is the tick's own"
+    assert [len(having(bench, INDEX, id)) for id in ids] == [2] * 5
+
+
+def test_who_has_just_begun_looks_later() -> None:
+    bench, id = saved()
+    wipe(bench, having(bench, RECORD, id)[0])
+    bench.restart(*bench.targets)
+    mark = bench.mark()
+    bench.tick(LOOK_S - 1)
+    assert bench.sent(PutDocument, mark) == []
+    bench.tick(2)
+    assert len(having(bench, RECORD, id)) == 2

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.saving import AttemptAborted, RequestSpares, SparesNamed
-from ckpt.format.messages.targets import ListColumns, Reserve
+from ckpt.format.messages.targets import ListHoldings, Reserve
 from ckpt.protocol.events import StoodStill, Ticked
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 
@@ -113,7 +113,7 @@ def test_targets_that_come_and_go_are_not_waited_for_without_a_bound() -> None:
     for _ in range(3):
         bench.tick(1)
         target = bench.targets[TargetId("t0")]
-        target.silent.add(ListColumns)  # It is back, and never says what it holds.
+        target.silent.add(ListHoldings)  # It is back, and never says what it holds.
         bench.start(target)
         fall_silent(bench, "t0")
     assert rank.aborts()

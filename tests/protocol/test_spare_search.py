@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
-from ckpt.format.messages.targets import ListColumns, ReleaseReservation
+from ckpt.format.messages.targets import ListHoldings, ReleaseReservation
 from ckpt.protocol.coordinator.saving.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 from tests.protocol.test_late_targets import LEASE_S, fall_silent, gathered
@@ -87,7 +87,7 @@ def test_below_the_floor_it_waits_for_a_target_that_is_asked_what_it_holds() -> 
     rank = full(bench)
     assert rank.plan is not None
     target = bench.targets[rank.plan.places[0].target]
-    target.silent.add(ListColumns)
+    target.silent.add(ListHoldings)
     bench.start(target)
     assert target.unanswered
     mark = bench.mark()

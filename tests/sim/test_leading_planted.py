@@ -35,7 +35,7 @@ FOUND: Mapping[str, Found] = {
     "lost-fence-is-no-failure": Found(51, "P2: c0/1 acknowledges ticket 15 of term 1, not stored"),
     "anybodys-key-is-mine": Found(0, "P10: c1/1 leads in term 1, so did c0/1"),
     "claimed-space-counts-twice": Found(
-        61, "P6: sim run@40#3.3 rank 0 is given space of t5 that sim run@25#3.1 rank 0 has"
+        61, "P6: sim run@40#3.3 rank 2 is given space of t6 that sim run@25#3.1 rank 2 has"
     ),
 }
 """All within the first thousand seeds."""

@@ -61,6 +61,8 @@ ADDED_SINCE: Final = {
     143: "ProtocolKept",
     144: "BalanceTargets",
     145: "TargetsBalanced",
+    146: "ListHoldings",
+    147: "HoldingsListed",
     148: "KeepMap",
     149: "MapKept",
     150: "AskMap",

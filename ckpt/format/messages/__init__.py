@@ -46,10 +46,11 @@ the file that defines it.
     targets.py     target  -> coord.   RegisterTarget, RenewLease (the target dials)
                    coord.  -> target   TargetRegistered, LeaseRenewed; commands: Reserve,
                                        ReleaseReservation, Attest, PutDocument, DropGeneration,
-                                       DropColumn, KeepProtocol, ListColumns, and VerifyColumn of
-                                       reading.py
+                                       DropColumn, KeepProtocol, ListColumns, ListHoldings, and
+                                       VerifyColumn of reading.py
                    target  -> coord.   Reserved, Attested, DocumentStored, Dropped, ProtocolKept,
-                                       ColumnsListed, and ColumnVerified of reading.py
+                                       ColumnsListed, HoldingsListed, and ColumnVerified of
+                                       reading.py
     drains.py      drain   -> coord.   OpenStore, TellStored, TellTrouble, ForgetStore, LeaseDrain,
                                        BeginParts, TakePart, RenewDrain, EndDrain
                    coord.  -> drain    DrainLeased, PartTaken, DrainNoted
@@ -182,10 +183,12 @@ from ckpt.format.messages.targets import (
     DropColumn,
     DropGeneration,
     Dropped,
+    HoldingsListed,
     KeepMap,
     KeepProtocol,
     LeaseRenewed,
     ListColumns,
+    ListHoldings,
     MapKept,
     MapTold,
     ProtocolKept,
@@ -222,6 +225,7 @@ Message = (
     | ShareReads | NextReads | ReadsShared | LeaveReads | ReportDamage | DamageJudged | Ask | Answer | DeleteStep | StepDeleted
     | RegisterTarget | TargetRegistered | RenewLease | LeaseRenewed | Reserve | Reserved | ReleaseReservation
     | Attest | Attested | KeepMap | MapKept | AskMap | MapTold | PutDocument | DocumentStored | DropGeneration | DropColumn | Dropped | ListColumns | ColumnsListed
+    | ListHoldings | HoldingsListed
     | OpenStore | TellStored | LeaseDrain | DrainLeased | BeginParts | TakePart | PartTaken
     | RenewDrain | EndDrain | ForgetStore | DrainNoted | TellTrouble
     | ReplaceTarget | TargetReplaced | LabelStep | StepLabeled | KeepSteps | StepsKept | RollBack | RolledBack
@@ -259,6 +263,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     136: AskScrub, 137: ScrubState, 138: ChangeTarget, 139: TargetChanged,
     140: FinishUpgrade, 141: UpgradeNoted, 142: KeepProtocol, 143: ProtocolKept,
     144: BalanceTargets, 145: TargetsBalanced,
+    146: ListHoldings, 147: HoldingsListed,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
     152: SpaceStands, 153: ClaimSpace,
 }  # fmt: skip

@@ -213,9 +213,10 @@ class CoordinatorMachine:
     def _introduce(self) -> None:
         """Who hears which fact, and in which order."""
         hear = self._desk.hear
-        hear(facts.TargetListed, self.placing.listed, self.vouching.listed)
+        hear(facts.TargetListed, self.vouching.listed)
         hear(
             facts.TargetVouched,
+            self.placing.target_vouched,
             self.deleter.target_vouched,
             self.adopter.target_vouched,
             self.committer.target_vouched,
@@ -479,6 +480,7 @@ class CoordinatorMachine:
         self.committer.tick()
         for event in self.vouching.release():
             self._received(event)
+        self.placing.begin()
 
     def _confirmed(self, fact: facts.RequestConfirmed) -> None:
         self._do(fact.event)

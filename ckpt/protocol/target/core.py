@@ -274,7 +274,8 @@ class Core:
         """Called when a reader met damage in it. Scrub sets it."""
         self.bytes_used = 0
         self.device = DeviceHealth()
-        self._key = proof_key(secret, identity.target, identity.boot)
+        self.key = proof_key(secret, identity.target, identity.boot)
+        """Of this boot, under which it vouches for what it holds."""
         #: What to do when the disk answers each operation; every one is answered exactly once.
         self._operations: dict[int, Callable[[Completion], None]] = {}
         self._operation_count = 0
@@ -303,16 +304,10 @@ class Core:
         """What this process vouches for."""
         header, identity = column.header, self.identity
         return make_proof(
-            self._key,
-            identity.cluster,
-            column=header.column,
-            target=identity.target,
-            boot=identity.boot,
-            code=str(header.code),
-            payload_bytes=header.payload_bytes,
-            column_crc=header.column_crc,
-            manifest_digest=header.manifest_digest,
-        )
+            self.key, identity.cluster, column=header.column, target=identity.target,
+            boot=identity.boot, code=str(header.code), payload_bytes=header.payload_bytes,
+            column_crc=header.column_crc, manifest_digest=header.manifest_digest,
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------- disk
 

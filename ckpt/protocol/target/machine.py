@@ -28,6 +28,7 @@ from ckpt.format.messages.targets import (
     KeepProtocol,
     LeaseRenewed,
     ListColumns,
+    ListHoldings,
     PutDocument,
     ReleaseReservation,
     Reserve,
@@ -301,7 +302,7 @@ class TargetMachine:
                 self._reads.cancel(session, request)
             case AskMap():
                 self._map.tell(session, request)
-            case ListColumns():
+            case ListColumns() | ListHoldings():
                 self._listing.asked(session, request, message)
             case _ if isinstance(message, Command):
                 self._command(event, message)

@@ -1,15 +1,15 @@
-"""What one boot of a target has proved that it holds, by generation."""
+"""What one boot of a target has proved and said that it holds, by generation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.format.documents.record import CommitRecord
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.format.messages.targets import DocumentSummary
+from ckpt.format.messages.targets import HELD_COLUMN, DocumentSummary
 from ckpt.format.messages.writing import ColumnProof
 
 _NOTHING: Final[Mapping[ColumnId, bytes]] = MappingProxyType({})
@@ -45,19 +45,94 @@ def columns_here(
     ]
 
 
-class ProvedColumns:
-    """I know of each column the digest of the manifest that it was proved with. It says which bytes
-    they are: what another manifest describes is no copy.
+class HeldDocuments:
+    """I know of each generation which documents one boot of a target has listed or stored, so that
+    a word about one of ten thousand looks at no other.
     """
 
     def __init__(self) -> None:
-        self._digests: dict[CheckpointId, dict[ColumnId, bytes]] = {}
+        self._held: dict[CheckpointId, tuple[DocumentSummary, ...]] = {}
+
+    def add(self, document: DocumentSummary) -> None:
+        """It is there as well."""
+        held = self._held.get(document.checkpoint, ())
+        if document not in held:
+            self._held[document.checkpoint] = (*held, document)
+
+    def put(self, document: DocumentSummary) -> None:
+        """It is there, in the place of any other of its kind."""
+        kept = [one for one in self.of(document.checkpoint) if one.kind is not document.kind]
+        self._held[document.checkpoint] = (*kept, document)
+
+    def of(self, checkpoint: CheckpointId) -> Sequence[DocumentSummary]:
+        """Those of one generation."""
+        return self._held.get(checkpoint, ())
+
+    def holds_any(self, documents: Iterable[DocumentSummary]) -> bool:
+        """Whether one of these is there."""
+        return any(one in self._held.get(one.checkpoint, ()) for one in documents)
+
+    def drop(self, checkpoint: CheckpointId) -> None:
+        """All but its tombstone has gone."""
+        self._keep(checkpoint, [one for one in self.of(checkpoint) if _is_tombstone(one)])
+
+    def drop_tombstone(self, checkpoint: CheckpointId) -> None:
+        """That has gone."""
+        self._keep(checkpoint, [one for one in self.of(checkpoint) if not _is_tombstone(one)])
+
+    def has_tombstone(self, checkpoint: CheckpointId) -> bool:
+        """Of that generation."""
+        return any(map(_is_tombstone, self.of(checkpoint)))
+
+    def has_more(self, checkpoint: CheckpointId) -> bool:
+        """Than its tombstone."""
+        return not all(map(_is_tombstone, self.of(checkpoint)))
+
+    def checkpoints(self) -> set[CheckpointId]:
+        """Generations of which it has more than a tombstone."""
+        return {id for id in self._held if self.has_more(id)}
+
+    def __iter__(self) -> Iterator[DocumentSummary]:
+        for held in self._held.values():
+            yield from held
+
+    def _keep(self, checkpoint: CheckpointId, kept: list[DocumentSummary]) -> None:
+        if kept:
+            self._held[checkpoint] = tuple(kept)
+        else:
+            self._held.pop(checkpoint, None)
+
+
+def _is_tombstone(document: DocumentSummary) -> bool:
+    return document.kind is DocumentKind.TOMBSTONE
+
+
+class ProvedColumns:
+    """I know of each column the digest of the manifest that it was proved with. It says which bytes
+    they are: what another manifest describes is no copy.
+
+    What was listed stays packed until somebody asks for its generation: of ten thousand few are
+    asked for soon.
+    """
+
+    def __init__(self) -> None:
+        #: Either as it was listed, HELD_COLUMN for each, or taken apart.
+        self._held: dict[CheckpointId, bytes | dict[ColumnId, bytes]] = {}
 
     def add(self, proof: ColumnProof) -> None:
         """Its maker was verified."""
         column = proof.column
-        of_checkpoint = self._digests.setdefault(column.payload.checkpoint, {})
-        of_checkpoint[column] = proof.manifest_digest
+        self._unpacked(column.payload.checkpoint)[column] = proof.manifest_digest
+
+    def add_listed(self, checkpoint: CheckpointId, columns: bytes) -> None:
+        """HELD_COLUMN for each, at least one, of a page whose maker was verified."""
+        before = self._held.get(checkpoint)
+        if before is None:
+            self._held[checkpoint] = columns
+        elif isinstance(before, bytes):
+            self._held[checkpoint] = before + columns
+        else:
+            before.update(_taken_apart(checkpoint, columns))
 
     def digest(self, column: ColumnId) -> bytes | None:
         """None: it is not held."""
@@ -65,26 +140,48 @@ class ProvedColumns:
 
     def of(self, checkpoint: CheckpointId) -> Mapping[ColumnId, bytes]:
         """All of one generation, each with its digest."""
-        return self._digests.get(checkpoint, _NOTHING)
+        return self._unpacked(checkpoint) if checkpoint in self._held else _NOTHING
+
+    def has(self, checkpoint: CheckpointId) -> bool:
+        """Whether something of it is held."""
+        return checkpoint in self._held
 
     def checkpoints(self) -> set[CheckpointId]:
         """Generations of which something is held."""
-        return set(self._digests)
+        return set(self._held)
 
     def discard(self, column: ColumnId) -> None:
         """It counts no more."""
-        of_checkpoint = self._digests.get(column.payload.checkpoint, {})
+        checkpoint = column.payload.checkpoint
+        of_checkpoint = self._unpacked(checkpoint)
         of_checkpoint.pop(column, None)
         if not of_checkpoint:
-            self._digests.pop(column.payload.checkpoint, None)
+            del self._held[checkpoint]
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Nothing of it counts any more."""
-        self._digests.pop(checkpoint, None)
+        self._held.pop(checkpoint, None)
+
+    def _unpacked(self, checkpoint: CheckpointId) -> dict[ColumnId, bytes]:
+        """What is held of it, to be read and changed."""
+        held = self._held.get(checkpoint, b"")
+        if isinstance(held, bytes):
+            held = self._held[checkpoint] = _taken_apart(checkpoint, held)
+        return held
 
     def __iter__(self) -> Iterator[ColumnId]:
-        for of_checkpoint in self._digests.values():
-            yield from of_checkpoint
+        for checkpoint in list(self._held):
+            yield from self._unpacked(checkpoint)
 
     def __len__(self) -> int:
-        return sum(map(len, self._digests.values()))
+        return sum(
+            len(held) // HELD_COLUMN.size if isinstance(held, bytes) else len(held)
+            for held in self._held.values()
+        )
+
+
+def _taken_apart(checkpoint: CheckpointId, columns: bytes) -> dict[ColumnId, bytes]:
+    return {
+        ColumnId(PayloadId(checkpoint, Rank(rank)), ColumnNumber(column)): digest
+        for rank, column, digest in HELD_COLUMN.iter_unpack(columns)
+    }

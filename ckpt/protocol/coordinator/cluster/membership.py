@@ -27,15 +27,12 @@ from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
 from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Message
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.targets import (
     DEVICE_ERROR_KINDS,
-    ColumnsListed,
     DeviceReport,
     DocumentSummary,
     LeaseRenewed,
-    ListColumns,
     RegisterTarget,
     RenewLease,
     ScrubReport,
@@ -44,11 +41,11 @@ from ckpt.format.messages.targets import (
 from ckpt.plan.seating import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
-from ckpt.protocol.coordinator.cluster.holdings import ProvedColumns
+from ckpt.protocol.coordinator.cluster.holdings import HeldDocuments, ProvedColumns
+from ckpt.protocol.coordinator.cluster.listing import Lister
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
-from ckpt.protocol.proofs import check_proof
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
 LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
@@ -124,7 +121,7 @@ class Target:
     dropping: set[ColumnId] = field(default_factory=set)
     """Columns that it was asked to drop on this session and has not: an older proof of one says
     nothing. Deleter adds and takes away; emptied at every registration."""
-    documents: set[DocumentSummary] = field(default_factory=set)
+    documents: HeldDocuments = field(default_factory=HeldDocuments)
     """Documents that this boot listed or stored. Each put adds one, Deleter takes away what was
     dropped; emptied at every registration."""
 
@@ -152,8 +149,7 @@ class Membership:
         self, desk: Desk, *, cluster: str, secret: bytes, image: catalog.CatalogImage
     ) -> None:
         self._desk = desk
-        self._cluster = cluster
-        self._secret = secret
+        self._lister = Lister(desk, cluster=cluster, secret=secret)
         self.term = image.term
         self.process = image.process
         """This one among all that began from a copy of the same catalog."""
@@ -254,10 +250,10 @@ class Membership:
         """
         named = [self.targets.get(each) for each in first]
         here = [one for one in named if one is not None and one.state is TargetState.LIVE]
-        having = [one for one in here if index & one.documents]
+        having = [one for one in here if one.documents.holds_any(index)]
         if len(having) == len(named) and all(one.stays for one in having):
             return having
-        others = [one for one in self.live() if one not in named and index & one.documents]
+        others = [one for one in self.live() if one not in named and one.documents.holds_any(index)]
         return having + others
 
     def failing(self) -> list[Target]:
@@ -352,7 +348,7 @@ class Membership:
         self._adopt(target, session, domain, message)
         said = TargetRegistered(self.term, self.epoch, LEASE_US, self.process, self._desk.needs)
         self._desk.send(session, request, said)
-        self._list(target, message.boot, "")
+        self._lister.list_all(target, lambda: self._listed(target))
         return target
 
     def stand(self, id: TargetId, standing: catalog.TargetStanding) -> None:
@@ -424,7 +420,7 @@ class Membership:
         target.device_bytes_free = _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.proved, target.dropping = ProvedColumns(), set()
-        target.documents, target.counters = set(), {}
+        target.documents, target.counters = HeldDocuments(), {}
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
         self.version += 1
@@ -449,26 +445,7 @@ class Membership:
         elif was_failing and not target.is_failing:
             self._desk.report("info", "target's device is well again", target=target.id)
 
-    def _list(self, target: Target, boot: BootId, cursor: str) -> None:
-        assert target.session is not None
-        self._desk.ask(
-            target.session, ListColumns(cursor),
-            lambda answer, _bulk: self._listed(target, boot, answer),
-        )  # fmt: skip
-
-    def _listed(self, target: Target, boot: BootId, answer: Message) -> None:
-        if target.boot != boot or target.session is None:
-            return
-        if not isinstance(answer, ColumnsListed):
-            self._desk.close(target.session, f"target {target.id} cannot list its columns")
-            return
-        for proof in answer.columns:
-            if proof.boot == boot and check_proof(proof, self._cluster, self._secret):
-                target.proved.add(proof)
-        target.documents.update(answer.documents)
-        if answer.cursor:
-            self._list(target, boot, answer.cursor)
-            return
+    def _listed(self, target: Target) -> None:
         target.state = TargetState.LIVE
         self.version += 1
         self._desk.report("info", "target is live", target=target.id, columns=len(target.proved))

@@ -49,7 +49,7 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import OpenPayload
-from ckpt.format.messages.targets import Attest, Attested, RegisterTarget
+from ckpt.format.messages.targets import Attest, Attested, DocumentSummary, RegisterTarget
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
@@ -70,9 +70,17 @@ HELD_BYTES_MAX = 64 << 20
 
 NOBODY: Final[frozenset[TargetId]] = frozenset()
 
-_BEFORE_RECORD = (RowState.OPEN, RowState.ABORTED)
-"""A record is put on targets only after the catalog has decided: then it is in neither state."""
-_BEFORE_TOMBSTONE = (RowState.OPEN, RowState.DECIDED, RowState.COMMITTED, RowState.DAMAGED)
+_BEFORE: Final[dict[DocumentKind, tuple[RowState, ...]]] = {
+    DocumentKind.RECORD: (RowState.OPEN, RowState.ABORTED),
+    DocumentKind.TOMBSTONE: (
+        RowState.OPEN, RowState.DECIDED, RowState.COMMITTED, RowState.DAMAGED,
+    ),
+    DocumentKind.INDEX: (),
+    DocumentKind.LABELS: (),
+}  # fmt: skip
+"""In these the catalog was when none was there yet: a record is put on targets only after it has
+decided.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,22 +389,23 @@ class Vouching:
             self._count()
 
     def _objection_of_holdings(self, target: Target) -> str:
-        for document in sorted(target.documents, key=lambda d: (d.kind.value, d.checkpoint)):
-            state = self._known.state_of(document.checkpoint)
-            doubt = {
-                DocumentKind.RECORD: _BEFORE_RECORD,
-                DocumentKind.TOMBSTONE: _BEFORE_TOMBSTONE,
-                DocumentKind.INDEX: (),
-                DocumentKind.LABELS: (),
-            }[document.kind]
+        doubted = [one for one in target.documents if self._is_doubted(one)]
+        if doubted:
+            first = min(doubted, key=lambda d: (d.kind.value, d.checkpoint))
+            state = self._known.state_of(first.checkpoint)
             known = "it does not know that" if state is None else f"there it is {state.value}"
-            if state in doubt or self._is_news(document.checkpoint, document.kind):
-                what = f"{document.kind.value} of {document.checkpoint}"
-                return f"target {target.id} holds the {what}, {known}"
-        for id in sorted(target.proved.checkpoints()):
-            if self._is_news(id, None):
-                return f"target {target.id} holds a column of {id}, it does not know that"
+            what = f"{first.kind.value} of {first.checkpoint}"
+            return f"target {target.id} holds the {what}, {known}"
+        news = [id for id in target.proved.checkpoints() if self._is_news(id, None)]
+        if news:
+            return f"target {target.id} holds a column of {min(news)}, it does not know that"
         return ""
+
+    def _is_doubted(self, document: DocumentSummary) -> bool:
+        state = self._known.state_of(document.checkpoint)
+        if state is None:
+            return self._is_news(document.checkpoint, document.kind)
+        return state in _BEFORE[document.kind]
 
     def _is_news(self, id: CheckpointId, kind: DocumentKind | None) -> bool:
         """Whether a catalog that is not old would have a row of it.

@@ -420,15 +420,15 @@ class Checkpoints:
             DocumentSummary(DocumentKind.RECORD, checkpoint.id, size, listed)
             for listed in (digest, b"")
         }
-        return [target for target in self._members.live() if record & target.documents]
+        return [one for one in self._members.live() if one.documents.holds_any(record)]
 
     def label_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:
         """Live targets that have what is said of it."""
         return [
             target
             for target in self._members.live()
-            for document in target.documents
-            if (document.kind, document.checkpoint) == (DocumentKind.LABELS, checkpoint.id)
+            for document in target.documents.of(checkpoint.id)
+            if document.kind is DocumentKind.LABELS
         ]
 
     def index_copies(self, checkpoint: KeptCheckpoint) -> list[Target]:

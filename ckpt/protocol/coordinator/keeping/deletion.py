@@ -25,6 +25,8 @@ space, never a checkpoint.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import (
     CheckpointId,
@@ -37,7 +39,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.format.messages.targets import DocumentSummary, DropColumn, DropGeneration, Dropped
+from ckpt.format.messages.targets import DropColumn, DropGeneration, Dropped
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
@@ -285,11 +287,7 @@ class Deleter:
         def dropped() -> None:
             self._confirmed(target.id, id)
             target.proved.drop(id)
-            target.documents = {
-                d
-                for d in target.documents
-                if d.checkpoint != id or d.kind is DocumentKind.TOMBSTONE
-            }
+            target.documents.drop(id)
             self._forget_when_dropped(id)
             self._bury(id)
 
@@ -317,7 +315,7 @@ class Deleter:
                 continue
             if target is None or target.state is not TargetState.LIVE:
                 return
-            if id in _held_by(target):
+            if _holds(target, id):
                 return
         self._checkpoints.forget(checkpoint)
         self.gone[id] = RowState.DELETED
@@ -342,18 +340,16 @@ class Deleter:
         waits = id in self._closing or id in self._dropping
         if waits or self.gone.get(id) is not RowState.DELETED:
             return
-        if any(t.state is not TargetState.LIVE or id in _held_by(t) for t in targets):
+        if any(t.state is not TargetState.LIVE or _holds(t, id) for t in targets):
             return
         for target in targets:
-            if any(_is_tombstone(d, id) for d in target.documents):
+            if target.documents.has_tombstone(id):
                 self._remove_tombstone(target, id)
 
     def _remove_tombstone(self, target: Target, id: CheckpointId) -> None:
-        def dropped() -> None:
-            target.documents = {d for d in target.documents if not _is_tombstone(d, id)}
-
         if target.session is not None:
             command = DropGeneration(self._members.term, id, tombstone=True)
+            dropped = partial(target.documents.drop_tombstone, id)
             self._ask(target.session, command, dropped)
 
     def _forget_oldest(self) -> None:
@@ -438,11 +434,11 @@ class Deleter:
         self._ask(target.session, command, lambda: dropping.discard(column))
 
 
-def _is_tombstone(document: DocumentSummary, id: CheckpointId) -> bool:
-    return document.kind is DocumentKind.TOMBSTONE and document.checkpoint == id
-
-
 def _held_by(target: Target) -> set[CheckpointId]:
     """Generations of which a target has more than a tombstone, as far as it has said."""
-    held = target.proved.checkpoints()
-    return held | {d.checkpoint for d in target.documents if d.kind is not DocumentKind.TOMBSTONE}
+    return target.proved.checkpoints() | target.documents.checkpoints()
+
+
+def _holds(target: Target, id: CheckpointId) -> bool:
+    """Whether it has more of it than a tombstone."""
+    return target.proved.has(id) or target.documents.has_more(id)

@@ -233,18 +233,12 @@ class _Spread:
             self._took_us.append(self._desk.now_us - self._began_us[target])
             size = len(self._document)
             summary = DocumentSummary(self._kind, self._checkpoint, size, self._digest)
-            self._note(self._members.targets[target].documents, summary)
+            # Labels, or an index, have taken the place of earlier ones.
+            self._members.targets[target].documents.put(summary)
             if self._done:
                 self.later()
         self._hasten()
         self.fill()
-
-    def _note(self, known: set[DocumentSummary], stored: DocumentSummary) -> None:
-        """Labels, or an index, have taken the place of earlier ones."""
-        if self._kind in (DocumentKind.INDEX, DocumentKind.LABELS):
-            key = (stored.kind, stored.checkpoint)
-            known -= {one for one in known if (one.kind, one.checkpoint) == key}
-        known.add(stored)
 
     def _hasten(self) -> None:
         """Those that are still asked get company once most others have stored it, long ago."""

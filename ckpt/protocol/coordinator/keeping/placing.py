@@ -8,7 +8,8 @@ targets have; the catalog keeps none of it, so that a generation costs it the sa
 
 Of an index only its header, its directory and the pages of payloads are read, each part from the
 next copy where one is damaged. What somebody waits for comes at once, all else a few at a time,
-each run's newest first. Until it is placed a checkpoint cannot be read.
+each run's newest first, and not before requests are served: ten thousand would hold up the targets
+that are still to be listed. Until it is placed a checkpoint cannot be read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocumen
 from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointPlaced, TargetListed
+from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointPlaced, TargetVouched
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.placements import PlacedPayload, Placement
 from ckpt.protocol.events import Buffer
@@ -114,22 +115,27 @@ class PlacementReader:
         self._open: dict[CheckpointId, _Reading] = {}
         #: To be looked at, the next one last; some may be placed by now.
         self._left: list[CheckpointId] = []
-        self._retry_us = RETRY_US
-        #: All that a start knew was placed once: nothing comes after that.
+        self._retry_us = 0
+        #: Nothing is read in its turn before; what somebody waits for is.
+        self._is_begun = False
+        #: All is placed, as was found last.
         self._is_done = False
 
-    def listed(self, fact: TargetListed) -> None:
+    def begin(self) -> None:
+        """The targets vouch for the catalog, and who waited was heard."""
+        self._is_begun = True
+        self._begin_all()
+
+    def target_vouched(self, fact: TargetVouched) -> None:
         """It may have what nobody gave."""
-        if self._is_done:
+        if self._is_done or not self._is_begun:
             return
         having = {
             d.checkpoint
             for d in self._members.targets[fact.target].documents
             if d.kind is DocumentKind.INDEX
         }
-        unplaced = self._unplaced()
-        self._is_done = not unplaced
-        self._left += [one.id for one in unplaced if one.id in having]
+        self._left += [one.id for one in self._unplaced() if one.id in having]
         self._read_some()
 
     def doubted(self, fact: CheckpointDoubted) -> None:
@@ -176,15 +182,19 @@ class PlacementReader:
 
     def tick(self) -> None:
         """Try again, after a rest, what nobody gave."""
-        if self._desk.now_us >= self._retry_us:
-            self._retry_us = self._desk.now_us + RETRY_US
-            self._left = [one.id for one in self._unplaced()]
-            self._read_some()
+        if self._is_begun and self._desk.now_us >= self._retry_us:
+            self._begin_all()
 
     def _with_homes(self, checkpoint: KeptCheckpoint) -> tuple[KeptCheckpoint, ...]:
         return (checkpoint, *self._checkpoints.homes_of(checkpoint))
 
     # ----------------------------------------------------------------------- in their turn
+
+    def _begin_all(self) -> None:
+        self._retry_us = self._desk.now_us + RETRY_US
+        self._left = [one.id for one in self._unplaced()]
+        self._is_done = not self._left
+        self._read_some()
 
     def _unplaced(self) -> list[KeptCheckpoint]:
         """Each run's newest last, before them what was committed latest."""

@@ -249,7 +249,8 @@ class Standings:
         assert checkpoint.placement is not None
         copies = self._checkpoints.index_copies(checkpoint)
         alone = all(one is target for one in copies)
-        if alone and (target.id in checkpoint.index_targets or checkpoint.index & target.documents):
+        has_index = target.documents.holds_any(checkpoint.index)
+        if alone and (target.id in checkpoint.index_targets or has_index):
             return True
         return any(
             target.id in placed.columns and self._left(checkpoint, rank, target) < checkpoint.code.k

@@ -8,14 +8,16 @@
 
 The record names the targets that its index was put on at first. Later copies are found by what
 targets list: any that is here and has an index of the right length is a holder, and readers, who
-check all that they read, hear who has it now. One document is on its way at a time.
+check all that they read, hear who has it now. One document is on its way at a time. A look goes in
+slices, so that nobody waits until ten thousand checkpoints were looked at.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, TargetId
@@ -34,6 +36,8 @@ from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.repairing.whole_index import read_index
 
 LOOK_US: Final = 5 * US_PER_S
+LOOKED_AT_ONCE: Final = 256
+"""Checkpoints, 5 ms."""
 COPIES_LEFT_MIN: Final = 1
 """With so few left nobody who is away is waited for."""
 
@@ -52,7 +56,8 @@ class Respreader:
         self._checkpoints = checkpoints
         self._after_us = after_us
         self._level = level
-        self._look_us = 0
+        #: When to look next; None before the first tick. Who has just begun has more urgent work.
+        self._look_us: int | None = None
         #: What lacked copies at the last look, the newest last.
         self._left: list[CheckpointId] = []
         self._is_busy = False
@@ -62,13 +67,32 @@ class Respreader:
     def tick(self) -> None:
         if self._after_us is None or self._is_busy or self._is_early:
             return
-        if not self._left and self._desk.now_us >= self._look_us:
-            self._look_us = self._desk.now_us + LOOK_US
-            counts = self._checkpoints.document_counts(staying=True)
-            spread = self._record_domains()
+        now_us = self._desk.now_us
+        if self._look_us is None:
+            self._look_us = now_us + LOOK_US
+        if not self._left and now_us >= self._look_us:
+            self._look_us = now_us + LOOK_US
             kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
-            self._left = [one.id for one in kept if self._lacks(one, counts, spread[one.id])]
-        self._next()
+            counts = self._checkpoints.document_counts(staying=True)
+            self._is_busy = True
+            self._look_on(iter([one.id for one in kept]), counts, self._record_domains())
+        else:
+            self._next()
+
+    def _look_on(
+        self, ids: Iterator[CheckpointId], counts: DocumentCounts,
+        spread: defaultdict[CheckpointId, set[DomainKey]],
+    ) -> None:  # fmt: skip
+        """The next slice. Who comes or goes meanwhile may hide a lack until the next look; one that
+        is found is looked at again before anything is stored."""
+        some = list(islice(ids, LOOKED_AT_ONCE))
+        for checkpoint in filter(None, map(self._checkpoints.get, some)):
+            if self._lacks(checkpoint, counts, spread[checkpoint.id]):
+                self._left.append(checkpoint.id)
+        if len(some) == LOOKED_AT_ONCE:
+            self._desk.later(partial(self._look_on, ids, counts, spread))
+        else:
+            self._ended()
 
     @property
     def _is_early(self) -> bool:
