@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm, warm_servers
+from tests.meeting import meeting_of, shared
 from tests.warm_start import WARM
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """Processes start from these. Not below tmp_path: a Unix socket's path has 107 bytes."""
-    with tempfile.TemporaryDirectory() as directory, warm_servers(Path(directory)) as servers:
-        yield servers
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """Processes start from these, which are the same for all workers of a run."""
+    with shared(meeting_of(tmp_path_factory), "warm", warm_servers) as directory:
+        yield Warm.serving(Path(directory))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ckpt
 from ckpt_torch.lightning import CkptIO, CkptModelCheckpoint, as_file, load
 from tests.frameworks.gloo import Ranks
+from tests.frameworks.warm import Warm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .*_dataloader' does not have many workers"),
@@ -276,12 +276,15 @@ def test_a_path_that_nobody_saved_is_not_found_and_one_of_several_is_refused(run
     assert steps(run) == [0, 1]
 
 
-def test_a_script_that_ends_without_a_wait_has_named_what_it_saved(run: str) -> None:
-    script = f"""
+def test_a_script_that_ends_without_a_wait_has_named_what_it_saved(
+    run: str, warm: Warm, tmp_path: Path
+) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(f"""
 from ckpt_torch.lightning import CkptIO
 CkptIO({run!r}).save_checkpoint({{"global_step": 5}}, "/out/final.ckpt")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+""")
+    subprocess.run(warm.command(script), check=True, timeout=120)
     assert names(run) == {"/out/final.ckpt": 5}
 
 

@@ -1,10 +1,12 @@
-"""A signal ends trainings under torchrun, Hugging Face and Lightning with a saved step."""
+"""A signal ends trainings under torchrun, Hugging Face and Lightning with a saved step.
+
+The page's own command starts cold; what imports Hugging Face or Lightning as well starts warm.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from tests.e2e.preempted import (
     wait_until_it_trains,
     write_script,
 )
+from tests.frameworks.test_torch_restarts import under_torchrun
+from tests.frameworks.warm import Warm
 
 TORCHRUN = (
     "torchrun --nproc-per-node 8 --shutdown-timeout 120"
@@ -135,12 +139,12 @@ say(f"ended at {trainer.global_step} {saved}")
 
 @pytest.mark.parametrize("script", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
 def test_a_signal_ends_a_training_with_a_saved_step(
-    cluster: str, tmp_path: Path, script: str
+    cluster: str, warm: Warm, tmp_path: Path, script: str
 ) -> None:
-    (tmp_path / "fit.py").write_text(NAMES + script)
+    fit = tmp_path / "fit.py"
+    fit.write_text(NAMES + script)
     run = tmp_path.name
-    line = (sys.executable, "fit.py", f"{cluster}/{run}", str(tmp_path))
-    process = start(cluster, tmp_path, *line)
+    process = start(cluster, tmp_path, *warm.command(fit, f"{cluster}/{run}", str(tmp_path)))
     try:
         wait_until_it_trains(process)
         process.send_signal(signal.SIGTERM)
@@ -151,12 +155,14 @@ def test_a_signal_ends_a_training_with_a_saved_step(
 
 @pytest.mark.parametrize("script", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
 def test_all_ranks_under_torchrun_end_with_one_saved_step(
-    cluster: str, tmp_path: Path, script: str
+    cluster: str, warm: Warm, tmp_path: Path, script: str
 ) -> None:
-    (tmp_path / "fit.py").write_text(NAMES + script)
+    fit = tmp_path / "fit.py"
+    fit.write_text(NAMES + script)
     run = tmp_path.name
-    agent = TORCHRUN.replace("8", "2 --standalone").replace("train.py", "fit.py").split()
-    process = start(cluster, tmp_path, *agent, f"{cluster}/{run}", str(tmp_path))
+    _, *agent, _ = TORCHRUN.replace("8", "2 --standalone").split()
+    line = under_torchrun(warm, agent, fit, [f"{cluster}/{run}", str(tmp_path)])
+    process = start(cluster, tmp_path, *line)
     try:
         wait_until_it_trains(process, ranks=2)
         process.send_signal(signal.SIGTERM)

@@ -8,7 +8,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import ckpt
 from ckpt_torch.place import Who
 from ckpt_torch.staging.known import recall
 from ckpt_torch.transformers import CkptCallback, fetch, from_pretrained, save_pretrained
+from tests.frameworks.warm import Warm
 
 FETCH_WITH_SMALL_FILES = """
 import resource, sys
@@ -200,14 +200,16 @@ def test_an_output_dir_that_is_a_url_is_refused_with_what_to_write(
 
 
 def test_a_folder_that_cannot_be_written_whole_leaves_nothing(
-    cluster: str, stopped: str, tmp_path: Path
+    cluster: str, stopped: str, warm: Warm, tmp_path: Path
 ) -> None:
-    before = set(tmp_path.iterdir())
-    command = (sys.executable, "-c", FETCH_WITH_SMALL_FILES, f"{cluster}/{stopped}", str(tmp_path))
+    script, folder = tmp_path / "fetch.py", tmp_path / "folder"
+    script.write_text(FETCH_WITH_SMALL_FILES)
+    folder.mkdir()
+    command = warm.command(script, f"{cluster}/{stopped}", str(folder))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "File too large" in done.stderr
-    assert set(tmp_path.iterdir()) == before
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_of_another_generation_or_run_is_replaced(
@@ -245,15 +247,18 @@ def test_a_folder_that_somebody_else_made_is_refused_and_stays(
 
 
 def test_what_a_killed_fetch_left_goes_with_the_next_one_and_what_is_written_stays(
-    cluster: str, stopped: str, tmp_path: Path
+    cluster: str, stopped: str, warm: Warm, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-c", FETCH_AND_DIE, f"{cluster}/{stopped}", str(tmp_path))
+    script, folder = tmp_path / "fetch.py", tmp_path / "folder"
+    script.write_text(FETCH_AND_DIE)
+    folder.mkdir()
+    command = warm.command(script, f"{cluster}/{stopped}", str(folder))
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    (left,) = tmp_path.glob(".checkpoint-3-*")
+    (left,) = folder.glob(".checkpoint-3-*")
     lock = os.open(left, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    fetch(f"{cluster}/{stopped}", tmp_path)
+    fetch(f"{cluster}/{stopped}", folder)
     assert left.exists()
     os.close(lock)
-    fetch(f"{cluster}/{stopped}", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    fetch(f"{cluster}/{stopped}", folder)
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]

@@ -26,8 +26,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Self
 
 ORDER_BYTES_MAX = 128 << 10
+SERVERS = 2
 LAZY = ("torch._dynamo",)
 """What torch imports at the first optimizer."""
 
@@ -38,9 +40,14 @@ class Warm:
 
     sockets: tuple[str, ...]
 
+    @classmethod
+    def serving(cls, folder: Path) -> Self:
+        """Those whose sockets lie there."""
+        return cls(tuple(str(folder / str(number)) for number in range(SERVERS)))
+
     def command(self, script: Path, *arguments: str) -> list[str]:
         """A command line that does what `python SCRIPT ARGUMENT...` does."""
-        return [sys.executable, __file__, "run", *self.sockets, "--", str(script), *arguments]
+        return [sys.executable, "-S", __file__, "run", *self.sockets, "--", str(script), *arguments]
 
     def start(self, number: int, script: Path, stdin: int) -> tuple[int, socket.socket]:
         """Its pid, and what must stay open: the child is killed when it closes."""
@@ -49,14 +56,23 @@ class Warm:
 
 
 @contextmanager
-def warm_servers(directory: Path, count: int = 2) -> Iterator[Warm]:
-    """Their sockets lie in the directory; they end here, or when this process does."""
+def warm_servers() -> Iterator[str]:
+    """The folder of their sockets, short enough for such paths, which have 107 bytes; they end
+    here, or when this process does.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="ckpt-warm-") as folder, _servers(Path(folder)):
+        yield folder
+
+
+@contextmanager
+def _servers(folder: Path) -> Iterator[None]:
     import subprocess
 
-    sockets = tuple(str(directory / str(number)) for number in range(count))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     servers = []
-    for path in sockets:
+    for path in Warm.serving(folder).sockets:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen()
@@ -66,7 +82,7 @@ def warm_servers(directory: Path, count: int = 2) -> Iterator[Warm]:
                 subprocess.Popen(line, stdin=subprocess.PIPE, env=environ, pass_fds=[number])
             )
     try:
-        yield Warm(sockets)
+        yield
     finally:
         for server in servers:
             server.communicate(timeout=60)

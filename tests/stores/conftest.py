@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from ckpt.objects.sinks.retry import Patience
 from tests.e2e.conftest import cluster, cluster_options, mark, runtime, store
+from tests.meeting import meeting_of
 from tests.stores.gateway import S3, shared_gateway, why_not
 
 __all__ = ["bucket", "cluster", "cluster_options", "mark", "place", "runtime", "s3", "store"]
@@ -23,9 +23,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     problem = why_not()
     if problem:
         pytest.skip(f"NO REAL S3 SERVER: {problem}")
-    own = tmp_path_factory.getbasetemp()
-    with shared_gateway(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as found:
-        yield found
+    with shared_gateway(meeting_of(tmp_path_factory)) as port:
+        yield S3(int(port))
 
 
 @pytest.fixture

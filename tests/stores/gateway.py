@@ -9,7 +9,6 @@ conditions when a multipart upload is completed, and x-amz-checksum-* (taken, no
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -20,11 +19,11 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
+from tests.meeting import shared
 from tests.waiting import wait_until
 
 PROGRAMS = (
@@ -199,37 +198,20 @@ class Gateway:
         wait_until(holds, f"{what} in {self._directory}", START_TIMEOUT_S)
 
 
-@contextmanager
-def shared_gateway(meeting: Path) -> Iterator[S3]:
-    """The gateway of all who meet in this folder: who comes first starts it, and stays until the
-    others have gone, each of whom holds a shared lock meanwhile.
-    """
-    port = meeting / "s3.port"
-    gateway = None
-    with (meeting / "s3.start").open("w") as start, (meeting / "s3.users").open("w") as users:
-        with _locked(start):
-            fcntl.flock(users, fcntl.LOCK_SH)
-            if not port.exists():
-                # Not below the folder of a test: the path of a Unix socket has 107 bytes.
-                gateway = Gateway(Path(tempfile.mkdtemp(prefix="ckpt-rgw-")))
-                port.write_text(str(gateway.start().port))
-        try:
-            yield S3(int(port.read_text()))
-        finally:
-            if gateway is not None:
-                with _locked(start):
-                    port.unlink()
-                fcntl.flock(users, fcntl.LOCK_EX)
-                gateway.stop()
+def shared_gateway(meeting: Path) -> AbstractContextManager[str]:
+    """The port of the gateway of all who meet in this folder."""
+    return shared(meeting, "s3", _gateway)
 
 
 @contextmanager
-def _locked(file: TextIO) -> Iterator[None]:
-    fcntl.flock(file, fcntl.LOCK_EX)
+def _gateway() -> Iterator[str]:
+    # Not below the folder of a test: the path of a Unix socket has 107 bytes.
+    gateway = Gateway(Path(tempfile.mkdtemp(prefix="ckpt-rgw-")))
+    port = gateway.start().port
     try:
-        yield
+        yield str(port)
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        gateway.stop()
 
 
 def free_port() -> int:
