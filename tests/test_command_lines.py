@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpt.base.errors import Refused
 from ckpt.base.units import GiB, KiB, MiB, exact_bytes, parse_bytes
 from ckpt_client.cli.main import VERBS
 from ckpt_client.cli.main import main as ckpt
@@ -113,9 +114,15 @@ def test_what_a_benchmark_is_told_is_named_and_sizes_are_shown_as_they_are_given
         assert not any(map(_is_raw_bytes, default.split("-"))), (name, default)
 
 
-@given(st.integers(0, 1 << 64))
+@given(st.integers(0, (1 << 63) - 1))
 def test_a_size_that_is_shown_is_read_back(count: int) -> None:
     assert parse_bytes(exact_bytes(count)) == count
+
+
+@pytest.mark.parametrize("text", ["9223372036854775808", "8388608TiB", "9" * 30 + "GB"])
+def test_a_size_that_no_file_has_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="8 EiB or more"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize(

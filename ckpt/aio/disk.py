@@ -453,7 +453,8 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(directory / "lock", flags, 0o600)
+        self._path = directory / "lock"
+        self._descriptor = os.open(self._path, flags, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -464,6 +465,18 @@ class DirectoryLock:
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def is_in_place(self) -> bool:
+        """Whether the directory's name leads to what is locked: not once it was removed or moved,
+        or something is mounted over it. A device that does not say has not lost it.
+        """
+        try:
+            found = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return os.path.samestat(found, os.fstat(self._descriptor))
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -9,6 +9,7 @@ The entry itself is what is durable of one that was added: it is there, whole, o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,10 @@ _NAME: Final = re.compile(r"t(0|[1-9][0-9]{0,5})(\.removed)?", re.ASCII)
 
 def target_ids(directory: Path, made: int) -> tuple[str, ...]:
     """All of them, ascending. `made`: so many the cluster was made with."""
-    added = sorted(number for number, is_target in _entries(directory) if is_target)
-    later = (number for number in added if number >= made)
-    return tuple(f"t{number}" for number in (*range(made), *later))
+    entries = list(_entries(directory))
+    left = {number for number, is_target in entries if not is_target}
+    there = {number for number, is_target in entries if is_target} | set(range(made))
+    return tuple(f"t{number}" for number in sorted(there - left))
 
 
 def next_number(directory: Path, made: int) -> int:
@@ -38,16 +40,20 @@ def number_of(id: str) -> int | None:
     return None if found is None or found[2] else int(found[1])
 
 
-def leave_place(directory: Path, id: str, made: int) -> bool:
-    """One that was added is none any more; what it has stays where it is. False for one of the
-    first: these are what DIR was made as. Raises OSError.
-    """
-    number = number_of(id)
-    if number is None or number < made:
-        return False
-    place = directory / TARGETS_FOLDER / id
-    place.rename(place.with_name(f"{id}.removed"))
-    return True
+def left_place(directory: Path, id: str) -> Path:
+    """What is there once it is none any more."""
+    return directory / TARGETS_FOLDER / f"{id}.removed"
+
+
+def leave_place(directory: Path, id: str) -> None:
+    """It is none any more; what it has is kept under the other name. Raises OSError."""
+    left = left_place(directory, id)
+    if number_of(id) is None or os.path.lexists(left):
+        return
+    try:
+        left.with_name(id).rename(left)
+    except FileNotFoundError:  # It has lost its directory.
+        left.mkdir(mode=0o700, parents=True)
 
 
 def _entries(directory: Path) -> Iterator[tuple[int, bool]]:

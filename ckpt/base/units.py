@@ -22,6 +22,8 @@ _SUFFIX_BYTES: Final = {
     "t": TiB, "ti": TiB, "tib": TiB, "tb": 10**12,
 }  # fmt: skip
 _UNIT_S: Final = {"d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1, "": 1}
+_SIZE_BYTES_MAX: Final = (1 << 63) - 1
+"""What a file can have, and what every peer can be sent."""
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 
@@ -33,6 +35,8 @@ def parse_bytes(text: str) -> int:
     # Not by a float: it holds 53 bits.
     decimals = match[2] or ""
     size: int = int(match[1] + decimals) * _SUFFIX_BYTES[match[3].lower()] // 10 ** len(decimals)
+    if size > _SIZE_BYTES_MAX:
+        raise Refused(f"size {text!r} is 8 EiB or more")
     return size
 
 

@@ -197,14 +197,16 @@ class FrameWriter:
         it is lent.
 
         A message with a field `crc` holds the bulk's CRC-32 already. Raises Refused when the
-        message is too large for one frame, or holds text that is not Unicode, as the name of a
-        file of other bytes becomes in Python; then no sequence number was used.
+        message is too large for one frame, holds a number that is, or text that is not Unicode, as
+        the name of a file of other bytes becomes in Python; then no sequence number was used.
         """
         number = _NUMBERS[type(message)]
         try:
             meta = _ENCODER.encode(message)
         except UnicodeEncodeError as error:
             raise Refused(f"{error.object!r} is not valid Unicode") from None
+        except OverflowError:
+            raise Refused(f"a number in {type(message).__name__} has more than 64 bits") from None
         bulk_bytes = bulk.nbytes if isinstance(bulk, memoryview) else len(bulk)
         if bulk_bytes and number not in _HAS_CRC:
             meta += _CRC.pack(crc32(bulk))

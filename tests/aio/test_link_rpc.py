@@ -19,6 +19,7 @@ from ckpt.format.messages.asking import Answer, Ask, DeleteStep
 from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.loading import ReleasePin
+from ckpt.format.messages.repairs import SetRepair
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.format.messages.writing import CreditGranted
 from ckpt.protocol import handshake
@@ -278,6 +279,14 @@ def test_text_that_is_not_unicode_is_refused_and_the_client_goes_on() -> None:
         echo(running)
         with pytest.raises(Refused, match="not valid Unicode"):
             rpc.call(Ask(b"\xff".decode(errors="surrogateescape")), timeout_s=PATIENCE_S)
+        assert rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+
+
+def test_a_number_that_no_frame_holds_is_refused_and_the_client_goes_on() -> None:
+    with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
+        echo(running)
+        with pytest.raises(Refused, match="SetRepair has more than 64 bits"):
+            rpc.call(SetRepair(cap_bytes=1 << 64), timeout_s=PATIENCE_S)
         assert rpc.call(Ask("status"), timeout_s=PATIENCE_S)
 
 

@@ -38,7 +38,8 @@ supervisor = Supervisor(run, say, lambda *line: None)
 for name in ("a", "b"):
     argv = [sys.executable, "-c", child, str(directory / name)]
     log = directory / f"{name}.log"
-    supervisor.add(ChildPlan(name, lambda argv=argv: argv, log, policy, directory / f"{name}.held"))
+    holds = (directory / f"{name}.held",)
+    supervisor.add(ChildPlan(name, lambda argv=argv: argv, log, policy, holds))
 ended = []
 supervisor.watch(0, lambda: ended.append(os.read(0, 1)))
 while not ended:
@@ -170,7 +171,7 @@ def test_a_held_child_stays_down_until_its_hold_goes(tmp_path: Path, start: list
 
 def test_a_child_whose_place_is_gone_is_held_too(tmp_path: Path) -> None:
     place = tmp_path / "place"
-    plan = ChildPlan("a", lambda: (), tmp_path / "log", hold=place / "held", place=place)
+    plan = ChildPlan("a", lambda: (), tmp_path / "log", holds=(place / "held",), place=place)
     assert plan.is_held
     place.mkdir()
     assert not plan.is_held

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -226,6 +227,26 @@ def test_a_second_daemon_on_one_directory_is_refused(tmp_path: Path) -> None:
             with await _daemon(tmp_path / "t", coordinator) as second:
                 assert await asyncio.to_thread(second.process.wait, ANSWER_S) == 11
             assert "another process serves" in daemon.log.read_text()
+
+    run(story)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_target_whose_directory_goes_answers_for_it_no_longer(tmp_path: Path, how: str) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        directory = tmp_path / "t"
+        with await _daemon(directory, coordinator) as daemon:
+            await _registered(coordinator)
+            directory.rename(tmp_path / "elsewhere")
+            if how == "removed":
+                shutil.rmtree(tmp_path / "elsewhere")
+            elif how == "replaced":
+                directory.mkdir()
+                shutil.copy(tmp_path / "elsewhere" / "lock", directory)
+            assert await asyncio.to_thread(daemon.process.wait, ANSWER_S) == 1
+            complaint = f"{directory} is gone: it was removed or moved"
+            assert complaint in daemon.log.read_text()
+            assert "ckpt target replace ID" in daemon.log.read_text()
 
     run(story)
 

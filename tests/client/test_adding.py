@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.local_targets import TARGETS_MAX, leave_place, next_number, target_ids
+from ckpt.aio.local_targets import TARGETS_MAX, leave_place, left_place, next_number, target_ids
 from ckpt.base.errors import Refused
 from ckpt_client.local.adding import LocalPlaces
 
@@ -92,11 +92,23 @@ def test_one_that_leaves_keeps_its_bytes_and_its_number(
 ) -> None:
     places.add(tmp_path / "a", None, force=True)
     (tmp_path / "a" / "column").touch()
-    assert leave_place(places.directory, "t3", MADE)
-    assert not leave_place(places.directory, "t2", MADE)
+    for _ in "again":
+        leave_place(places.directory, "t3")
     assert (tmp_path / "a" / "column").exists()
     assert target_ids(places.directory, MADE) == ("t0", "t1", "t2")
     assert next_number(places.directory, MADE) == 4
+
+
+def test_one_of_the_first_leaves_likewise(places: LocalPlaces) -> None:
+    (places.place("t1") / "column").touch()
+    places.place("t0").rmdir()
+    for id in ("t0", "t1"):
+        leave_place(places.directory, id)
+    assert target_ids(places.directory, MADE) == ("t2",)
+    assert (left_place(places.directory, "t1") / "column").exists()
+    with pytest.raises(Refused, match="was a target"):
+        places.add(None, "t1", force=True)
+    assert places.add(None, None, force=True) == "t3"
 
 
 def test_a_cluster_has_so_many_at_most(places: LocalPlaces) -> None:

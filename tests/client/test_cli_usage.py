@@ -258,6 +258,19 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("word", ["--force", "--dry-run"])
+def test_an_upgrades_status_takes_no_word_that_would_do_nothing(word: str) -> None:
+    ended = run("upgrade", word, "--store", "ckpt://127.0.0.1:9")
+    assert (ended.code, "takes neither" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("program", ["ckpt_client.cli.entry", "ckptd.cli"])
+def test_who_has_no_standard_output_is_served_as_everybody(program: str) -> None:
+    line = ["sh", "-c", 'exec "$@" >&- <&-', "sh", sys.executable, "-m", program, "--version"]
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --------------------------------------------------------------------------- the two voices
 
 

@@ -111,6 +111,10 @@ def test_a_store_says_what_it_is_and_options_count_before_that(store: str) -> No
         (("--code", "4+2", "--targets", "9", "--domains", "10"), "10 domains of 9 targets", ""),
         (("--code", "4+2", "--targets", "9", "--permanent", "2"), "share is from 0 to 1", ""),
         (("--code", "4+2", "--targets", "9", "--step-life", "0s"), "longer than 0", ""),
+        (("--code", "4+2", "--targets", "9", "--afr", "nan"), "finite numbers", ""),
+        (("--code", "4+2", "--targets", "9", "--domain-afr", "inf"), "finite numbers", ""),
+        (("--code", "4+2", "--targets", "9", "--permanent", "nan"), "share is from 0 to 1", ""),
+        (("--code", "4+2", "--targets", "1000000000000"), "at most 65536", ""),
         (
             ("--code", "4+2", "--targets", "9", "--rebuild-rate", "1GB"),
             "depends on the bytes", "--target-bytes",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +14,9 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt_client.cli.cluster import is_running
+from ckpt_client.cli.cluster import HOLD_NAME, is_running
 from tests.client.bits import bits_of
-from tests.client.clikit import run
+from tests.client.clikit import run, start
 from tests.waiting import ASKED_S, wait_until
 
 WAIT_S = 60.0
@@ -64,6 +67,51 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
             assert isinstance(found, dict)
             assert bits_of(found["a"]) == bits_of(state["a"])
     assert "removed" in run("target", "in", LEAVING, "--store", url).err
+    # Nobody misses it, nor can start it again.
+    assert "targets  5/5 live" in run("status", "--store", url).out
+    again = run("target", "release", LEAVING, "--store", url)
+    assert (again.code, f"no target '{LEAVING}'" in again.err) == (10, True)
+    assert (tmp_path / "burst" / "targets" / f"{LEAVING}.removed").is_dir()
+    assert not (tmp_path / "burst" / "targets" / LEAVING).exists()
+
+
+def test_who_waits_for_a_drain_hears_that_another_has_taken_it_back(url: str) -> None:
+    with ckpt.open(url) as store:
+        store.save("r", 1, {"a": np.arange(100_000)}).wait(WAIT_S)
+    leaving = next(f"t{i}" for i in range(6) if target(url, f"t{i}")["columns"])
+    # So that it does not end before it is taken back.
+    assert run("repair", "pause", "--store", url).code == 0
+    with start("target", "drain", leaving, "--wait", "--store", url) as waiting:
+        wait_until(
+            lambda: target(url, leaving)["standing"] == "draining", "it drains", WAIT_S, ASKED_S
+        )
+        assert run("target", "undrain", leaving, "--store", url).code == 0
+        _, said = waiting.communicate(timeout=WAIT_S)
+    assert waiting.returncode == 1
+    assert f"{leaving} is in now, not draining: somebody has said so" in said
+
+
+def test_an_interrupted_removal_holds_nothing(url: str, tmp_path: Path) -> None:
+    directory = tmp_path / "burst"
+    address = json.loads((directory / "ready.json").read_text())["address"]
+    # The supervisor does not know it, so nobody ends it: the removal waits for that.
+    words = [
+        *("target", "--id", "t9", "--directory", str(tmp_path / "t9")),
+        *("--coordinator", address, "--secret-file", str(directory / "secret")),
+    ]
+    line = [sys.executable, "-m", "ckptd.cli", *words]
+    held = directory / "targets" / "t9" / HOLD_NAME
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as alone:
+        wait_until(
+            lambda: target(url, "t9").get("state") == "live", "it has joined", WAIT_S, ASKED_S
+        )
+        with start("target", "remove", "t9", "--store", url) as removing:
+            wait_until(held.exists, "it is held", WAIT_S)
+            removing.send_signal(signal.SIGINT)
+            removing.communicate(timeout=WAIT_S)
+        assert (removing.returncode, held.exists()) == (130, False)
+        alone.terminate()
+    assert alone.returncode == 0
 
 
 def test_a_directory_is_one_target_more_and_goes_again(url: str, tmp_path: Path) -> None:

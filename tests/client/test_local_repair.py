@@ -55,6 +55,26 @@ def test_what_an_emptied_directory_held_is_made_again(url: str, tmp_path: Path) 
     assert (tmp_path / "burst" / "logs" / "repair.log").exists()
 
 
+def test_what_a_directory_held_that_was_removed_under_its_target_is_made_again(
+    url: str, tmp_path: Path
+) -> None:
+    state = {"a": np.arange(1 << 18)}
+    with ckpt.open(url) as store:
+        store.save("r", 1, state).wait(WAIT_S)
+        shown = run("show", "r@1", "--json", "--store", url).document()
+        lost = shown["columns"][0]["targets"][0]
+        directory = tmp_path / "burst" / "targets" / lost
+        directory.rename(tmp_path / "gone")
+        wait_until(
+            lambda: "DIRECTORY_UNKNOWN" in checks(url), "its target began again", WAIT_S, ASKED_S
+        )
+        assert "REDUNDANCY_LOW" in checks(url)
+        assert run("target", "replace", lost, "--store", url).code == 0
+        wait_until(lambda: made(url) == 1 and is_whole(url), "nothing lacks", WAIT_S, ASKED_S)
+        found = store.load("r", 1)
+        assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
+
+
 def test_documents_that_rot_are_mended_where_they_lie(url: str, tmp_path: Path) -> None:
     with ckpt.open(url) as store:
         store.save("r", 1, {"a": np.arange(1 << 16)}).wait(WAIT_S)
@@ -125,6 +145,11 @@ def pid_of(url: str, target: str) -> int:
     targets = run("status", "--json", "--store", url).document()["targets"]
     (pid,) = (each["pid"] for each in targets if each["id"] == target)
     return int(pid)
+
+
+def checks(url: str) -> set[str]:
+    document = run("status", "--json", "--store", url).document()
+    return {each["name"] for each in document["checks"]}
 
 
 def made(url: str) -> int:

@@ -29,6 +29,8 @@ from ckpt.plan.seating import group_count
 YEAR_S: Final = 365.25 * 86_400
 REPLICAS: Final = Code(1, 2)
 """Three whole copies."""
+TARGETS_MAX: Final = 1 << 16
+"""A chain of more takes minutes to solve."""
 GROUP_SIZES: Final = (12, 24, 48, 96, 192, 384)
 
 
@@ -46,6 +48,8 @@ class Tier(Struct, frozen=True, gc=False):
     """On one target."""
 
     def __post_init__(self) -> None:
+        if self.targets > TARGETS_MAX:
+            raise Refused(f"{self.targets} targets: at most {TARGETS_MAX} are reckoned with")
         if not 1 <= self.domains <= self.targets:
             raise Refused(f"{self.domains} domains of {self.targets} targets: 1 to {self.targets}")
 
@@ -70,6 +74,8 @@ class Conditions(Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         numbers = (self.failures, self.domain_failures, self.rebuild_rate, self.rebuild_after_s)
+        if not all(map(math.isfinite, (*numbers, self.return_s, self.step_life_s))):
+            raise Refused("rates and times are finite numbers")
         if min(numbers) < 0 or not 0 <= self.permanent <= 1:
             raise Refused("rates and times are 0 or more, the permanent share is from 0 to 1")
         if min(self.return_s, self.step_life_s) <= 0:

@@ -72,8 +72,8 @@ class ChildPlan:
     """Asked at each start, so that a restart may insist on the port that the first start got."""
     log: Path
     restart: RestartPolicy = RestartPolicy.ALWAYS
-    hold: Path | None = None
-    """While this file exists the child is not started."""
+    holds: tuple[Path, ...] = ()
+    """While one of these files exists the child is not started."""
     place: Path | None = None
     """Nor while there is no such directory."""
 
@@ -82,7 +82,7 @@ class ChildPlan:
         """It is not to be started now."""
         # A device that fails says so of each path: that is no place either.
         is_gone = self.place is not None and not os.path.isdir(self.place)
-        return is_gone or (self.hold is not None and os.path.exists(self.hold))
+        return is_gone or any(map(os.path.lexists, self.holds))
 
 
 class Child:

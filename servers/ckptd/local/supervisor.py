@@ -16,7 +16,7 @@
 Life: LOCKED -> coordinator ready -> each target ready, or given up -> READY (ready.json) -> STOPPED
 on SIGTERM, SIGINT, SIGHUP; one that an open has started also after `linger_s` without a client: a
 service stays until somebody ends it. The coordinator is always started again, on the same port; a
-target unless `restart=never` or while `targets/<id>/held` exists.
+target unless `restart=never` or while `targets/<id>/held` or `targets/<id>.removed` exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from ckpt.aio.durable import write_aside
-from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
+from ckpt.aio.local_targets import TARGETS_FOLDER, left_place, target_ids
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.limits import SCRUB_PERCENT
@@ -301,7 +301,8 @@ class LocalCluster:
             argv += ["--scrub-percent", str(max(1, SCRUB_PERCENT // cluster.targets))]
         policy = RestartPolicy(cluster.restart)
         place = None if first else directory
-        return ChildPlan(id, lambda: argv, self._log(id), policy, directory / HOLD_NAME, place)
+        holds = directory / HOLD_NAME, left_place(self._directory, id)
+        return ChildPlan(id, lambda: argv, self._log(id), policy, holds, place)
 
     def _place(self, id: str) -> Path:
         return self._directory / TARGETS_FOLDER / id

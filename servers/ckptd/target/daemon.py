@@ -45,6 +45,7 @@ from ckptd.directory import close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
+from ckptd.target.directory_watch import DirectoryWatch
 from ckptd.target.handlers import CoordinatorHandler, Relay
 from ckptd.target.identity import TargetFile, adopt_identity, place_of
 from ckptd.target.reports import TargetReports
@@ -154,6 +155,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
         loop.add_signal_handler(number, stop.set)
     defects = FailStop(loop, report, stop.set)
     lock = DirectoryLock(config.directory)
+    watch = DirectoryWatch(lock, config.directory, report, stop.set)
     disk = RealDisk(config.directory, direct=config.direct, pool_bytes=config.read_pool_bytes)
     reports = TargetReports(disk, stop)
     plane = served(config.http, reports, answers=None, secret=secret, directory=config.directory)
@@ -167,11 +169,14 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
                 report,
             )  # fmt: skip
             if identity is not None:
+                watch.start()
                 await _serve(config, identity, disk, secret, stop, report, reports, http)
     finally:
+        watch.close()
         disk.close()
         lock.close()
     defects.check()
+    watch.check()
     report("info", "stopped", {})
 
 

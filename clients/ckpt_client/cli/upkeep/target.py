@@ -84,6 +84,8 @@ WHOLE: Final = ("ls", "balance")
 """Of all targets."""
 WAITED: Final = ("drain", "out", "balance")
 """What takes a while."""
+EMPTIED: Final = ("draining", "out")
+"""What stands so moves to others."""
 POLL_S: Final = 0.1
 
 
@@ -255,17 +257,15 @@ def _changed(talk: Conversation, arguments: argparse.Namespace) -> TargetChanged
 
 
 def _remove_local(talk: Conversation, arguments: argparse.Namespace) -> TargetChanged:
-    """What speaks against it is heard before its process ends. One that was added leaves its place;
-    of the first ones that is held: their supervisor would start it, and it would be refused, for
-    ever.
+    """What speaks against it is heard before its process ends. It leaves its place: there its
+    supervisor would start it again, and it would be refused, for ever.
     """
     directory, id = named_local(arguments, "target remove"), arguments.id
     try:
         changed = _changed(talk, arguments)
     except Busy:
         changed = _ended_first(talk, directory, arguments)
-    if not leave_place(directory, id, read_made(directory).targets):
-        _mark(directory, id, is_held=True)
+    leave_place(directory, id)
     return changed
 
 
@@ -289,7 +289,7 @@ def _ended_first(
             if time.monotonic() >= deadline_s:
                 raise Busy(f"process {pid} of {arguments.id} has not ended yet")
             time.sleep(POLL_S)
-    except CkptError:
+    except (CkptError, KeyboardInterrupt):
         _mark(directory, arguments.id, is_held=was_held)
         raise
 
@@ -318,8 +318,15 @@ def _check_draining(talk: Conversation, id: str) -> None:
 def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
     """Until nothing is there any more. Ctrl-C ends the waiting alone."""
     left, said_s = changed, 0.0
+    standing = changed.standing
     with output.waiting(f"emptying {changed.target}", lambda: _what(left)):
         while (left := _left(talk, changed)).columns or left.documents:
+            if left.was not in EMPTIED:
+                raise CkptError(
+                    f"{changed.target} is {left.was} now, not {standing}: somebody has said so"
+                    " meanwhile",
+                    hint="ckpt target ls",
+                )
             if time.monotonic() - said_s >= RECORD_S:
                 said_s = time.monotonic()
                 output.record("progress", asdict(left))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 
+from ckpt.base.errors import Refused
 from ckpt.format.messages.upgrading import UpgradeNoted
 from ckpt.protocol.coordinator.reading.answers import UpgradeMember, UpgradeView
 from ckpt_client.cli.cluster import Conversation, conversation
@@ -40,6 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.action == "status" and (arguments.dry_run or arguments.force):
+        raise Refused("status takes neither --dry-run nor --force", hint="ckpt upgrade finish")
     with conversation(arguments, output) as talk:
         if arguments.action == "status":
             return _status(talk.upgrade(), output)

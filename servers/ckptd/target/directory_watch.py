@@ -1,0 +1,60 @@
+"""Is the directory still there that a target began in?
+
+One that was removed or moved under its process, or over which something was mounted, has nothing
+that the target said it has. Its process would go on to answer for it, and nobody would make again
+what is gone: so it ends. Started again it knows what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ckpt.aio.disk import DirectoryLock
+from ckpt.base.errors import CkptError
+from ckptd.log import Reporter
+
+LOOK_S: Final = 1.0
+
+
+class DirectoryWatch:
+    """I look at one directory, on the loop's thread. `check` raises, after the daemon stopped, when
+    I stopped it.
+    """
+
+    def __init__(
+        self, lock: DirectoryLock, directory: Path, report: Reporter, stop: Callable[[], None]
+    ) -> None:
+        self._lock = lock
+        self._directory = directory
+        self._report = report
+        self._stop = stop
+        self._next: asyncio.TimerHandle | None = None
+        self._is_gone = False
+
+    def start(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
+    def check(self) -> None:
+        """Raises CkptError."""
+        if self._is_gone:
+            raise CkptError(
+                f"{self._directory} is gone: it was removed or moved, or something is mounted over"
+                " it",
+                hint="bring it back and start the target again; when it is gone for good start the"
+                " target on an empty one, then: ckpt target replace ID",
+            )
+
+    def _look(self) -> None:
+        if self._lock.is_in_place():
+            self.start()
+            return
+        self._is_gone = True
+        self._report("error", "directory is gone", {"directory": str(self._directory)})
+        self._stop()
