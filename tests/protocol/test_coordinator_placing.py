@@ -251,6 +251,26 @@ def test_one_that_is_decided_and_not_committed_says_what_its_index_says() -> Non
     assert bench.machine.checkpoints.info_now(kept(bench, id)).targets_survivable == 1
 
 
+def test_what_was_committed_after_a_start_is_placed_when_who_has_its_index_is_back() -> None:
+    """All that the start knew was placed: what came later was looked at after a rest alone."""
+    bench = Bench()
+    id = bench.save(1)
+    placement = kept(bench, id).placement
+    bench.durable = [e for e in bench.durable if not isinstance(e, catalog.RowCommitted)]
+    having = [target.id for target in holders(bench, id)]
+    for target in having:
+        bench.targets[target].silent.add(ReadDocument)
+    begun_again(bench)
+    bench.tick(0.1)
+    for target in having:
+        bench.stop(target)
+        bench.targets[target].silent.discard(ReadDocument)
+    assert kept(bench, id).state is RowState.COMMITTED
+    assert kept(bench, id).placement is None
+    bench.start(having[0])
+    assert kept(bench, id).placement == placement
+
+
 def test_a_rollback_and_a_report_of_damage_wait_for_the_index() -> None:
     bench = Bench()
     first, second = bench.save(1), bench.save(2)

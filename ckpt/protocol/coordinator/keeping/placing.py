@@ -266,6 +266,8 @@ class PlacementReader:
 
     def _end(self, reading: _Reading, placement: Placement | None, why: str = "") -> None:
         del self._open[reading.id]
+        # It may be committed after all that were known at the start had been placed.
+        self._is_done = self._is_done and placement is not None
         checkpoint = self._checkpoints.get(reading.id)
         if checkpoint is not None and checkpoint.placement is None:
             if placement is not None:
