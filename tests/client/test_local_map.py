@@ -62,7 +62,7 @@ def test_it_knows_who_drains_and_who_was_removed(directory: Path) -> None:
     for file in directory.glob("catalog.sqlite*"):
         file.unlink()
     made = run("catalog", "rebuild", str(directory))
-    assert (made.code, "not heard" in made.out, "t0 was removed" in made.out) == (0, True, True)
+    assert (made.code, "t0" in made.out) == (0, False), made
     with ckpt.open(url) as store:
         assert standings(url) == {"t1": "out", "t2": "in", "t3": "in", "t4": "in"}
         assert "removed" in run("target", "in", "t0", "--store", url).err

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,14 +33,18 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import EndRepair, LeaseRepair, RepairLeased
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import (
+    HELD_COLUMN,
     Attest,
     Attested,
-    ColumnsListed,
-    ListColumns,
+    HeldGeneration,
+    HoldingsListed,
+    HoldingsPage,
+    ListHoldings,
     RegisterTarget,
     RenewLease,
     Reserve,
     Reserved,
+    encode_holdings,
 )
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
@@ -48,7 +52,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.placements import PlacedPayload
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import Received, Send, Session, SessionOpened, Ticked
-from ckpt.protocol.proofs import make_proof, proof_key
+from ckpt.protocol.proofs import holdings_mac, make_proof, proof_key
 from ckptbench.repair.plan import QueueFigures
 
 CLUSTER: Final = "bench"
@@ -72,25 +76,43 @@ class _Target:
     id: TargetId
     session: Session
     boot: BootId
-    proofs: tuple[ColumnProof, ...] = ()
+    held: bytes = encode_holdings(HoldingsPage((), ()))
+    """The page of all that it has."""
     made: dict[ColumnId, ColumnProof] = field(default_factory=dict)
     """What workers have put there."""
 
+    def hold(self, columns: Iterable[ColumnId]) -> None:
+        """From the start."""
+        generations = []
+        for one in columns:
+            id = one.payload.checkpoint
+            packed = HELD_COLUMN.pack(one.payload.rank, one.column, DIGEST)
+            generations.append(
+                HeldGeneration(0, id.step, id.generation.term, id.generation.counter, packed, ())
+            )
+        self.held = encode_holdings(HoldingsPage((RUN,), tuple(generations)))
+
+    @property
+    def _key(self) -> bytes:
+        return proof_key(SECRET, self.id, self.boot)
+
     def prove(self, column: ColumnId, code: Code) -> ColumnProof:
         return make_proof(
-            proof_key(SECRET, self.id, self.boot), CLUSTER, column=column, target=self.id,
+            self._key, CLUSTER, column=column, target=self.id,
             boot=self.boot, code=str(code), payload_bytes=PAYLOAD_BYTES, column_crc=7,
             manifest_digest=DIGEST,
         )  # fmt: skip
 
-    def answer(self, message: Message) -> Message | None:
+    def answer(self, message: Message) -> tuple[Message, bytes] | None:
+        """And what comes with it."""
         match message:
-            case ListColumns():
-                return ColumnsListed(self.proofs, (), "")
+            case ListHoldings(cursor):
+                mac = holdings_mac(self._key, CLUSTER, cursor, self.held)
+                return HoldingsListed(self.boot, "", mac), self.held
             case Reserve():
-                return Reserved(message.reservation)
+                return Reserved(message.reservation), b""
             case Attest(_, columns):
-                return Attested(tuple(self.made[one] for one in columns if one in self.made))
+                return Attested(tuple(self.made[one] for one in columns if one in self.made)), b""
         return None
 
 
@@ -154,7 +176,7 @@ class _Cluster:
             return
         answer = target.answer(send.message)
         if answer is not None:
-            received = Received(self.now_us, send.session, send.request, answer, b"")
+            received = Received(self.now_us, send.session, send.request, *answer)
             self._events.append(received)
 
     def _payloads(self, count: int) -> Iterator[PayloadId]:
@@ -183,10 +205,7 @@ class _Cluster:
         targets = list(self.targets.values())
         for number in range(self.code.m, self.code.n):
             column = ColumnNumber(number)
-            targets[number].proofs = tuple(
-                targets[number].prove(ColumnId(payload, column), self.code)
-                for payload in self._payloads(count)
-            )
+            targets[number].hold(ColumnId(payload, column) for payload in self._payloads(count))
 
     def _register(self, target: _Target) -> None:
         self.open(Role.TARGET, target.session)
