@@ -35,7 +35,7 @@ from ckpt.format.index.pages import IndexBox, IndexTensor, Location
 from ckpt.format.index.rows import BoxRows
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
-from ckpt.plan.cuts import Cut, Holding, box_bytes_of
+from ckpt.plan.cuts import ShardCut, Holding, box_bytes_of
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
@@ -155,7 +155,7 @@ class _Merger:
         default_factory=dict
     )
     """(global shape, boxes) -> geometry: most tensors of a model are cut alike."""
-    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], Cut] = field(
+    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], ShardCut] = field(
         default_factory=dict
     )
     """(dtype, global shape, boxes) -> what is known of such shards, which have no fault, hole or
@@ -271,7 +271,7 @@ class _Merger:
         order = sorted(range(len(holdings)), key=lambda i: (holdings[i][1].offset, holdings[i][0]))
         self._add(name, holdings[0][1], [_box(*holdings[i], writers[i]) for i in order])
         if geometry.is_plain and order == list(range(len(holdings))):
-            self.cuts[holdings[0][1].dtype, shape, boxes] = Cut.of(holdings)
+            self.cuts[holdings[0][1].dtype, shape, boxes] = ShardCut.of(holdings)
 
     def _stored(self, name: str, same: Sequence[Holding]) -> bool:
         """Every byte of a box is stored by one of the ranks that declare exactly it."""

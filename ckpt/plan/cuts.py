@@ -21,7 +21,7 @@ Holding = tuple[Rank, TensorEntry]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardCut:
     """How ranks cut a tensor, each storing all of its box in one piece."""
 
     ranks: list[Rank]
@@ -31,7 +31,7 @@ class Cut:
     """The boxes, as if they lay at 0 of their payloads."""
 
     @classmethod
-    def of(cls, holdings: Sequence[Holding]) -> Cut:
+    def of(cls, holdings: Sequence[Holding]) -> ShardCut:
         sizes = [box_bytes_of(entry) for _, entry in holdings]
         boxes = [
             IndexBox(rank, entry.offset, entry.shape, (Location(rank, 0, 0, size),))
