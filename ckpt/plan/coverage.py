@@ -35,7 +35,7 @@ from ckpt.format.index.pages import IndexBox, IndexTensor, Location
 from ckpt.format.index.rows import BoxRows
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
-from ckpt.plan.cuts import ShardCut, Holding, box_bytes_of
+from ckpt.plan.cuts import Holding, ShardCut, box_bytes_of
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
