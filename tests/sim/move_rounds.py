@@ -28,7 +28,7 @@ from tests.sim.oracles import Violation
 from tests.sim.rebuilds import POLL_US, Rebuilds
 from tests.sim.struck import Strike, Struck
 from tests.sim.target_node import DISK_BYTES
-from tests.sim.whole_again import Disks
+from tests.sim.whole_again import FILE_BYTES_MAX, Disks
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -41,8 +41,6 @@ LEAVING: Final = ("draining", "out")
 ADDED_MAX: Final = 2
 SMALL_BYTES: Final = 3 << 18
 """Of disks that a few steps fill unevenly enough for a balance."""
-FILE_BYTES_MAX: Final = 1 << 16
-"""Of a column here."""
 HEARD_US: Final = 90_000_000
 """So long whoever asks may wait for an answer, once faults have ended."""
 BALANCED_US: Final = 600_000_000

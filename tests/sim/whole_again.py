@@ -9,14 +9,17 @@ from collections.abc import Collection, Set
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
-from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
+from ckpt.base.units import align_up
+from ckpt.format.column import FRAGMENTS_OFFSET, file_bytes, manifest_bytes_bound
 from ckpt.format.documents.file import document_name
 from ckpt.format.documents.record import decode_record
 from ckpt.format.layout import Layout
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
-from ckpt.protocol.target.core import column_name
+from ckpt.protocol.target.core import STAGING, column_name
+from ckpt.testing.disk import FakeDisk
 from tests.sim.oracles import Columns, Violation
 from tests.sim.payloads import encode_cells
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CELL_BYTES: Final = 4096
+FILE_BYTES_MAX: Final = 1 << 16
+"""Of a column here."""
 
 
 class Disks:
@@ -40,6 +45,12 @@ class Disks:
             if not target.lost
         }
         self._rotted = frozenset(world.rotted)
+        #: Bytes that one takes, of those alone that may be too full for a column.
+        self._tight = {
+            id: room
+            for id in self._names
+            if (room := _room(world.targets[id].disk)) < FILE_BYTES_MAX
+        }
         self.needed = _needed(world)
 
     # ----------------------------------------------------------------------- what could be there
@@ -131,13 +142,26 @@ class Disks:
         }
 
     def _possible(self, payload: PayloadId, columns: Columns) -> int:
-        """For so many right columns the rule of domains has places. A target that has found its
-        column damaged takes no other one of the payload; damage that nobody has found keeps its
-        place.
+        """For so many right columns the rule of domains has places with room. A target that has
+        found its column damaged takes no other one of the payload; damage that nobody has found
+        keeps its place.
         """
         rotted = self._rotted_of(payload, columns)
         known = self._known_rotten(payload) & rotted if rotted else set()
-        return min(self._code.n, self.places(known)) - len(rotted - known - self._leaving)
+        holding = rotted.union(self._right(payload, columns).values())
+        places = self.places(known | (self._full_for(payload) - holding))
+        return min(self._code.n, places) - len(rotted - known - self._leaving)
+
+    def _full_for(self, payload: PayloadId) -> set[TargetId]:
+        """One column of it is more than they take."""
+        if not self._tight:
+            return set()
+        layout = self._layout(payload)
+        wanted = file_bytes(layout, manifest_bytes_bound(layout))
+        return {id for id, room in self._tight.items() if room < wanted}
+
+    def _layout(self, payload: PayloadId) -> Layout:
+        return Layout.plan(self._code, len(self._world.content_of(payload)), CELL_BYTES)
 
     def places(self, but: Set[TargetId] = frozenset()) -> int:
         """So many columns of a payload find one, without these targets."""
@@ -190,7 +214,7 @@ class Disks:
 
     def _check_payload(self, payload: PayloadId, columns: Columns) -> None:
         data, spread = self._world.content_of(payload), self._world.oracles.spread
-        layout = Layout.plan(self._code, len(data), CELL_BYTES)
+        layout = self._layout(payload)
         cells = encode_cells(layout, data.ljust(layout.padded_bytes, b"\0"))
         right = self._right(payload, columns)
         for j, target in right.items():
@@ -226,6 +250,14 @@ def _needed(world: World) -> list[CheckpointId]:
     kept = (oracles.announced.keys() | committed) - oracles.deleted
     records = (decode_record(oracles.decided[id].record) for id in kept)
     return sorted(kept.union(h.id(r.info.checkpoint.run) for r in records for h in r.info.homes))
+
+
+def _room(disk: FakeDisk) -> int:
+    """What is reserved there and not used can go back; the reserve of a device nothing takes."""
+    space = disk.space()
+    aside = (file for file in disk.files() if file.startswith(f"{STAGING}/"))
+    held = sum(align_up(disk.file_bytes(file), PAGE_BYTES) for file in aside)
+    return space.bytes_free + held - int(space.bytes_total * RESERVE_FRACTION)
 
 
 def _name(payload: PayloadId, number: int) -> str:
