@@ -63,6 +63,8 @@ class MoveRounds(Rebuilds):
         #: As it was acknowledged, of those that do not stand as they began.
         self._stands: dict[TargetId, str] = {}
         self._added = 0
+        #: When the last wish comes that nothing else brings about.
+        self._last_wish_us = 0
         #: All has healed for good, and nothing strikes any more.
         self._is_calm = False
         self.ends: Counter[str] = Counter()
@@ -90,9 +92,14 @@ class MoveRounds(Rebuilds):
     def beside_last_saves(self) -> None:
         self._is_calm = True
         if self._rng.random() < 0.6:
-            self._world.clock.after(self._rng.randint(0, 300_000), self._wish_anything)
+            delay_us = self._rng.randint(0, 300_000)
+            self._last_wish_us = self._world.clock.now_us + delay_us
+            self._world.clock.after(delay_us, self._wish_anything)
 
     def end(self) -> None:
+        # One that came between what is judged and the removal of what is lost could take the place
+        # that the removal needs: it would be refused, and rightly so.
+        self._world.clock.pass_time(max(0, self._last_wish_us - self._world.clock.now_us))
         super().end()
         self._knock()
 
