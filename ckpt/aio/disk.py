@@ -468,15 +468,20 @@ class DirectoryLock:
 
     def is_in_place(self) -> bool:
         """Whether the directory's name leads to what is locked: not once it was removed or moved,
-        or something is mounted over it. A device that does not say has not lost it.
+        or something is mounted over it.
         """
-        try:
-            found = self._path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        return os.path.samestat(found, os.fstat(self._descriptor))
+        return leads_to(self._path, self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the path names the file that is open. A device that does not say has not lost it."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return os.path.samestat(found, os.fstat(descriptor))

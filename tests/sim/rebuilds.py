@@ -107,6 +107,11 @@ class Rebuilds:
 
     # ----------------------------------------------------------------------- rounds
 
+    @property
+    def has_places(self) -> bool:
+        """Whether a save finds one for each of its columns."""
+        return self._disks().has_places()
+
     def _disks(self) -> Disks:
         return Disks(self._world)
 

@@ -119,6 +119,10 @@ class WholeWorld(ReferenceWorld, FileWorld):
     def is_moving(self) -> bool:
         return self._rebuilds is not None and self._rebuilds.is_moving
 
+    @property
+    def has_places(self) -> bool:
+        return self._rebuilds is None or self._rebuilds.has_places
+
     def rebuild_amid_faults(self) -> list[Struck]:
         return [] if self._rebuilds is None else self._rebuilds.amid_faults()
 

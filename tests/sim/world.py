@@ -227,6 +227,11 @@ class World:
         """What leaves its target is made elsewhere, at this moment."""
         return False
 
+    @property
+    def has_places(self) -> bool:
+        """Whether a save finds one for each of its columns, among the targets that are left."""
+        return True
+
     def rebuild_amid_faults(self) -> list[Struck]:
         """What is lost is made again while others strike; who did."""
         return []

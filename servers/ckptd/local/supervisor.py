@@ -35,6 +35,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
+from ckpt.aio.disk import leads_to
 from ckpt.aio.durable import write_aside
 from ckpt.aio.local_targets import TARGETS_FOLDER, left_place, target_ids
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
@@ -238,7 +239,7 @@ class LocalCluster:
                     self._supervisor.run_once(JOIN_POLL_S if not self._ready else IDLE_POLL_S)
                     self._poll()
             finally:
-                if self._has_directory():
+                if not self._has_lost_directory():
                     (self._directory / READY_NAME).unlink(missing_ok=True)
                 self._supervisor.stop()
                 self._report("info", "stopped", {"reason": self._stop_reason})
@@ -246,17 +247,16 @@ class LocalCluster:
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
 
-    def _has_directory(self) -> bool:
-        """Whether DIR is what I have locked: not removed, and no other made in its place, which my
-        targets would write into.
+    def _has_lost_directory(self) -> bool:
+        """DIR is not what I have locked: it was removed, or another made in its place, into which
+        neither I nor my targets may write. I end.
         """
-        try:
-            found = (self._directory / LOCK_NAME).stat()
-        except (FileNotFoundError, NotADirectoryError):
+        if leads_to(self._directory / LOCK_NAME, self._lock):
             return False
-        except OSError:  # Its disk does not say.
-            return True
-        return os.path.samestat(found, os.fstat(self._lock))
+        if not self._stop_reason:
+            self._report("error", "DIR is gone", {"directory": str(self._directory)})
+        self._stop("DIR was removed or replaced")
+        return True
 
     # ----------------------------------------------------------------------- children
 
@@ -332,6 +332,8 @@ class LocalCluster:
         return self._directory / "logs" / f"{name}.log"
 
     def _changed(self, child: Child) -> None:
+        if self._has_lost_directory():
+            return
         if child is self._coordinator:
             self._coordinator_changed(child)
         if self._ready:
@@ -379,9 +381,7 @@ class LocalCluster:
             self._wait_for_targets(now_s)
         else:
             self._next_poll_s = now_s + IDLE_POLL_S
-            if not self._has_directory():
-                self._report("error", "DIR is gone", {"directory": str(self._directory)})
-                self._stop("DIR was removed or replaced")
+            if self._has_lost_directory():
                 return
             if self._unwritten:
                 self._write_ready()
