@@ -7,6 +7,7 @@ whom readers ask.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ckpt.aio.clock import draw
@@ -18,7 +19,7 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.load.reader_context import ReaderContext
-from ckpt_client.local.cluster import is_serving, is_supervised, opened_cluster
+from ckpt_client.local.cluster import is_supervised, opened_cluster, serving
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
 
@@ -45,19 +46,19 @@ class Connection:
             case LocalUrl():
                 with opened_cluster(url, start_timeout_s) as cluster:
                     self.secret_file = cluster.secret_file
-                    self._connect(Locator(str(cluster.directory), ""))
+                    self._connect(Locator(str(cluster.directory), ""), look=cluster.start_again)
 
     def ensure_cluster(self) -> None:
         """A local cluster that stopped meanwhile is started again."""
         if isinstance(self.url, LocalUrl) and not is_supervised(Path(self.url.directory)):
-            with opened_cluster(self.url, self._start_timeout_s):
-                _greet(self.control)
+            with opened_cluster(self.url, self._start_timeout_s) as cluster:
+                _greet(self.control, look=cluster.start_again)
 
     def ensure_answers(self) -> None:
         """`ensure_cluster` ahead of a question: one that is just starting is waited for."""
-        if isinstance(self.url, LocalUrl) and not is_serving(Path(self.url.directory)):
-            with opened_cluster(self.url, self._start_timeout_s):
-                _greet(self.control)
+        if isinstance(self.url, LocalUrl) and serving(Path(self.url.directory)) is None:
+            with opened_cluster(self.url, self._start_timeout_s) as cluster:
+                _greet(self.control, look=cluster.start_again)
 
     def reader(self, durable: str = "") -> ReaderContext:
         """Whom readers ask, and who they are; `durable` is the object store that they can read."""
@@ -81,26 +82,35 @@ class Connection:
     def close(self) -> None:
         self.control.close()
 
-    def _connect(self, locator: Locator, patience_s: float = 0.0) -> None:
+    def _connect(
+        self,
+        locator: Locator,
+        patience_s: float = 0.0,
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self.locator = locator
         self.control = Control(locator, self.secret_file, self._launch_key)
         try:
-            _greet(self.control, patience_s)
+            _greet(self.control, patience_s, look)
             self.cluster = self.control.cluster
         except BaseException:
             self.control.close()
             raise
 
 
-def _greet(control: Control, patience_s: float = 0.0) -> None:
+def _greet(
+    control: Control, patience_s: float = 0.0, look: Callable[[], None] | None = None
+) -> None:
     """One question, so that a wrong address or secret fails at once. While its targets are not yet
     there, a coordinator says when to come again: then it is asked for `patience_s`.
+
+    look: as in `Control.call`; who holds a local cluster's lock starts it by `start_again`.
     """
     deadline_s = time.monotonic() + patience_s
     question = "coordinator"
     while True:
         try:
-            control.ask(question)
+            control.ask(question, look=look)
         except Refused:
             if question == "runs":
                 raise

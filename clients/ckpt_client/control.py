@@ -5,7 +5,7 @@ found again when it moves.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -17,15 +17,13 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import (
     Busy,
-    CkptError,
     PeerError,
     Refused,
-    Unavailable,
     error_from_wire,
 )
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
-from ckpt.format.messages import Message, asked_again
+from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
@@ -34,6 +32,7 @@ from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import Caller, Established
 from ckpt_client.environment import process_name
+from ckpt_client.local.cluster import revive
 from ckpt_client.locate import Locator, client_name
 
 Reply = TypeVar("Reply")
@@ -116,20 +115,17 @@ class Control:
         bulk: Buffer = b"",
         *,
         timeout_s: float = CALL_TIMEOUT_S,
+        look: Callable[[], None] | None = None,
     ) -> tuple[Reply, memoryview]:
         """The reply of the expected type, and its bulk.
 
+        look: called now and then while nobody can be reached; by default a local cluster that was
+            killed is started again.
+
         Raises what the coordinator reported, or Unavailable.
         """
-        rpc = self._connection()
-        try:
-            answer, answer_bulk = rpc.call(message, bulk, timeout_s=timeout_s)
-        except Unavailable:
-            # A local supervisor that was started again has another port.
-            if self._connection() is rpc:
-                raise
-            again = asked_again(message)
-            answer, answer_bulk = self._connection().call(again, bulk, timeout_s=timeout_s)
+        look = look or self._revive
+        answer, answer_bulk = self._connection().call(message, bulk, timeout_s=timeout_s, look=look)
         if isinstance(answer, AttemptAborted):
             after_us = answer.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S
@@ -138,9 +134,16 @@ class Control:
             raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
         return answer, answer_bulk
 
-    def ask(self, what: str, run: RunName | None = None, step: Step | None = None) -> bytes:
-        """The JSON that answers a question of people and tools."""
-        _, bulk = self.call(Ask(what, run, step), Answer)
+    def ask(
+        self,
+        what: str,
+        run: RunName | None = None,
+        step: Step | None = None,
+        *,
+        look: Callable[[], None] | None = None,
+    ) -> bytes:
+        """The JSON that answers a question of people and tools. `look`, raises: as `call`."""
+        _, bulk = self.call(Ask(what, run, step), Answer, look=look)
         return bytes(bulk)
 
     def last_duration_s(self, run: RunName, timeout_s: float) -> float | None:
@@ -184,16 +187,6 @@ class Control:
     def tell(self, message: Message) -> None:
         """Say what is not answered; dropped while there is no session. Raises CkptError."""
         self._connection().tell(message)
-
-    def find_again(self) -> None:
-        """A coordinator that has moved is found also while nobody asks it anything."""
-        rpc = self._rpc
-        if rpc is None or rpc.peer is not None:
-            return
-        with suppress(CkptError):
-            if self.locator.address() != rpc.address:
-                for seat in list(self._listeners):
-                    self.tell(self._joining(seat))
 
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
         """The launch of this rank, and the turn of its next resolution. Joining begins nothing."""
@@ -260,20 +253,20 @@ class Control:
             rpc.close()
 
     def _connection(self) -> RpcClient:
+        # A local cluster that somebody has stopped is not waited for.
         address = self.locator.address()
         with self._lock:
-            if self._rpc is not None and self._rpc.address == address:
-                return self._rpc
-            old, self._rpc = (
-                self._rpc,
-                RpcClient(
+            if self._rpc is None:
+                self._rpc = RpcClient(
                     address,
                     Caller(self.secret, self._role, client_name()),
                     on_push=self._pushed,
                     on_opened=self._join_again,
-                ),
-            )
-            fresh = self._rpc
-        if old is not None:
-            old.close()
-        return fresh
+                    locate=self.locator.address,
+                )
+            return self._rpc
+
+    def _revive(self) -> None:
+        """A local cluster that was killed while somebody waits for its answer."""
+        if self.locator.directory:
+            revive(Path(self.locator.directory))

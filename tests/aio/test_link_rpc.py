@@ -8,6 +8,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -36,12 +37,14 @@ def client(
     secret: bytes = SECRET,
     on_push: Callable[[int, Message, memoryview], None] | None = None,
     on_opened: Callable[[Established], None] | None = None,
+    locate: Callable[[], str] | None = None,
 ) -> RpcClient:
     return RpcClient(
         f"127.0.0.1:{port}",
         Caller(secret, Role.READER, "host:1", cluster="cluster-a"),
         on_push=on_push,
         on_opened=on_opened,
+        locate=locate,
     )
 
 
@@ -147,6 +150,41 @@ def test_a_call_outlives_a_restart_of_the_server() -> None:
             echo(second)
             caller.join()
         assert answers == [b"after"]
+
+
+def test_a_call_finds_the_server_where_it_is_started_again() -> None:
+    """Who waits starts it: at another address."""
+    addresses: list[str] = []
+
+    def locate() -> str:
+        if not addresses:
+            raise Unavailable("it is not running")
+        return addresses[-1]
+
+    with ExitStack() as stack:
+
+        def start() -> None:
+            if not addresses:
+                running = stack.enter_context(serving(identity=COORDINATOR))
+                echo(running)
+                addresses.append(f"127.0.0.1:{running.server.port}")
+
+        with client(1, locate=locate) as rpc:
+            _, answer = rpc.call(Ask("where"), timeout_s=PATIENCE_S, look=start)
+            assert (bytes(answer), rpc.address) == (b"where", addresses[0])
+            addresses.clear()
+            stack.close()
+            with pytest.raises(Unavailable, match="it is not running"):
+                rpc.call(Ask("gone"), timeout_s=0.1)
+            assert bytes(rpc.call(Ask("again"), timeout_s=PATIENCE_S, look=start)[1]) == b"again"
+
+
+def test_what_a_look_raises_ends_the_call() -> None:
+    def look() -> None:
+        raise Refused("it belongs to another host")
+
+    with client(1) as rpc, pytest.raises(Refused, match="another host"):
+        rpc.call(Ask("where"), timeout_s=PATIENCE_S, look=look)
 
 
 def test_no_answer_in_time_is_unavailable_and_names_the_reason() -> None:

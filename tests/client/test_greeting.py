@@ -18,7 +18,7 @@ class _Coordinator:
         self.asked: list[str] = []
         self._known, self._error = known, error
 
-    def ask(self, what: str) -> bytes:
+    def ask(self, what: str, look: object = None) -> bytes:
         self.asked.append(what)
         if what not in self._known:
             raise self._error

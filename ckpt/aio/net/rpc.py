@@ -42,6 +42,8 @@ BACKOFF_S: Final = (0.02, 1.0)
 """First and longest rest between two attempts."""
 COORDINATOR_BACKOFF_S: Final = (0.02, 0.5)
 """Where another coordinator may lead by then."""
+LOOK_S: Final = 1.0
+"""Between two looks of who waits."""
 TELL_MAX: Final = 1024
 """Messages that wait for the thread to send them."""
 
@@ -89,13 +91,17 @@ class RpcClient:
         on_push: OnPush | None = None,
         on_opened: OnOpened | None = None,
         lasting: bool = True,
+        locate: Callable[[], str] | None = None,
     ) -> None:
-        """lasting: a server that is gone may come back, and calls wait for that."""
+        """lasting: a server that is gone may come back, and calls wait for that.
+        locate: its address now, asked on my thread ahead of each dial; raises Unavailable while it
+            has none.
+        """
         parse_server(address, caller.server_role)
         if len(caller.secret) < SECRET_BYTES_MIN:
             raise Refused(f"a cluster secret of {len(caller.secret)} bytes is too short")
         self.address = address
-        """As it was given: of coordinators it may name several, with commas between them."""
+        """Where it was dialed last; of coordinators it may name several, with commas between."""
         self.server = address
         """The one address of the session that stands or stood last; at first `address`."""
         self.peer: Established | None = None
@@ -105,6 +111,7 @@ class RpcClient:
         self._on_push = on_push
         self._on_opened = on_opened
         self._lasting = lasting
+        self._locate = locate
         self._pid = os.getpid()
 
         self._lock = threading.Lock()
@@ -136,9 +143,17 @@ class RpcClient:
         self.close()
 
     def call(
-        self, message: Message, bulk: Buffer = b"", *, timeout_s: float = 10.0
+        self,
+        message: Message,
+        bulk: Buffer = b"",
+        *,
+        timeout_s: float = 10.0,
+        look: Callable[[], None] | None = None,
     ) -> tuple[Message, memoryview]:
         """The reply and its bulk.
+
+        look: called now and then while no session stands; it may bring the server back, and what it
+            raises ends the call.
 
         Raises the error that the server reported, Unavailable when no answer came in time (the
         request may still have been done), Unauthorized or Refused when the server is not the one it
@@ -151,9 +166,11 @@ class RpcClient:
             self._next_request += 1
             self._calls[call.request] = call
             self._start_thread()
-        call.done.wait(timeout_s)
-        with self._lock:
-            self._calls.pop(call.request, None)
+        try:
+            self._wait(call, timeout_s, look)
+        finally:
+            with self._lock:
+                self._calls.pop(call.request, None)
         if call.error is not None:
             raise call.error
         if call.reply is None:
@@ -192,6 +209,15 @@ class RpcClient:
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._loop.abandon()
+
+    def _wait(self, call: _Call, timeout_s: float, look: Callable[[], None] | None) -> None:
+        """Until it is done, or for so long."""
+        deadline_us = now_us() + int(timeout_s * US_PER_S)
+        while (left_us := deadline_us - now_us()) > 0:
+            if call.done.wait(min(left_us / US_PER_S, LOOK_S)):
+                return
+            if self.peer is None and look is not None:
+                look()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -242,7 +268,14 @@ class RpcClient:
         return None if self._link is not None else max(0, self._dial_at_us - now_us())
 
     def _dial(self) -> None:
-        if self._link is None and now_us() >= self._dial_at_us:
+        if self._link is not None or now_us() < self._dial_at_us:
+            return
+        try:
+            if self._locate is not None:
+                self.address = self._locate()
+        except CkptError as error:
+            self._lose(error)
+        else:
             self._link = self._loop.connect(self.address, self._caller)
 
     def _expect(self) -> None:

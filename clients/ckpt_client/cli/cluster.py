@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ckpt.aio.process_identity import process_state
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step, TargetId, check_run_name, check_step
@@ -368,17 +369,6 @@ def parse_which(text: str) -> tuple[RunName, Step | str | None]:
 def is_running(pid: int | None) -> bool:
     """Whether there is such a process, one that has ended and waits for its parent not counted."""
     return process_state(pid) != ""
-
-
-def process_state(pid: int | None) -> str:
-    """Its letter in /proc, as `S` or, of one that is stopped, `T`; empty when it does not run."""
-    if pid is None:
-        return ""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return ""
-    return "" if state in ("Z", "X") else state
 
 
 def allocated_bytes(directory: Path) -> int:

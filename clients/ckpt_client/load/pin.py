@@ -231,9 +231,6 @@ class Pinned:
 
     def _connection(self) -> RpcClient:
         address = self.context.address()
-        if self._rpc is not None and self._rpc.address != address:
-            self._rpc.close()
-            self._rpc = None
         if self._rpc is None:
             counter = weakref.WeakMethod(self._opened)
             self._rpc = RpcClient(
@@ -245,6 +242,7 @@ class Pinned:
                     cluster=self.context.cluster,
                 ),
                 on_opened=lambda _peer: _call(counter),
+                locate=self.context.address,
             )
         return self._rpc
 

@@ -22,16 +22,19 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.private import make_private_directory
+from ckpt.aio.process_identity import has_ended, process_state
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
 from ckpt_client.local.detach import start_detached
-from ckpt_client.locate import ReadyFile, read_ready
+from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 
 CLUSTER_NAME: Final = "cluster.toml"
 LOCK_NAME: Final = "lock"
 SUPERVISOR_LOCK_NAME: Final = "supervisor.lock"
 POLL_S: Final = 0.02
+START_AGAIN_S: Final = 30.0
+"""For a cluster that was killed to serve again."""
 LOG_TAIL_BYTES: Final = 2000
 _KEYS: Final = (
     # (option in the URL, key in cluster.toml, flag of `ckptd local`)
@@ -55,6 +58,11 @@ class ServingCluster:
     secret_file: Path
     ready: ReadyFile
 
+    def start_again(self) -> None:
+        """Inside the `with`: start it if it was killed meanwhile. Raises as `opened_cluster`."""
+        if has_fallen(self.directory):
+            _start(self.directory, LocalOptions(), time.monotonic() + START_AGAIN_S)
+
 
 @contextmanager
 def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
@@ -77,12 +85,17 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
         if secret_file == directory / "secret" and not secret_file.exists():
             make_secret(secret_file)
         read_secret(secret_file)
-        ready = read_ready(directory) if is_supervised(directory) else None
-        if ready is None:
-            ready = _start(directory, url.options, deadline_s)
+        ready = serving(directory) or _start(directory, url.options, deadline_s)
         yield ServingCluster(directory, secret_file, ready)
     finally:
         os.close(lock)
+
+
+def revive(directory: Path) -> None:
+    """Start a cluster that was killed. Raises as `opened_cluster`."""
+    if has_fallen(directory):
+        with opened_cluster(LocalUrl(str(directory), LocalOptions()), START_AGAIN_S) as cluster:
+            cluster.start_again()
 
 
 def is_supervised(directory: Path) -> bool:
@@ -100,9 +113,27 @@ def is_supervised(directory: Path) -> bool:
     return False
 
 
-def is_serving(directory: Path) -> bool:
-    """Whether the supervisor that holds DIR has said where its coordinator is."""
-    return is_supervised(directory) and read_ready(directory) is not None
+def serving(directory: Path) -> ReadyFile | None:
+    """What the supervisor that holds DIR has said; None while it says nothing, and of one that was
+    killed: its children end soon, and its word stays until the next one takes it away.
+    """
+    ready, holder = read_ready(directory), _holder(directory)
+    if ready is None or not is_supervised(directory) or has_ended(holder):
+        return None
+    return ready if holder.partition(" ")[0] == str(ready.pid) else None
+
+
+def has_fallen(directory: Path) -> bool:
+    """Whether what served DIR was killed: who stops in order says that it serves no more."""
+    return (directory / READY_NAME).exists() and not is_supervised(directory)
+
+
+def _holder(directory: Path) -> str:
+    """Which process became DIR's supervisor last; empty when none did."""
+    try:
+        return (directory / SUPERVISOR_LOCK_NAME).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def check_options(directory: Path, options: LocalOptions) -> None:
@@ -156,10 +187,10 @@ def _start(directory: Path, options: LocalOptions, deadline_s: float) -> ReadyFi
     supervised = is_supervised(directory)  # One that is just starting, or about to end.
     started = 0 if supervised else start_detached(start_arguments(directory, options), log=log)
     while time.monotonic() < deadline_s:
-        ready = read_ready(directory)
-        if ready is not None and is_supervised(directory):
+        ready = serving(directory)
+        if ready is not None:
             return ready
-        if not is_supervised(directory) and not (started and _runs(started)):
+        if not is_supervised(directory) and not (started and process_state(started)):
             if started:
                 raise _why_ended(directory, log)
             started = start_detached(start_arguments(directory, options), log=log)
@@ -191,13 +222,6 @@ def _wait_for_lock(directory: Path, deadline_s: float) -> int:
                     f"another process is still starting the cluster in {directory}"
                 ) from None
             time.sleep(POLL_S)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def last_line(log: Path) -> str:

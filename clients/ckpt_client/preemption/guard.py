@@ -272,8 +272,6 @@ class PreemptionGuard:
             self._news.notify_all()
         for action in actions:
             self._perform(action)
-        if isinstance(event, Ticked):
-            self._control.find_again()
 
     def _note_time(self, event: GuardEvent) -> None:
         about = event.message if isinstance(event, GuardHeard) else event

@@ -81,6 +81,7 @@ from ckpt_client.stager.log import log
 from ckpt_client.stager.memory import HeldMemory, MemoryRequest
 from ckpt_client.stager.patience import LOOK_MS, CrowdPatience
 from ckpt_client.stager.readers import Readers
+from ckpt_client.stager.reviving import Reviving
 from ckpt_client.stager.sending import Sending
 from ckpt_client.stager.tables import TableOrder, Tables
 
@@ -156,6 +157,7 @@ class StagerShell:
         #: half -> the payload that was last sent from it; stays after the release, for readers.
         self._contents: dict[int, HalfContent] = {}
         self._readers = Readers(self._rank, self._look_up)
+        self._reviving = Reviving(attach.directory, self._jobs)
         self._cluster = ""
         #: Why there is no session, as last logged; empty while there is one.
         self._complaint = ""
@@ -386,6 +388,8 @@ class StagerShell:
     # ----------------------------------------------------------------------- coordinator
 
     def _dial(self) -> StagerEvent | None:
+        if not self._machine.idle:
+            self._reviving.look()
         try:
             address = self._locator.address()
             secret = read_secret(self._secret_file)

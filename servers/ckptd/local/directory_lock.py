@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.process_identity import own_identity, pid_of
 from ckpt.base.errors import Busy
 from ckptd.directory import open_lock
 
@@ -32,26 +33,11 @@ def lock_directory(directory: Path) -> int:
             break
         except BlockingIOError:
             holder = os.pread(descriptor, 64, 0).decode(errors="replace")
-            if _is_alive(holder) or time.monotonic() >= deadline_s:
+            if pid_of(holder) is not None or time.monotonic() >= deadline_s:
                 os.close(descriptor)
                 pid = holder.partition(" ")[0] or "?"
                 raise Busy(f"process {pid} runs the cluster in {directory}") from None
             time.sleep(LOCK_POLL_S)
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, _incarnation(os.getpid()).encode(), 0)
+    os.pwrite(descriptor, own_identity().encode(), 0)
     return descriptor
-
-
-def _is_alive(holder: str) -> bool:
-    """Whether the process that wrote this into the lock still runs."""
-    pid = holder.partition(" ")[0]
-    return pid.isascii() and pid.isdigit() and _incarnation(int(pid)) == holder
-
-
-def _incarnation(pid: int) -> str:
-    """`PID START`, which no later process repeats; empty when there is none, or only a zombie."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if after_name[0] in "ZX" else f"{pid} {after_name[19]}"

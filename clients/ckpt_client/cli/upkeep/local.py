@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ckpt.aio.process_identity import pid_of
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
@@ -80,21 +81,8 @@ def _find_supervisor(directory: Path) -> int | None:
         holder = (directory / SUPERVISOR_LOCK_NAME).read_text()
     except OSError:
         return None
-    pid_text, _, started = holder.partition(" ")
-    ready = read_local_ready(directory)
-    pid = int(pid_text) if pid_text.isascii() and pid_text.isdigit() else None
-    if pid is None or (ready is not None and ready.pid != pid):
-        return None
-    return pid if _start_time(pid) == started else None
-
-
-def _start_time(pid: int) -> str:
-    """In clock ticks since boot, which tells two processes of one id apart; empty for none."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if after_name[0] in "ZX" else after_name[19]
+    ready, pid = read_local_ready(directory), pid_of(holder)
+    return pid if ready is None or ready.pid == pid else None
 
 
 def _signal(pid: int, directory: Path) -> None:
