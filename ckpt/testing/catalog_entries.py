@@ -107,6 +107,7 @@ def every_entry() -> list[CatalogEntry]:
         RetentionSaid(RunName("other"), None),
         RepairSaid(RepairRules(paused_at_s=1700.5)),
         RepairSaid(RepairRules(floor_bytes=1 << 20, cap_bytes=0)),
+        RepairSaid(RepairRules(balance_bytes_max=1 << 40)),
         UpgradeFinished(PROTOCOL_VERSION + 1),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),

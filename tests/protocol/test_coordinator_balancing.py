@@ -18,6 +18,7 @@ from ckpt.format.messages.reading import Damage
 from ckpt.format.messages.repairs import SetRepair
 from ckpt.format.messages.targets import DropColumn, Rot, ScrubReport
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
+from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.repairing.balancing import IDLE_MAX, LOOK_US, SETTLE_US
 from tests.protocol.coordinated_target import COLUMN_BYTES, FakeTarget
@@ -25,6 +26,7 @@ from tests.protocol.coordinating import RUN, SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import LOOK_S, NOTHING, Worker, holders, missing
 from tests.protocol.test_coordinator_standings import change, done
 
+GATHERING_S = GATHERING_US / SECOND_US
 ROOM: int = 20
 """Columns that a target may have."""
 PLAN_S = LOOK_US / SECOND_US
@@ -176,7 +178,7 @@ def test_while_an_upgrade_is_not_finished_nothing_moves() -> None:
     refused(answer, "upgrade")
 
 
-def test_a_coordinator_that_begins_has_forgotten_what_was_asked_for() -> None:
+def test_the_next_coordinator_goes_on_with_what_was_asked_for() -> None:
     uneven = Uneven()
     uneven.told()
     uneven.tick(LOOK_S + 1)
@@ -184,10 +186,50 @@ def test_a_coordinator_that_begins_has_forgotten_what_was_asked_for() -> None:
     uneven.worker.seal()
     uneven.bench.restart(*uneven.bench.targets)
     uneven.worker = Worker(uneven.bench)
-    uneven.tick(60)
-    assert not uneven.is_asked
+    uneven.tick(3)
+    assert uneven.is_asked
     assert uneven.counts == [8, 8, 8, 0], "the copy that nobody had named went"
-    assert uneven.worker.lease() == NOTHING
+    uneven.settle()
+    assert not uneven.is_asked
+    assert uneven.counts == [6, 6, 6, 6]
+    uneven.bench.restart(*uneven.bench.targets)
+    assert not uneven.is_asked, "it has ended, durably"
+
+
+def test_who_has_just_begun_does_not_end_it_before_all_is_known() -> None:
+    """No move helps while targets are away and indexes were not read."""
+    uneven = Uneven()
+    uneven.told()
+    uneven.bench.restart()
+    uneven.tick(GATHERING_S - 1)
+    assert uneven.is_asked
+    for id in uneven.bench.targets:
+        uneven.bench.start(id)
+    uneven.worker = Worker(uneven.bench)
+    uneven.settle()
+    assert uneven.counts == [6, 6, 6, 6]
+
+
+def test_what_is_stopped_is_not_begun_by_the_next_coordinator() -> None:
+    uneven = Uneven()
+    uneven.told()
+    uneven.told(stop=True)
+    uneven.bench.restart(*uneven.bench.targets)
+    assert not uneven.is_asked
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_answer_waits_for_the_catalog(stop: bool) -> None:
+    uneven = Uneven()
+    if stop:
+        uneven.told()
+    operator = uneven.bench.session(Role.ADMIN)
+    uneven.bench.persist_at_once = False
+    assert uneven.bench.tell(operator, BalanceTargets(stop=stop)) == []
+    mark = uneven.bench.mark()
+    uneven.bench.sync()
+    (answer,) = uneven.bench.sent(TargetsBalanced, mark)
+    assert answer.running != stop
 
 
 # ----------------------------------------------------------------------- by itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnNumber, PayloadId
@@ -45,6 +45,8 @@ class RepairRules(Struct, frozen=True, gc=False):
     cap_bytes: int | None = None
     paused_at_s: float | None = None
     """Nothing is handed out since then; None: it goes on."""
+    balance_bytes_max: int | UnsetType = UNSET
+    """Somebody has asked for a balance, which moves so much at most; UNSET while none goes on."""
 
 
 def decode_repair_rules(document: bytes) -> RepairRules:

@@ -43,6 +43,12 @@ class Worked(Struct, frozen=True):
 Action = Send | CloseSession | Report | Persist | WorkLeft
 Reply = Callable[[Message, Buffer], None]
 Then = Callable[[], None]
+
+
+def nothing() -> None:
+    """Waits for what comes after it."""
+
+
 SomeFact = TypeVar("SomeFact", bound=Fact)
 Hearer = Callable[[Fact], None]
 

@@ -32,7 +32,7 @@ from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
-from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.desk import Desk, Then, nothing
 from ckpt.protocol.coordinator.facts import (
     CheckpointCommitted,
     CheckpointPlaced,
@@ -43,10 +43,6 @@ from ckpt.protocol.coordinator.facts import (
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
-
-
-def nothing() -> None:
-    """Waits for what comes after it."""
 
 
 class Adopter:

@@ -1,4 +1,5 @@
-"""Which columns go to another target although theirs stays: the balance has said so.
+"""Which columns go to another target although theirs stays: the balance has said so, or too many of
+their payload lie in one failure domain.
 
 A column that is moved counts where it is, until the copy at its destination is named; then the old
 one is surplus, as of a target that is drained. This is memory of the coordinator that leads: with
@@ -17,6 +18,9 @@ class Moving:
     """I hold the moves. Balancer adds them; it and Repairs take them away."""
 
     def __init__(self) -> None:
+        self.crowded: dict[ColumnId, TargetId] = {}
+        """Columns that may go wherever their domains allow, and from where. Crowding says so, all
+        of them at each of its looks."""
         self._moves: dict[CheckpointId, dict[ColumnId, ColumnMove]] = {}
 
     def add(self, move: ColumnMove) -> None:
@@ -32,6 +36,11 @@ class Moving:
     def forget(self, checkpoint: CheckpointId) -> None:
         """None of its columns is moved any more."""
         self._moves.pop(checkpoint, None)
+        self.crowded = {
+            column: holder
+            for column, holder in self.crowded.items()
+            if column.payload.checkpoint != checkpoint
+        }
 
     def forget_payload(self, payload: PayloadId) -> bool:
         """The same of a payload; whether any was."""
@@ -49,11 +58,12 @@ class Moving:
     def leaves(self, column: ColumnId, holder: TargetId) -> bool:
         """Whether it is to go from there."""
         move = self.of(column)
-        return move is not None and move.source == holder
+        is_moved = move is not None and move.source == holder
+        return is_moved or self.crowded.get(column) == holder
 
     def checkpoints(self) -> set[CheckpointId]:
         """Those of which something is moved."""
-        return set(self._moves)
+        return set(self._moves) | {column.payload.checkpoint for column in self.crowded}
 
     def __iter__(self) -> Iterator[ColumnMove]:
         for of_checkpoint in self._moves.values():

@@ -9,17 +9,20 @@
                                                       '--no move helps, or the bound is met--> ended
 
 A move is a task of the queue of what is made again, and nothing else: the same workers, pace, and
-way of naming a copy before the old one goes. What is moved is memory of this coordinator: a new one
-sheds from what is too full by itself, and goes on with what was asked for when it is asked again.
+way of naming a copy before the old one goes. What is moved is memory of this coordinator; that it was
+asked for is in the catalog, so that the next one goes on. One that is made again from the targets
+does not know of it.
 
 Invariants: a balance that was asked for moves at most BOUND times what there was to move when it
-began; a column that is missing, rots or leaves a drained target is never one of its moves.
+began, under each coordinator; a column that is missing, rots or leaves a drained target is never one of its moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
+
+from msgspec import UNSET, UnsetType
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, TargetId
@@ -43,9 +46,11 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.devices import DeviceSpace, device_spaces
 from ckpt.protocol.coordinator.cluster.membership import TargetState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
+from ckpt.protocol.coordinator.desk import Then, nothing
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
+from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
 from ckpt.protocol.events import Session
 
 MOVES_MAX: Final = 64
@@ -66,20 +71,22 @@ NOT_HERE: Final = "nothing is moved here (repair = false of the coordinator)"
 class Balancer:
     """I say which columns move; Repairs hands them out."""
 
-    def __init__(self, context: RepairContext, rate: RepairRate) -> None:
+    def __init__(self, context: RepairContext, rate: RepairRate, ruling: RepairRuling) -> None:
         self._desk = context.desk
         self._members = context.members
         self._checkpoints = context.checkpoints
         self._moving = context.checkpoints.moving
         self._policy = context.policy
         self._rate = rate
-        self.is_asked = False
+        self._ruling = ruling
+        bytes_max = ruling.said.balance_bytes_max
+        self.is_asked = bytes_max is not UNSET
         """Somebody has said that all devices are to be about as full."""
         self.columns_moved = 0
-        """Since the last balance began."""
+        """Since the last balance, or this coordinator, began."""
         self.bytes_moved = 0
         #: What was asked for ends when so many bytes are moved.
-        self._bytes_max = 0
+        self._bytes_max = 0 if isinstance(bytes_max, UnsetType) else bytes_max
         #: Plans of which nothing was moved, one after the other; and what was moved before the
         #: plan that counts now.
         self._idle_plans = 0
@@ -92,14 +99,22 @@ class Balancer:
     # ----------------------------------------------------------------------- what people say
 
     def handle(self, session: Session, request: int, message: BalanceTargets) -> None:
-        """Raises Refused where there is nothing to balance, or nothing can be moved."""
-        if message.stop:
-            self._stop()
-        elif not self.is_asked:
+        """What changes is durable when it is answered. Raises Refused where there is nothing to
+        balance, or nothing can be moved, NoSpace while the catalog is full.
+        """
+
+        def answer() -> None:
+            self._desk.send(session, request, self.told())
+
+        if message.stop and self.is_asked:
+            self._end("somebody has stopped it", answer)
+            return
+        if not message.stop and not self.is_asked:
             self._check()
             if not message.dry_run:
-                self._begin()
-        self._desk.send(session, request, self.told())
+                self._begin(answer)
+                return
+        answer()
 
     def told(self) -> TargetsBalanced:
         """How far it is."""
@@ -138,7 +153,8 @@ class Balancer:
             )
             raise Refused(text, hint="ckpt target ls shows what each has")
 
-    def _begin(self) -> None:
+    def _begin(self, then: Then) -> None:
+        self._desk.check_room()
         self.is_asked = True
         self.columns_moved = self.bytes_moved = 0
         self._idle_plans = self._moved_before = 0
@@ -146,18 +162,16 @@ class Balancer:
         self._bytes_max = BOUND * max(least, excess_bytes(self._shelves(), self._rule()))
         self._plan_at_us = self._desk.now_us
         self._desk.report("info", "targets are balanced", bytes_max=self._bytes_max)
+        self._ruling.balance(self._bytes_max, then)
 
-    def _stop(self) -> None:
-        if self.is_asked:
-            self._end("somebody has stopped it")
-
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, then: Then = nothing) -> None:
         self.is_asked = False
         self._moving.clear()
         self._desk.report(
             "info", "balance has ended", why=why, columns=self.columns_moved,
             bytes=self.bytes_moved,
         )  # fmt: skip
+        self._ruling.balance(UNSET, then)
 
     # ----------------------------------------------------------------------- in the course of time
 
@@ -176,7 +190,7 @@ class Balancer:
 
     def _plan(self) -> None:
         above = self._policy.balance_above
-        is_idle = self.columns_moved == self._moved_before
+        is_idle = self._is_known and self.columns_moved == self._moved_before
         self._idle_plans = self._idle_plans + 1 if is_idle else 0
         self._moved_before = self.columns_moved
         if self.is_asked and self.bytes_moved >= self._bytes_max:
@@ -189,10 +203,19 @@ class Balancer:
         if not self.is_asked and (above is None or not self._is_any_above(above)):
             return
         moves = self._planned(rule)
-        if self.is_asked and not moves:
+        if self.is_asked and not moves and self._is_known:
             self._end("no move helps any more")
         for move in moves:
             self._moving.add(move)
+
+    @property
+    def _is_known(self) -> bool:
+        """All that may be moved. To one that has just begun targets are about to come, and it is
+        reading indexes.
+        """
+        committed = (c for c in self._checkpoints.all() if c.state is RowState.COMMITTED)
+        known = (one.placement is not None or one.unread for one in committed)
+        return not self._members.gathering and all(known)
 
     def _is_any_above(self, share: float) -> bool:
         return any(shelf.share > share for shelf in self._shelves())

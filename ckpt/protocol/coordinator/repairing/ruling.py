@@ -1,4 +1,5 @@
-"""What people have said of repair: whether it goes, and what it may take; else the options count.
+"""What people have said of repair: whether it goes, what it may take, and whether targets are
+balanced; else the options count.
 
     asked --catalog--> counts, and is answered
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from ckpt.format.messages.repairs import (
@@ -66,6 +68,16 @@ class RepairRuling:
             self._said = rules
             then()
             self._desk.send(session, request, RepairSet(rules))
+
+        self._desk.persist((RepairSaid(rules),), durable)
+
+    def balance(self, bytes_max: int | UnsetType, then: Callable[[], None]) -> None:
+        """A balance goes on from now on, UNSET: no more; `then` when that is durable."""
+        rules = self._coming = replace(self._coming, balance_bytes_max=bytes_max)
+
+        def durable() -> None:
+            self._said = rules
+            then()
 
         self._desk.persist((RepairSaid(rules),), durable)
 

@@ -41,6 +41,7 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.context import RepairContext
+from ckpt.protocol.coordinator.repairing.crowding import Crowding
 from ckpt.protocol.coordinator.repairing.doubting import Doubter
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
@@ -168,7 +169,11 @@ class Repairs:
             context.desk, context.policy.repair, context.said, context.wall_s
         )
         self.rate = RepairRate()
-        self.balancer = Balancer(context, self.rate)
+        self._crowding = Crowding(
+            context.desk, context.members, context.checkpoints, context.policy.spread,
+            mends=after_us is not None,
+        )  # fmt: skip
+        self.balancer = Balancer(context, self.rate, self.ruling)
         """What is to be moved though nothing is lost."""
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
@@ -246,6 +251,7 @@ class Repairs:
         self.mender.tick()
         self._members.repair_bytes = most_beside_others(self.ruling.limits)
         self._doubter.tick()
+        self._crowding.tick()
         self.balancer.tick()
         now = self._desk.now_us
         self.rate.passed(now, is_working=bool(self.in_hand()))
