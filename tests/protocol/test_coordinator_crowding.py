@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ckpt.base.ids import CheckpointId
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.targets import DropColumn
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
+from ckpt.protocol.coordinator.repairing import crowding
 from ckpt.protocol.coordinator.repairing.crowding import LOOK_US
 from ckpt.protocol.coordinator.repairing.tasks import LOOK_US as QUEUE_LOOK_US
 from tests.protocol.coordinated_target import FakeTarget
@@ -151,3 +154,26 @@ def test_while_an_upgrade_is_not_finished_nothing_moves() -> None:
     first, second, *_ = holders(bench, id)
     to_host(bench, second, int(first.id[1:]))
     assert Worker(bench).lease() == NOTHING
+
+
+def test_a_look_goes_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowding, "LOOKED_AT_ONCE", 1)
+    bench = Bench(5)
+    ids = [bench.save(step) for step in range(1, 6)]
+    first, second, *_ = holders(bench, ids[0])
+    to_host(bench, second, int(first.id[1:]))
+    spread(Worker(bench))
+    assert all(len(set(hosts(bench, id))) == 3 for id in ids)
+
+
+def test_what_has_other_holders_is_looked_at_again_and_nothing_else() -> None:
+    """A column that was made again beside one that came back late."""
+    bench, id = crowded()
+    bench.save(2)
+    spread(Worker(bench))
+    bench.tick(LOOK_S)
+    moving = bench.machine.checkpoints.moving
+    assert not moving.crowded
+    assert not moving.take_replaced()
+    bench.tick(LOOK_S)
+    assert len(set(hosts(bench, id))) == 3

@@ -206,6 +206,7 @@ class Checkpoints:
             by_rank.setdefault(rank, {})[column] = target
         for rank, holders in by_rank.items():
             placement[rank] = placement[rank].moved(holders)
+        self.moving.replaced(checkpoint.id)
         self._counted.pop(checkpoint.id, None)
 
     def forget(self, checkpoint: KeptCheckpoint) -> None:

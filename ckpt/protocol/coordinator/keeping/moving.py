@@ -22,6 +22,8 @@ class Moving:
         """Columns that may go wherever their domains allow, and from where. Crowding says so, all
         of them at each of its looks."""
         self._moves: dict[CheckpointId, dict[ColumnId, ColumnMove]] = {}
+        #: Checkpoints of which columns have other holders since Crowding has looked.
+        self._replaced: set[CheckpointId] = set()
 
     def add(self, move: ColumnMove) -> None:
         self._moves.setdefault(move.column.payload.checkpoint, {})[move.column] = move
@@ -48,6 +50,15 @@ class Moving:
         for column in columns:
             self.discard(column)
         return bool(columns)
+
+    def replaced(self, checkpoint: CheckpointId) -> None:
+        """It is known where its columns are, or where they are now."""
+        self._replaced.add(checkpoint)
+
+    def take_replaced(self) -> set[CheckpointId]:
+        """Of which that was said since this was asked last."""
+        taken, self._replaced = self._replaced, set()
+        return taken
 
     def clear(self) -> None:
         self._moves.clear()

@@ -7,7 +7,8 @@ for any more, beside the column that was made again meanwhile.
                                                            where it is until the copy is named
 
 What lacks a column is made whole first, and where no domain has a place the payload stays as it is.
-A look goes in slices, so that nobody waits until a million columns were looked at.
+All is looked at when targets came, went or moved, in slices, so that nobody waits until a million
+columns were looked at; else only what has other holders since.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
@@ -27,8 +27,8 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheck
 from ckpt.protocol.coordinator.policy import SpreadRule
 
 LOOK_US: Final = 10 * US_PER_S
-LOOKED_AT_ONCE: Final = 64
-"""Checkpoints; 5 ms, where each has 64 payloads."""
+LOOKED_AT_ONCE: Final = 4096
+"""Payloads, 4 ms; and what the last checkpoint of them has more."""
 
 Domains = Mapping[TargetId | None, DomainKey]
 
@@ -49,6 +49,8 @@ class Crowding:
         self._is_busy = False
         #: When to look next; None before the first tick. Who has just begun has more urgent work.
         self._look_us: int | None = None
+        #: Under which domains all was looked at.
+        self._seen: Domains = {}
 
     def tick(self) -> None:
         now_us = self._desk.now_us
@@ -57,7 +59,14 @@ class Crowding:
         if not self._mends or self._is_busy or now_us < self._look_us:
             return
         self._look_us, self._is_busy = now_us + LOOK_US, True
-        self._look_on(iter([one.id for one in self._checkpoints.all()]), self._domains(), {})
+        domains, moving = self._domains(), self._checkpoints.moving
+        others = moving.take_replaced() | {column.payload.checkpoint for column in moving.crowded}
+        if domains == self._seen:
+            ids = sorted(others)
+        else:
+            ids = [one.id for one in self._checkpoints.all()]
+        self._seen = domains
+        self._look_on(iter(ids), domains, {})
 
     def _domains(self) -> Domains:
         """Of the targets whose columns stay where they are."""
@@ -71,15 +80,16 @@ class Crowding:
         self, ids: Iterator[CheckpointId], domains: Domains, found: dict[ColumnId, TargetId]
     ) -> None:
         """The next slice. Who moves meanwhile is seen at the next look."""
-        some = list(islice(ids, LOOKED_AT_ONCE))
-        for checkpoint in filter(None, map(self._checkpoints.get, some)):
+        looked = 0
+        for checkpoint in filter(None, map(self._checkpoints.get, ids)):
             if checkpoint.is_needed:
                 found.update(self._crowded(checkpoint, domains))
-        if len(some) == LOOKED_AT_ONCE:
-            self._desk.later(partial(self._look_on, ids, domains, found))
-        else:
-            self._is_busy = False
-            self._checkpoints.moving.crowded = found
+                looked += len(checkpoint.placement or ())
+            if looked >= LOOKED_AT_ONCE:
+                self._desk.later(partial(self._look_on, ids, domains, found))
+                return
+        self._is_busy = False
+        self._checkpoints.moving.crowded = found
 
     def _crowded(
         self, checkpoint: KeptCheckpoint, domains: Domains
