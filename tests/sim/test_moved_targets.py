@@ -1,5 +1,5 @@
-"""Histories in which targets move to other hosts with all that they hold, while workers, targets and
-the coordinator die: no host has more columns of a payload than it may have in the end, wherever
+"""Histories in which targets move to other hosts with all that they hold, while workers, targets
+and the coordinator die: no host has more columns of a payload than it may have in the end, wherever
 others have places, and nothing is lost meanwhile (P1, P7, P13).
 """
 

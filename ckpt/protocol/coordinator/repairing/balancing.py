@@ -9,12 +9,13 @@
                                                       '--no move helps, or the bound is met--> ended
 
 A move is a task of the queue of what is made again, and nothing else: the same workers, pace, and
-way of naming a copy before the old one goes. What is moved is memory of this coordinator; that it was
-asked for is in the catalog, so that the next one goes on. One that is made again from the targets
-does not know of it.
+way of naming a copy before the old one goes. What is moved is memory of this coordinator; that it
+was asked for is in the catalog, so that the next one goes on. A catalog that is made again from the
+targets does not know of it.
 
 Invariants: a balance that was asked for moves at most BOUND times what there was to move when it
-began, under each coordinator; a column that is missing, rots or leaves a drained target is never one of its moves.
+began, under each coordinator; a column that is missing, rots or leaves a drained target is never
+one of its moves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Columns of a payload that lie too many in one failure domain go to others.
 
-A commit keeps the rule (P13), but targets move to other hosts, and one comes back that nobody waited
-for any more, beside the column that was made again meanwhile.
+A commit keeps the rule (P13), but targets move to other hosts, and one comes back that nobody
+waited for any more, beside a column that was made again in its domain.
 
     too many in a domain, and another has room for one --> due as a drain's moves are: it counts
                                                            where it is until the copy is named
