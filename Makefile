@@ -5,7 +5,8 @@
 #   make test     the core, in a few minutes; TESTS="tests/erasure -k pattern" picks some of all
 #   make test-faults   daemons of many hosts, and what befalls them: loss of power, clocks, memory,
 #                      strangers, kills at random: tests/e2e_remote, tests/machines, tests/soak
-#   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e; a real crowd
+#   make test-bench    ckptbench's jobs on real clusters and files: tests/bench_e2e
+#   make test-crowd    a real crowd of stagers, with the machine to itself: tests/e2e/test_crowds.py
 #   make test-stores   S3 (Ceph, as root) and its faults, Azure, Google, Zarr readers: tests/stores
 #   make test-ha       the catalog on a real etcd, whose members are killed; fetches Debian's, without
 #                      root, where none is on the PATH: tests/ha
@@ -20,6 +21,7 @@
 #   make test-gpu      on an accelerator that torch finds; says loudly that there is none: tests/gpu
 #   make test-wheel    the sdist and the wheel, installed under each Python that is here, and an
 #                      upgrade from an earlier version: tests/wheel
+#   make ready    installs all that any of these needs; .ci/run does before it runs two at a time
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
@@ -55,7 +57,9 @@ CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 3
 SIM_SEEDS ?= 2000
 # Every commit looks at seeds that none before it saw.
-SIM_FIRST ?= $(shell echo $$(($$(git rev-list --count HEAD 2>/dev/null || echo 0) * $(SIM_SEEDS))))
+SIM_LANDING ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+SIM_FIRST ?= $(shell echo $$(($(SIM_LANDING) * $(SIM_SEEDS))))
+SIM_CAMPAIGN := test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit
 # The core has the main campaign alone: histories of one subject, crowds and planted bugs are five
 # sixths of the simulator's work, and none of it needs to be run twice.
 SIM_CORE := $(patsubst %,tests/sim/test_%.py,\
@@ -73,11 +77,13 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-faults test-wheel test-bench test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
+.PHONY: ready demo test test-faults test-wheel test-bench test-crowd test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
+
+ready: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_READY)
 
 test: $(READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
@@ -91,11 +97,13 @@ test-faults: $(READY)
 test-wheel: $(WHEEL_READY)
 	$(PYTEST) -n $(WORKERS) --dist worksteal tests/wheel
 
-# As light as the core, but the benchmark's own: Python alone, no root. The crowd has the machine to
-# itself: a target that is not run for long, beside other tests, counts as late, and is made up for.
+# As light as the core, but the benchmark's own: Python alone, no root.
 test-bench: $(READY)
-	$(PYTEST) -m "not slow" tests/e2e/test_crowds.py
 	$(PYTEST) -n $(WORKERS) -m "not slow" tests/bench_e2e
+
+# A target that is not run for long, beside other tests, counts as late, and is made up for.
+test-crowd: $(READY)
+	$(PYTEST) -m "not slow" tests/e2e/test_crowds.py
 
 # One gateway for all workers. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
@@ -118,12 +126,14 @@ test-gpu: $(FRAMEWORKS_READY)
 	$(BIN)/python -m tests.gpu.finding
 	$(PYTEST) -n 0 -m "not slow" tests/gpu
 
-# Side campaigns, crowds and planted bugs; then both cores for the main campaign. From 5,000 seeds
-# on each cell of the fault matrix must be hit: make soak.
+# Side campaigns, each with a few of the seeds that make soak runs all, others at each commit, crowds
+# and planted bugs; then both cores for the main campaign. From 5,000 seeds on each cell of the fault
+# matrix must be hit: make soak.
 test-sim: $(READY)
-	$(PYTEST) -n $(WORKERS) -m "not slow" $(SIM_SIDE) tests/mutants tests/explore
+	CKPT_SIM_LANDING=$(SIM_LANDING) $(PYTEST) -n $(WORKERS) -m "not slow" \
+		$(SIM_SIDE) tests/mutants tests/explore
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -n 0 \
-		-o faulthandler_timeout=1090 tests/sim/test_simulation.py
+		-o faulthandler_timeout=1090 tests/sim/test_simulation.py::$(SIM_CAMPAIGN)
 
 # What runs in processes of its own is found by their data files: all are new.
 coverage: $(COVERAGE_READY)
@@ -158,20 +168,20 @@ soak: $(FRAMEWORKS_READY) $(STORES_READY) $(WHEEL_READY)
 	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
 
 $(DOCS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group docs
 	@touch $(DOCS_READY)
 
 $(COVERAGE_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group coverage
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group coverage
 	@touch $(COVERAGE_READY)
 
 $(WHEEL_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group wheel
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group wheel
 	@touch $(WHEEL_READY)
 
 $(FRAMEWORKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(FRAMEWORKS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS_ALONE)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps $(FRAMEWORKS_ALONE)
 	@touch $(FRAMEWORKS_READY)
 
 clean:
@@ -179,7 +189,7 @@ clean:
 	find ckpt servers clients benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STORES_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group stores
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group stores
 	@all=yes; \
 	if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
@@ -196,5 +206,5 @@ $(READY): pyproject.toml $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with PYTHON=..." >&2; exit 1; }
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev --editable ".[server]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group dev --editable ".[server]"
 	@touch $(READY)

@@ -1,4 +1,8 @@
-"""fsspec's own abstract suite, on loose files."""
+"""fsspec's own abstract suite, on loose files.
+
+Of one target: each of its hundreds of files is a commit, and how many hold a file is nothing that
+a filesystem shows.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,13 @@ import pytest
 from fsspec.tests import abstract
 
 from ckpt_client.fs.filesystem import CkptFileSystemBase
+from tests.frameworks.clusters import local_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with local_cluster(tmp_path_factory.mktemp("burst"), targets=1, code="1+0") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

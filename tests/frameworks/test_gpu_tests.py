@@ -11,7 +11,7 @@ import ckpt
 from tests.frameworks.device.emulated import Emulated
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
-from tests.gpu import test_ranks
+from tests.gpu import test_ranks, test_saves
 from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
@@ -45,6 +45,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     # test_torch_restarts.py kills more of them.
     monkeypatch.setattr(test_ranks, "KILLS", 1)
     monkeypatch.setattr(test_ranks, "STEPS", 8)
+    monkeypatch.setattr(test_saves, "SMALL", 700)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Every script of docs/examples, run as its first lines say: without a break and with one.
 
-The run without a break is the command as a user types it. The other two of a torch script start
-warm: the same script in a process of its own, without seconds of imports.
+The run without a break is the command as a user types it, once for each script and once for
+torchrun. The other two of a torch script start warm: the same script in a process of its own,
+without seconds of imports.
 """
 
 from __future__ import annotations
@@ -79,14 +80,20 @@ def test_an_interrupted_run_learns_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("script", "more"),
-    [("torch_dcp.py", ()), ("lightning_fit.py", ("--sharded", "--devices", "2"))],
+    ("script", "more", "cold"),
+    [
+        pytest.param("torch_dcp.py", (), True, id="torch_dcp.py-more0"),
+        pytest.param(
+            "lightning_fit.py", ("--sharded", "--devices", "2"), False, id="lightning_fit.py-more1"
+        ),
+    ],
 )
 def test_a_sharded_run_goes_on_where_it_was_interrupted(
-    cluster: str, warm: Warm, script: str, more: tuple[str, ...]
+    cluster: str, warm: Warm, script: str, more: tuple[str, ...], cold: bool
 ) -> None:
     name = f"{script.removesuffix('.py')}/sharded"
-    calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2)
+    first_start = None if cold else warm
+    calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2, warm=first_start)
     first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2, warm=warm)
     second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))

@@ -194,7 +194,7 @@ def kill_a_target(url: str, chance: random.Random) -> None:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(4, id="4", marks=pytest.mark.timeout(700)),
+        pytest.param(2, id="2", marks=pytest.mark.timeout(700)),
         pytest.param(20, id="20", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],
 )

@@ -19,6 +19,8 @@ KINDS = (
     "complex64", "int64", "int8", "uint8", "bool",
 )  # fmt: skip
 MIB = 1 << 20
+SMALL = 2000
+"""Tensors without neighbours of their kind."""
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_every_bit_comes_back_by_the_long_way_and_by_the_known_form(
 def test_thousands_of_small_tensors_come_back(store: ckpt.Store, staging: str) -> None:
     for step in (1, 2):
         state = {
-            f"{n:04}": of_kind(KINDS[n % 3], 1 + (n * 37) % 20000, n * step) for n in range(2000)
+            f"{n:04}": of_kind(KINDS[n % 3], 1 + (n * 37) % 20000, n * step) for n in range(SMALL)
         }
         for n in range(600):  # Side by side without gaps: by rows, of one axis, two, and turned.
             alike = of_kind(KINDS[2 + n // 200], 64 * (1 + n % 7), n + step)

@@ -6,6 +6,7 @@ more often than the faults account for.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -23,6 +24,13 @@ LEAST: Final[Mapping[str, tuple[str, float]]] = {
 below what many seeds show."""
 ENOUGH: Final = 40
 """The share of fewer ends says nothing."""
+LANDING: Final = int(os.environ.get("CKPT_SIM_LANDING", "0"))
+"""The number of commits, in `make test-sim`."""
+
+
+def turn_of(seeds: int, of: int) -> int:
+    """The first of so many seeds: each landing runs others of those that `make soak` runs all."""
+    return LANDING * seeds % (of - of % seeds)
 
 
 def run_each(run_seed: Callable[[int], object], seeds: int, begin: int = 0) -> None:
@@ -34,11 +42,13 @@ def run_each(run_seed: Callable[[int], object], seeds: int, begin: int = 0) -> N
         run_seed(seed)
 
 
-def ends_of(run_seed: Callable[[int], tuple[int, list[str]]], seeds: int) -> list[str]:
+def ends_of(
+    run_seed: Callable[[int], tuple[int, list[str]]], seeds: int, begin: int = 0
+) -> list[str]:
     """How everybody's work ended in all of them; fails naming the seeds that broke a promise."""
     ends: list[str] = []
     failures: list[tuple[int, str]] = []
-    for seed in range(seeds):
+    for seed in range(begin, begin + seeds):
         try:
             ends += run_seed(seed)[1]
         except AssertionError as error:

@@ -129,4 +129,4 @@ def test_loads_that_fail_more_often_than_they_must_are_found(
     """What a launch has loaded is let go of while it lives: each failure alone is honest."""
     monkeypatch.setattr(Launch, "live", property(lambda launch: bool(launch.readers)))
     with pytest.raises(Violation, match="by number: only"):
-        check_share("by number", ends_of(run_seed, 80))
+        check_share("by number", ends_of(run_seed, SEEDS))

@@ -17,7 +17,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.policy import Watermarks
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
-from tests.sim.histories import ends_of, run_each
+from tests.sim.histories import ends_of, run_each, turn_of
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
 from tests.sim.reader_node import CRASHED, ReaderNode
@@ -25,7 +25,7 @@ from tests.sim.rebuilds import Rebuilds
 from tests.sim.restarts import check_restart
 from tests.sim.world import RUN
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 5
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 1_000
 PLANTED_SEEDS = 60
 STORE = StorePolicy("mem://one")
@@ -141,7 +141,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_goes_for_room_while_columns_are_made_again_is_gone_and_the_rest_is_whole() -> None:
-    ends = ends_of(run_seed, SEEDS)
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert ends.count("evicted") >= SEEDS
     assert "amid" in ends
 

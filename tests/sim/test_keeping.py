@@ -110,7 +110,7 @@ def _holds_nothing(one: KeptCheckpoint, is_needed: bool) -> str:
 
 PLANTS: Mapping[str, tuple[object, str, object, int]] = {
     "by-age-too-early": (retaining, "judged", _judged_early, 0),
-    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone, 8),
+    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone, 44),
     "pinned-ones-too": (retaining, "_held_text", _holds_nothing, 4),
 }
 """By name: what is replaced, by what, and the first seed that is tried."""

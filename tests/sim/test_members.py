@@ -19,7 +19,7 @@ from ckpt.protocol.coordinator.cluster.claims import Claims
 from ckpt.protocol.coordinator.cluster.membership import Target, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.standings import Standings
-from tests.sim.histories import ends_of, run_each
+from tests.sim.histories import ends_of, run_each, turn_of
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.member_operator import MemberOperator
 from tests.sim.oracles import Violation
@@ -36,7 +36,7 @@ from tests.sim.repair_world import (
 )
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 5
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 2_000
 PLANTED_SEEDS = 60
 
@@ -142,7 +142,7 @@ def _check_removed(world: World, removed: set[TargetId]) -> None:
 
 
 def test_targets_go_and_nothing_of_what_they_had_is_lost() -> None:
-    ends = ends_of(run_seed, SEEDS)
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert ends.count("removed") >= SEEDS // 4
     assert ends.count("taken back") >= SEEDS // 4
 

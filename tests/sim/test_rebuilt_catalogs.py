@@ -17,7 +17,7 @@ from ckpt.testing.disk import Keep
 from ckptd.catalog.rebuild import rebuild
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER
-from tests.sim.histories import ends_of, run_each
+from tests.sim.histories import ends_of, run_each, turn_of
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rebuilds import Rebuilds
 from tests.sim.repair_world import read_all, saved
@@ -25,7 +25,7 @@ from tests.sim.restarts import check_restart
 from tests.sim.whole_again import Disks
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 4
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 8
 SEEDS_SOAK = 1_500
 PLANTED_SEEDS = 60
 
@@ -98,7 +98,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
 
 
 def test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well() -> None:
-    ends = ends_of(run_seed, SEEDS)
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert {"rebuilt", "moved", "amid", "without one"} <= set(ends)
 
 

@@ -1,0 +1,60 @@
+"""A script that starts warm ends, and speaks, as one that starts cold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.warm import Warm
+
+WAIT_S = 120
+SCRIPTS = {
+    "to its end": "print('said', end='')",
+    "by a number": "import sys; print('said', end=''); sys.exit(3)",
+    "by nothing": "import sys; sys.exit()",
+    "by a text": "import sys; sys.exit('why')",
+    "by an error": "print('said', end=''); raise ValueError('why')",
+    "by Ctrl-C": "raise KeyboardInterrupt",
+    "by a signal": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "at once": "import os; print('said', flush=True); os._exit(4)",
+    "by what atexit has": "import atexit; atexit.register(print, 'last')",
+    "after a thread": """
+import atexit, threading
+
+def speak():
+    threading.main_thread().join()
+    print("a thread")
+
+atexit.register(print, "last")
+threading.Thread(target=speak).start()
+""",
+    "with a knot": """
+class Knot:
+    def __init__(self):
+        self.own = self
+
+    def __del__(self):
+        print("untied")
+
+knot = Knot()
+""",
+}
+
+
+def ended(command: list[str]) -> tuple[int, str, str]:
+    """Its status, what it said, and the last line of what it complained of."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=WAIT_S, env={**os.environ}
+    )
+    return done.returncode, done.stdout, done.stderr.rpartition("\n")[0].rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_ends_and_says_what_a_cold_one_does(warm: Warm, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPTS[name])
+    assert ended(warm.command(script)) == ended([sys.executable, str(script)])

@@ -1,0 +1,82 @@
+"""What `.ci/run` makes of its parts; a script stands in the place of make."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = re.findall(r"^(test-[a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+MAKE = """#!/usr/bin/env bash
+echo "begin $1" >>order
+grep SigIgn /proc/self/status >>ignored
+echo "first word of $1"
+# The first of either lane ends when both have begun.
+case $1 in check | test-faults)
+    until [ "$FAILS" ] || [ "$(grep -cE '^begin (check|test-faults)$' order)" = 2 ]; do :; done
+esac
+echo "last word of $1"
+echo "==== 3 passed, 1 skipped in 0.20s ===="
+[ "$1" != test-sim ] || echo "UNSTEADY, passed by itself: tests/sim/test_one.py"
+echo "end $1" >>order
+[ "$1" != "$FAILS" ]
+"""
+
+
+def run(directory: Path, fails: str = "") -> tuple[int, str, list[str]]:
+    """Its status, its output, and who began and ended in which order."""
+    (directory / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
+    shutil.copy(ROOT / "Makefile", directory)
+    make = directory / "bin" / "make"
+    make.parent.mkdir()
+    make.write_text(MAKE)
+    make.chmod(0o755)
+    path = f"{make.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [".ci/run"],
+        cwd=directory,
+        env={**os.environ, "PATH": path, "FAILS": fails},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout, (directory / "order").read_text().splitlines()
+
+
+def test_each_part_runs_once_and_the_crowd_has_the_machine_to_itself(tmp_path: Path) -> None:
+    """That it ends shows that two run side by side: they wait for each other."""
+    code, output, order = run(tmp_path)
+    begun = [line.removeprefix("begin ") for line in order if line.startswith("begin ")]
+    assert code == 0
+    assert order[:2] == ["begin ready", "end ready"], "what is installed is there before all"
+    assert sorted(begun) == sorted(["ready", "check", "docs", "test", *TARGETS])
+    at = order.index("begin test-crowd")
+    assert order[at + 1] == "end test-crowd"
+    assert sum(one.startswith("begin") - one.startswith("end") for one in order[:at]) == 0
+    for name in begun:
+        assert f"== {name}\nfirst word of {name}\nlast word of {name}\n" in output
+        assert len(re.findall(rf"^{name}, \d+ s: 3 passed, 1 skipped in 0.20s$", output, re.M)) == 1
+    assert output.count("\nUNSTEADY, passed by itself: tests/sim/test_one.py\n") == 2
+    # Ctrl-C and its like are ignored by no part: tests send them to what they start.
+    masks = (tmp_path / "ignored").read_text().split()[1::2]
+    assert {int(mask, 16) & 0b110 for mask in masks} == {0}
+
+
+def test_a_part_that_fails_is_shown_and_nothing_else_begins(tmp_path: Path) -> None:
+    code, output, order = run(tmp_path, fails="check")
+    assert code == 1
+    assert "== check\nfirst word of check\nlast word of check\n" in output
+    assert "\ncheck FAILED with 1\n" in output
+    assert "begin test-crowd" not in order
+    begun = [line.removeprefix("begin ") for line in order if line.startswith("begin ")]
+    ended = [line.removeprefix("end ") for line in order if line.startswith("end ")]
+    assert sorted(begun) == sorted(ended), "what runs beside it is awaited"
+
+
+def test_without_what_parts_share_none_begins(tmp_path: Path) -> None:
+    code, _, order = run(tmp_path, fails="ready")
+    assert (code, order) == (1, ["begin ready", "end ready"])
