@@ -15,6 +15,7 @@ import pytest
 from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.format.messages.balancing import TargetsBalanced
 from ckpt.plan.placement import domain_key
+from ckpt.protocol.coordinator.desk import nothing
 from ckpt.protocol.coordinator.facts import CheckpointPlaced
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
@@ -203,7 +204,7 @@ def begun_again(self: Balancer) -> None:
     was_asked = self.is_asked
     _plan(self)
     if was_asked and not self.is_asked:
-        self._begin()
+        self._begin(nothing)
 
 
 _movable = Balancer._movable
