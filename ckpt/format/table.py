@@ -125,6 +125,11 @@ def encode_table(table: RankTable) -> bytes:
     problem = ranks_problem(table.rank, table.world_size) or entries_problem(table.entries)
     if problem:
         raise Refused(problem)
+    return encode_sound_table(table)
+
+
+def encode_sound_table(table: RankTable) -> bytes:
+    """The same where all of it has been looked at already; raises Refused when it is too large."""
     raw = msgspec.msgpack.encode(table)
     if len(raw) > TABLE_BYTES_MAX:
         raise Refused(f"a table of {len(raw)} bytes: at most {TABLE_BYTES_MAX} are allowed")
@@ -133,12 +138,17 @@ def encode_table(table: RankTable) -> bytes:
 
 def tensor_problem(name: str, dtype: str, global_shape: tuple[int, ...]) -> str:
     """What is wrong with a tensor, its boxes aside; empty when nothing is."""
-    # The encoded name is the longer one.
-    is_long = len(name) > TENSOR_NAME_BYTES_MAX
-    if is_long or (not name.isascii() and len(name.encode()) > TENSOR_NAME_BYTES_MAX):
+    if _is_long(name):
         return f"{name[:40]}...: a name of more than {TENSOR_NAME_BYTES_MAX} bytes"
     problem = _form_problem(dtype, global_shape)
     return f"{name}: {problem}" if problem else ""
+
+
+def _is_long(name: str) -> bool:
+    # The encoded name is the longer one.
+    if len(name) > TENSOR_NAME_BYTES_MAX:
+        return True
+    return not name.isascii() and len(name.encode()) > TENSOR_NAME_BYTES_MAX
 
 
 # Tensors of a model have few forms: each is looked at once.
@@ -162,6 +172,14 @@ def box_problem(
         if start < 0 or size < 0 or start + size > whole:
             return f"box {shape} at {offset} is not inside {global_shape}"
     return ""
+
+
+# One look-up for an entry, since there may be a hundred thousand.
+@lru_cache(maxsize=4096)
+def _entry_form_problem(
+    dtype: str, global_shape: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]
+) -> str:
+    return _form_problem(dtype, global_shape) or box_problem(global_shape, offset, shape)
 
 
 # --------------------------------------------------------------------------- limits
@@ -199,12 +217,11 @@ def _ascend(before: TensorEntry, after: TensorEntry) -> bool:
 def _entry_problem(entry: TensorEntry) -> str:
     name, whole, shape = entry.name, entry.global_shape, entry.shape
     try:
-        problem = tensor_problem(name, entry.dtype, whole)
+        if _is_long(name):
+            return tensor_problem(name, entry.dtype, whole)
     except UnicodeEncodeError:
         return f"{name!r} is not valid Unicode"
-    if problem:
-        return problem
-    problem = box_problem(whole, entry.offset, shape)
+    problem = _entry_form_problem(entry.dtype, whole, entry.offset, shape)
     if problem:
         return f"{name}: {problem}"
     if shape != whole and entry.meaning is not Meaning.SHARD:

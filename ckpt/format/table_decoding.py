@@ -32,10 +32,16 @@ _ARRAY_32: Final = b"\xdd"
 
 def decode_table(document: Buffer) -> RankTable:
     """The inverse of `encode_table`; raises Corrupt on anything that it does not make."""
-    decoder = TableDecoder(document)
-    while not decoder.done:
+    try:
+        table = decode_body(_TABLE_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX))
+    except Corrupt:  # It is, or it has pieces with homes.
+        decoder = TableDecoder(document)
         decoder.go_on(len(decoder))
-    return decoder.table()
+        return decoder.table()
+    problem = ranks_problem(table.rank, table.world_size) or entries_problem(table.entries)
+    if problem:
+        raise Corrupt(problem)
+    return table
 
 
 class TableDecoder:
@@ -101,6 +107,7 @@ class _HomesEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     fingerprint: bytes
 
 
+_TABLE_DECODER: Final = msgspec.msgpack.Decoder(RankTable)
 _RAW_DECODER: Final = msgspec.msgpack.Decoder(_RawTable)
 _DECODER: Final = msgspec.msgpack.Decoder(list[TensorEntry])
 _HOMES_DECODER: Final = msgspec.msgpack.Decoder(list[_HomesEntry])

@@ -147,7 +147,10 @@ def _pack(node: Node, path: Path) -> Packed:
             packed: list[Packed] = [_DICT]
             for key, child in items:
                 packed.append(_pack_key(key, path))
-                packed.append(_pack(child, (*path, key)))
+                if type(child) is LeafNode and child.name.isascii():  # As nearly all are.
+                    packed.append([_LEAF, child.name])
+                else:
+                    packed.append(_pack(child, (*path, key)))
             return packed
         case ListNode(children):
             return [
@@ -239,10 +242,12 @@ class _Slotted:
 
 def _slotted(packed: list[Packed], children: Iterable[Node], places: Iterable[int]) -> _Slotted:
     slots: list[tuple[int, _Slotted | None]] = []
-    for place, child in zip(places, children, strict=True):
+    pairs = zip(places, children, strict=True)
+    others = [(place, child) for place, child in pairs if not isinstance(child, LeafNode)]
+    for place, child in others:
         if isinstance(child, ScalarNode):
             slots.append((place, None))
-        elif not isinstance(child, LeafNode):
+        else:
             below = _slotted_node(packed[place], child)
             if below.slots:
                 slots.append((place, below))

@@ -32,10 +32,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor, Location
-from ckpt.format.index.rows import BoxRows
 from ckpt.format.table import Meaning, RankTable, TensorEntry
 from ckpt.plan.boxes import Extent, volume_of
-from ckpt.plan.cuts import Holding, ShardCut, box_bytes_of
+from ckpt.plan.cuts import Holding, ShardCut, box_bytes_of, box_in_one_piece
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
@@ -163,7 +162,7 @@ class _Merger:
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
-        if not self._agree(name, holdings):
+        if len(holdings) > 1 and not self._agree(name, holdings):
             return
         meaning = holdings[0][1].meaning
         if meaning is Meaning.SHARD and self._merge_alike(name, holdings):
@@ -190,8 +189,8 @@ class _Merger:
         """Meaning is the same everywhere; so are dtype and global shape, unless each rank has its
         own.
         """
-        form = _form_of(holdings[0][1])
-        if all(_form_of(entry) == form for _, entry in holdings):
+        forms = [(entry.meaning, entry.dtype, entry.global_shape) for _, entry in holdings]
+        if forms.count(forms[0]) == len(forms):
             return True
         facts = [("meaning", [entry.meaning.value for _, entry in holdings])]
         if holdings[0][1].meaning is not Meaning.OWN:
@@ -220,13 +219,15 @@ class _Merger:
     def _merge_own(self, name: str, holdings: Sequence[Holding]) -> None:
         if len(holdings) == 1:
             ((rank, entry),) = holdings
-            return self._add(name, entry, (_box(rank, entry, holdings),))
+            is_whole = len(entry.pieces) == 1
+            box = box_in_one_piece(rank, entry) if is_whole else _box(rank, entry, holdings)
+            return self._add(name, entry, (box,))
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
         for _, form in sorted(forms.items()):
             boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
-            self._add(name, form[0][1], boxes)
+            self._add(name, form[0][1], tuple(boxes))
         return None
 
     def _merge_alike(self, name: str, holdings: Sequence[Holding]) -> bool:
@@ -269,7 +270,7 @@ class _Merger:
         if not all(self._stored(name, same) for same in writers):
             return
         order = sorted(range(len(holdings)), key=lambda i: (holdings[i][1].offset, holdings[i][0]))
-        self._add(name, holdings[0][1], [_box(*holdings[i], writers[i]) for i in order])
+        self._add(name, holdings[0][1], tuple([_box(*holdings[i], writers[i]) for i in order]))
         if geometry.is_plain and order == list(range(len(holdings))):
             self.cuts[holdings[0][1].dtype, shape, boxes] = ShardCut.of(holdings)
 
@@ -355,7 +356,8 @@ class _Merger:
             declared = members if len(groups) > 1 else members[:1]
             boxes += [_box(rank, by_rank[rank], writers) for rank in declared]
         meaning = Meaning.OWN if len(groups) > 1 else Meaning.REPLICATED
-        self._add(name, holdings[0][1], sorted(boxes, key=lambda box: box.rank), meaning)
+        in_order = tuple(sorted(boxes, key=lambda box: box.rank))
+        self._add(name, holdings[0][1], in_order, meaning)
         return None
 
     def _add(
@@ -366,16 +368,10 @@ class _Merger:
         meaning: Meaning | None = None,
     ) -> None:
         meaning = meaning or entry.meaning
-        if not isinstance(boxes, BoxRows):
-            boxes = tuple(boxes)
         self.add(IndexTensor(name, meaning, entry.dtype, entry.global_shape, boxes))
 
 
 # --------------------------------------------------------------------------- helpers
-
-
-def _form_of(entry: TensorEntry) -> tuple[Meaning, str, Extent]:
-    return entry.meaning, entry.dtype, entry.global_shape
 
 
 def _boxes_of(holdings: Sequence[Holding]) -> tuple[tuple[Extent, Extent], ...]:

@@ -49,7 +49,7 @@ class ShardCut:
             places.add((piece.payload_offset, piece.home))
         if len(places) == 1 and [rank for rank, _ in holdings] == self.ranks:
             return self._at(*places.pop())
-        return [_box(rank, entry) for rank, entry in holdings]
+        return tuple([box_in_one_piece(rank, entry) for rank, entry in holdings])
 
     def _at(self, payload_offset: int, home: Generation | None) -> BoxRows:
         """All at one place of their payloads."""
@@ -73,8 +73,8 @@ def _is_whole(entry: TensorEntry, box_bytes: int) -> bool:
     return not piece.start and 0 < piece.length == box_bytes and piece.payload_offset >= 0
 
 
-def _box(rank: Rank, entry: TensorEntry) -> IndexBox:
-    """That the rank stores in one piece."""
+def box_in_one_piece(rank: Rank, entry: TensorEntry) -> IndexBox:
+    """That the rank stores so."""
     (piece,) = entry.pieces
     place = Location(rank, 0, piece.payload_offset, piece.length).at(piece.home)
     return IndexBox(rank, entry.offset, entry.shape, (place,))

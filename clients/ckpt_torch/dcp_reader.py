@@ -258,11 +258,14 @@ def _fqn(path: DcpPath) -> str:
 
 
 def _tensor_metadata(tensor: IndexTensor) -> TensorStorageMetadata:
-    boxes = dict.fromkeys((box.offset, box.shape) for box in tensor.boxes)
+    """As one chunk, however ranks cut it: a commit says that they hold all of it, and what lies
+    where is found when it is read. DCP's planner walks over all chunks of each tensor on each rank.
+    """
+    whole = ChunkStorageMetadata(
+        torch.Size([0] * len(tensor.global_shape)), torch.Size(tensor.global_shape)
+    )
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=torch_dtype(tensor.dtype)),
-        size=torch.Size(tensor.global_shape),
-        chunks=[
-            ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)) for offset, shape in boxes
-        ],
+        size=whole.sizes,
+        chunks=[whole],
     )

@@ -94,6 +94,33 @@ def test_dcp_saves_and_loads_with_another_sharding(cluster: str, ranks: Ranks, h
         assert found == expected
 
 
+def chunks_job(url: str, step: int) -> dict[str, tuple[list[int], list[tuple[list[int], ...]]]]:
+    metadata = CkptReader(f"{url}/dcp-chunks/{step}").read_metadata()
+    tensors = metadata.state_dict_metadata.items()
+    return {
+        name: (
+            list(tensor.size),
+            [(list(chunk.offsets), list(chunk.sizes)) for chunk in tensor.chunks],
+        )
+        for name, tensor in tensors
+        if isinstance(tensor, TensorStorageMetadata)
+    }
+
+
+def save_chunks_job(url: str, step: int) -> None:
+    dcp.save(checkpoint_of("fsdp", step), storage_writer=CkptWriter(f"{url}/dcp-chunks/{step}"))
+
+
+def test_a_tensor_is_one_chunk_of_the_metadata_however_ranks_cut_it(
+    cluster: str, ranks: Ranks
+) -> None:
+    ranks.run(3, save_chunks_job, cluster, 4)
+    (found,) = ranks.run(1, chunks_job, cluster, 4)
+    assert any(len(size) == 2 for size, _ in found.values())
+    for size, chunks in found.values():
+        assert chunks == [([0] * len(size), size)]
+
+
 def saved_again_job(url: str, how: str) -> None:
     """`overwrite=False` refuses a step that is there, on all ranks, and leaves it as it is."""
     path, first = f"{url}/dcp-again-{how}/3", {"w": torch.ones(40)}
@@ -217,13 +244,13 @@ def once_job(url: str) -> Any:
     return commit.bytes, chunks
 
 
-def test_replicas_are_stored_once_and_chunks_are_the_ranks_boxes(
+def test_replicas_are_stored_once_and_a_tensor_is_one_chunk_to_dcp(
     cluster: str, ranks: Ranks
 ) -> None:
     for stored, chunks in ranks.run(2, once_job, cluster):
         # Each rank's tree document takes whole pages.
         assert 64 * 64 * 4 + 5000 * 4 <= stored < 64 * 64 * 4 + 5000 * 4 + 2 * 4096 + 3000
-        assert chunks == [(0, 0), (32, 0)]
+        assert chunks == [(0, 0)]
 
 
 def test_one_process_without_a_group_saves_and_loads(cluster: str) -> None:

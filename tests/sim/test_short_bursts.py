@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.messages.writing import AskPace, Fragment
+from ckpt.protocol.stager.events import SaveCommitted
 from tests.sim.crowd import DAEMONS, Crowd
 from tests.sim.short_bursts import CELLS, HARMS, Burst, cost, ratio
 from tests.sim.test_crowds import check_whole, unequal
@@ -45,6 +47,35 @@ def test_a_slow_device_costs_a_burst_less_than_its_own_time_again(
 ) -> None:
     """A hundred times slower, for the rest of the burst it would take the whole day."""
     assert ratio(Burst(4, 7, SMALL, seconds), "100 x", part) <= 2
+
+
+def test_a_device_that_stays_slow_is_tried_by_ever_fewer_bursts() -> None:
+    """They are further apart than the first pause, so that each would find it again, and wait."""
+    well, slow = (seconds_of_bursts(Burst(4, 12, SMALL, 0.5), harm) for harm in (None, "100 x"))
+    longer = [number for number, times in enumerate(zip(well, slow, strict=True)) if costs(*times)]
+    assert longer == [0, 1, 4]
+
+
+def costs(well: float, slow: float) -> bool:
+    return slow > 1.2 * well
+
+
+def seconds_of_bursts(burst: Burst, harm: str | None) -> list[float]:
+    """Six of them, 90 s apart; the harm strikes in the first and stays."""
+    steps = tuple(range(10, 16))
+    crowd = Crowd(
+        burst.seed, burst.ranks, [burst.slow] * burst.targets, burst.code, CELLS, steps,
+        ticks=DAEMONS, gap_us=90 * US_PER_S,
+    )  # fmt: skip
+    crowd.start()
+    if harm is not None:
+        HARMS[harm](list(crowd.targets.values())[3])
+    crowd.finish()
+    ends = [[node.outcomes[step] for node in crowd.ranks] for step in steps]
+    return [
+        max(end.info.commit_us for end in of_step if isinstance(end, SaveCommitted)) / US_PER_S
+        for of_step in ends
+    ]
 
 
 @pytest.mark.parametrize("harm", ["stop", "100 x"])

@@ -76,7 +76,7 @@ class PageBuilder:
         if self._room < tensor_cost + _BOX_COST_MAX:
             self.finish()
         boxes = tensor.boxes
-        rows = boxes.rows if isinstance(boxes, BoxRows) else None
+        rows = boxes.rows if type(boxes) is BoxRows else None
         if len(rows or boxes) * _BOX_COST_MIN > self._room:
             self._cut(tensor, tensor_cost)
             return

@@ -27,7 +27,7 @@ def check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
     if text:
         raise problem(f"index: {text}")
     boxes = tensor.boxes
-    if isinstance(boxes, BoxRows):
+    if type(boxes) is BoxRows:
         if not _are_rows(boxes):
             raise problem(f"index: {tensor.name} has a row of boxes that cannot be")
         # Steps are even, so what holds at both ends holds between them.

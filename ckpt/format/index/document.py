@@ -11,7 +11,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, LaunchNumber
 from ckpt.base.limits import INDEX_BYTES_MAX
 from ckpt.format.index.builder import PageBuilder, payload_pages
-from ckpt.format.index.checks import TensorKey, check_tensor, tensor_order
+from ckpt.format.index.checks import check_tensor, tensor_order
 from ckpt.format.index.pages import (
     HEADER_BYTES,
     ROWS_VERSION,
@@ -56,7 +56,7 @@ class TensorPages:
         """Of the document."""
         self._in_rows = in_rows
         self._builder = PageBuilder()
-        self._last: TensorKey | None = None
+        self._last: IndexTensor | None = None
 
     def add(self, tensor: IndexTensor) -> None:
         """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
@@ -64,12 +64,13 @@ class TensorPages:
             boxes = folded(tensor.boxes) if self._in_rows else tuple(tensor.boxes)
             form = tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape
             tensor = IndexTensor(*form, boxes)
-            if isinstance(boxes, BoxRows):
+            if type(boxes) is BoxRows:
                 self.version = ROWS_VERSION
         check_tensor(tensor, Refused)
-        key = tensor_order(tensor)
-        assert self._last is None or self._last < key, "ascending, one form once"
-        self._last = key
+        last, self._last = self._last, tensor
+        assert (
+            last is None or last.name < tensor.name or tensor_order(last) < tensor_order(tensor)
+        ), "ascending, one form once"
         self._builder.add(tensor)
         self._pack()
 

@@ -309,7 +309,7 @@ class IndexBox(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Only in pages: the locations go on from those of the box before."""
 
 
-class IndexTensor(msgspec.Struct, frozen=True):
+class IndexTensor(msgspec.Struct, frozen=True, gc=False):
     """One form of one name: boxes that share meaning, dtype and global shape.
 
     An OWN tensor has one box for each rank that has it. Ranks whose own tensors of one name

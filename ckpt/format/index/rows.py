@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from math import prod
 from operator import sub
-from typing import Final, overload
+from typing import Final, final, overload
 
 from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, Location, Repeat
@@ -29,8 +29,13 @@ Repeats = tuple[Repeat, ...]
 Row = tuple[IndexBox, Repeats]
 
 
+@final
 class BoxRows(Sequence[IndexBox]):
-    """The boxes of one tensor, in order, made when they are asked for."""
+    """The boxes of one tensor, in order, made when they are asked for.
+
+    Who asks whether boxes are rows asks for the type itself: `isinstance` of an abstract sequence
+    costs as much as the rest of what is done for a small tensor's one box.
+    """
 
     __slots__ = ("rows",)
 
@@ -87,12 +92,12 @@ class BoxRows(Sequence[IndexBox]):
 
 def rows_of(boxes: Sequence[IndexBox]) -> Sequence[Row]:
     """As they are stored; boxes that are in no row are one each."""
-    return boxes.rows if isinstance(boxes, BoxRows) else [(box, ()) for box in boxes]
+    return boxes.rows if type(boxes) is BoxRows else [(box, ()) for box in boxes]
 
 
 def boxes_of(boxes: Sequence[IndexBox], rank: Rank) -> Sequence[IndexBox]:
     """Those that the rank declared."""
-    return boxes.of(rank) if isinstance(boxes, BoxRows) else [b for b in boxes if b.rank == rank]
+    return boxes.of(rank) if type(boxes) is BoxRows else [b for b in boxes if b.rank == rank]
 
 
 def folded(boxes: Sequence[IndexBox]) -> Sequence[IndexBox]:

@@ -91,6 +91,8 @@ def are_arrays(found: Iterable[object]) -> bool:
 
 
 def _form_of(value: object, replicated: bool) -> Form:
+    if type(value) in ARRAYS:
+        return _ARRAY
     if type(value) is dict:
         mapping = cast(Mapping[object, object], value)
         return mapping_form(mapping, (_form_of(child, replicated) for child in mapping.values()))
@@ -105,7 +107,7 @@ def _form_of(value: object, replicated: bool) -> Form:
         return _shard_form(value)
     if isinstance(value, Shards):
         return ShardsForm(type(value), Children.of(_shard_form(box) for box in value.boxes))
-    return ArrayForm() if type(value) in ARRAYS else ForeignForm()
+    return ForeignForm()
 
 
 # --------------------------------------------------------------------------- nodes
@@ -193,6 +195,9 @@ class ArrayForm:
     def gather(self, value: object, found: Found) -> bool:
         found.arrays.append(value)
         return True
+
+
+_ARRAY: Final = ArrayForm()
 
 
 class ForeignForm:

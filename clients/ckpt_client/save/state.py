@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -76,7 +76,8 @@ def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""
     leaves: list[Leaf] = []
     root = _Walk(leaves).visit(state, "", 0, replicated)
-    order = sorted(range(len(leaves)), key=lambda n: (leaves[n].name, leaves[n].offset))
+    places = [(leaf.name, leaf.offset) for leaf in leaves]
+    order = sorted(range(len(leaves)), key=places.__getitem__)
     return FlatState(root, tuple(leaves[n] for n in order), tuple(order))
 
 
@@ -111,13 +112,18 @@ class _Walk:
         if depth > TREE_DEPTH_MAX:
             above = "/".join(where.split("/")[:4])
             raise Refused(f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}")
-        if type(value) is dict:
-            return DictNode(self._entries(value, where, depth, replicated))
-        if type(value) is list:
-            return ListNode(self._items(value, where, depth, replicated))
-        if type(value) is tuple:
-            return TupleNode(self._items(value, where, depth, replicated))
-        if type(value) in SCALARS:
+        kind = type(value)
+        if kind in ARRAYS:  # First, since a state has more of them than of all else.
+            return self._array(cast(AnyArray, value), where, replicated)
+        if kind is dict:
+            items = cast(dict[object, object], value)
+            return DictNode(self._entries(items, where, depth, replicated))
+        if kind is list:
+            return ListNode(self._items(cast(list[object], value), where, depth, replicated))
+        if kind is tuple:
+            values = cast(tuple[object, ...], value)
+            return TupleNode(self._items(values, where, depth, replicated))
+        if kind in SCALARS:
             return self._scalar(value, where, replicated)
         if isinstance(value, Replicated):
             return self.visit(value.tree, where, depth, True)
@@ -126,9 +132,7 @@ class _Walk:
         if isinstance(value, Shards):
             nodes = [self._shard(box, where) for box in value.boxes]
             return nodes[0]
-        meaning = Meaning.REPLICATED if replicated else Meaning.OWN
-        array = as_array(value, where)
-        return self._leaf(array, where, meaning, array.shape, (0,) * array.ndim)
+        return self._array(as_array(value, where), where, replicated)
 
     def _entries(
         self, value: dict[object, object], where: str, depth: int, replicated: bool
@@ -167,15 +171,19 @@ class _Walk:
             self._leaf(encoded, where, Meaning.REPLICATED, encoded.shape, (0,))
         return node
 
+    def _array(self, array: AnyArray, where: str, replicated: bool) -> Node:
+        meaning = Meaning.REPLICATED if replicated else Meaning.OWN
+        shape = array.shape
+        return self._leaf(array, where, meaning, shape, (0,) * len(shape))
+
     def _shard(self, shard: Shard, where: str) -> Node:
         array = as_array(shard.array, where)
         try:
             check_box("Shard", array.shape, shard.global_shape, shard.offset)
         except Refused as error:
             raise Refused(f"{_shown(where)}: {error.message}") from None
-        return self._leaf(
-            array, where, Meaning.SHARD, shard.global_shape, shard.offset, shard.holders
-        )
+        whole, offset = tuple(shard.global_shape), tuple(shard.offset)
+        return self._leaf(array, where, Meaning.SHARD, whole, offset, shard.holders)
 
     def _leaf(
         self,
@@ -190,9 +198,7 @@ class _Walk:
             dtype = dtype_name(array.dtype)
         except Refused as error:
             raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
-        self._leaves.append(
-            Leaf(where, meaning, dtype, array, tuple(global_shape), tuple(offset), holders)
-        )
+        self._leaves.append(Leaf(where, meaning, dtype, array, global_shape, offset, holders))
         return LeafNode(where)
 
 
@@ -239,6 +245,8 @@ def _from_array(value: object) -> AnyArray:
 
 
 def _checked_key(key: object, where: str) -> Key:
+    if type(key) is str and key.isascii():
+        return key
     if not _is_key(key, 0):
         raise Refused(
             f"{_shown(where)}: a key of type {type(key).__qualname__} cannot be stored: "

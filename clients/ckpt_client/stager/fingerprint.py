@@ -66,9 +66,11 @@ class Fingerprinter:
 
         warn: of small tensors always, and of large ones. refer: of what a save may refer to.
         """
+        outside = self._staged.outside
         for number, entry in enumerate(self._declaration.table.entries):
             stored_bytes = bytes_of(entry)
-            large = stored_bytes + self._staged.outside_bytes(number) > SAMPLED_BYTES_MIN
+            others_bytes = self._staged.outside_bytes(number) if number in outside else 0
+            large = stored_bytes + others_bytes > SAMPLED_BYTES_MIN
             if (warn and large) or (refer and stored_bytes >= REFERRED_BYTES_MIN):
                 sample = self._sample(number)
                 wanted = last is None or last.get(key_of(entry)) == sample
@@ -115,9 +117,10 @@ class _Staged:
     def __init__(self, half: memoryview, declaration: Declaration) -> None:
         self._half = half
         self._entries = declaration.table.entries
-        self._outside: dict[int, list[tuple[int, int, int]]] = {}
+        self.outside: dict[int, list[tuple[int, int, int]]] = {}
+        """By the entry's number, for few of many: what others store of it."""
         for one in declaration.witnesses:
-            self._outside.setdefault(one.entry, []).append((one.start, one.offset, one.length))
+            self.outside.setdefault(one.entry, []).append((one.start, one.offset, one.length))
 
     def digest(self, number: int) -> bytes:
         """Of a whole entry."""
@@ -131,7 +134,7 @@ class _Staged:
 
     def outside_bytes(self, number: int) -> int:
         """So much of an entry others store."""
-        return sum([length for _, _, length in self._outside.get(number, ())])
+        return sum([length for _, _, length in self.outside.get(number, ())])
 
     def sample(self, number: int) -> bytes:
         """Of the first, the middle and the last page of each of its parts."""
@@ -169,9 +172,12 @@ class _Staged:
                     f"{entry.name} is to be compared with another rank's, and was not stored again",
                     hint="save again: the next save stores it",
                 )
-            places.append((piece.start, piece.payload_offset, piece.length))
-        if number in self._outside:
-            places = sorted(places + self._outside[number])
+            start, offset, length = piece.start, piece.payload_offset, piece.length
+            places.append((start, offset, length))
+        if number in self.outside:
+            places = sorted(places + self.outside[number])
+        elif len(places) == 1 and not start:  # As nearly all are.
+            return [self._half[offset : offset + length]]
         parts: list[memoryview] = []
         at = 0
         for start, offset, length in places:

@@ -21,7 +21,7 @@ from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, Home, RunName, Step
 from ckpt.format.messages.saving import Repeats
-from ckpt.format.table import RankTable, encode_table
+from ckpt.format.table import RankTable, encode_sound_table
 from ckpt.plan.references import Base, References, base_of, find_references
 from ckpt.protocol.stager.events import ReferencesFound, StagerEvent, TableReady
 from ckpt_client.stager.fingerprint import Fingerprinter, Samples
@@ -189,7 +189,7 @@ class Tables:
         if found is None:
             return made
         payloads = {home: base.payloads[home] for home in found.homes}
-        encoded = encode_table(found.table)
+        encoded = encode_sound_table(found.table)
         return replace(made, found=found, found_encoded=encoded, payloads=payloads)
 
     def _fingerprint(self, order: TableOrder, prints: Fingerprinter) -> _Made:
@@ -200,7 +200,8 @@ class Tables:
         if order.warn or order.refer:
             with self._history_lock:
                 repeats = self._history.note(order.run, order.step, table, prints.samples)
-        return _Made(table, encode_table(table), prints.samples, repeats if order.warn else None)
+        encoded = encode_sound_table(table)
+        return _Made(table, encoded, prints.samples, repeats if order.warn else None)
 
     # ----------------------------------------------------------------------- loop
 

@@ -43,6 +43,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.cluster.holdings import HeldDocuments, ProvedColumns
 from ckpt.protocol.coordinator.cluster.listing import Lister
+from ckpt.protocol.coordinator.cluster.slowness import Slowness
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
@@ -56,8 +57,6 @@ POWER_UP_US: Final = 60_000_000
 """And so long for those of its catalog, while a save would fail without them: where power was lost,
 many machines with disks start more slowly than one coordinator.
 """
-SLOW_US = 60_000_000
-"""A target that was slow under a save is a last choice for so long; then it is tried again."""
 RESERVE_GOOD_US = 250_000
 """A target that reserves once within this is not passed over for being slow,"""
 RESERVE_FACTOR = 8
@@ -107,8 +106,8 @@ class Target:
     counters: dict[str, int] = field(default_factory=dict)
     reserving: ServiceTime = field(default_factory=lambda: ServiceTime(unit=1))
     """How long it takes to reserve space once."""
-    slow_until_us: int = 0
-    """A save found it slow beside its peers: until then others come before it."""
+    slowness: Slowness = field(default_factory=Slowness)
+    """Whether saves found it slow beside its peers; another boot is not blamed for it."""
     device: DeviceReport = WELL
     """What its device refused, as this boot reported last."""
     scrub: ScrubReport | None = None
@@ -280,7 +279,7 @@ class Membership:
                 own_bytes_free=t.bytes_free,
                 load_bytes=t.load_bytes + LAST_LOAD_BYTES * t.is_failing,
                 live=t.state is TargetState.LIVE and t.stays and (last_resort or not t.is_failing),
-                slow=self._desk.now_us < t.slow_until_us,
+                slow=t.slowness.holds(self._desk.now_us),
             )
             for t in self.all()
         ]
@@ -289,7 +288,7 @@ class Membership:
         """A save went on without it, or elsewhere; the next ones begin where it ended."""
         target = self.targets.get(id)
         if target is not None:
-            target.slow_until_us = self._desk.now_us + SLOW_US
+            target.slowness.noted(self._desk.now_us)
 
     def is_busy(self, target: Target) -> bool:
         """It has not answered yet, but reserves about as fast as others do: many have asked it."""
@@ -409,7 +408,7 @@ class Membership:
         self, target: Target, session: Session, domain: Domain, message: RegisterTarget
     ) -> None:
         if target.boot != message.boot:
-            target.device = WELL
+            target.device, target.slowness = WELL, Slowness()
         target.session, target.boot, target.state = session, message.boot, TargetState.RECONCILING
         target.silent_since_us = None
         target.domain, target.directory = domain, message.directory

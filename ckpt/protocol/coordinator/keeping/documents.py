@@ -5,7 +5,8 @@ many domains as an answer has already promised; a silent target costs a small mu
 others take, not its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
 late one stays asked, so that a cluster whose every disk is slow still comes to an end. One more
-costs little, so it is asked soon; only a target that passes the whole patience is called slow. When
+costs little, so it is asked soon; only a target that passes the whole patience is called slow, and
+of those that got company before, one that took many times what most others did. When
 the copies lie in too few domains, one in another domain is asked. When no other is live, but
 targets are still coming after a coordinator's restart, the copies are not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
@@ -46,6 +47,8 @@ COMPANY_US_MIN = 50_000
 """Nor is one alone for longer than this and"""
 COMPANY_FACTOR = 2
 """so many times what most others took."""
+LATE_FACTOR = 8
+"""Devices of one cluster differ by less: one that took so many times as long is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,10 @@ class _Spread:
         self._questions.pop(target, None)
         if stored:
             self._stored.add(target)
-            self._took_us.append(self._desk.now_us - self._began_us[target])
+            took_us = self._desk.now_us - self._began_us[target]
+            if self._was_slow(took_us):
+                self._members.note_slow(target)
+            self._took_us.append(took_us)
             size = len(self._document)
             summary = DocumentSummary(self._kind, self._checkpoint, size, self._digest)
             # Labels, or an index, have taken the place of earlier ones.
@@ -248,6 +254,13 @@ class _Spread:
         company_us = max(COMPANY_US_MIN, COMPANY_FACTOR * took[len(took) // 2])
         for target, question in self._questions.items():
             self._desk.hasten(question, self._began_us[target] + company_us)
+
+    def _was_slow(self, took_us: int) -> bool:
+        """Whether who took so long passed the patience, and most others took a small part of it."""
+        took = sorted(self._took_us)
+        if not took:
+            return False
+        return took_us >= max(self._patience_us, LATE_FACTOR * took[len(took) // 2])
 
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:

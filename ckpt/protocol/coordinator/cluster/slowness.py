@@ -1,0 +1,43 @@
+"""Which targets are a last choice, because saves found them slow beside their peers?
+
+    noted while nothing is known        a last choice for SLOW_US, then tried again
+    noted again, within SLOW_LAST_US    for SLOW_FACTOR times as long as the last time,
+    of the end of that                  SLOW_LAST_US at most
+    noted while it is a last choice     for as long from now on
+
+To try a device that is slow and does not fail costs the burst that does it; to pass over one that
+is well costs the share of one target in many. So one that is slow whenever it is tried is tried
+ever more rarely, also where saves are further apart than the first pause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ckpt.base.units import US_PER_S
+
+SLOW_US: Final = 60 * US_PER_S
+SLOW_FACTOR: Final = 4
+SLOW_LAST_US: Final = 3600 * US_PER_S
+
+
+@dataclass(slots=True)
+class Slowness:
+    """Of one target, as its current boot showed itself."""
+
+    until_us: int = 0
+    #: The last pause; 0: none yet.
+    _pause_us: int = 0
+
+    def holds(self, now_us: int) -> bool:
+        """Whether others come before it."""
+        return now_us < self.until_us
+
+    def noted(self, now_us: int) -> None:
+        """A save went on without it, or elsewhere. All ranks of a burst say so."""
+        if not self._pause_us or now_us >= self.until_us + SLOW_LAST_US:
+            self._pause_us = SLOW_US
+        elif not self.holds(now_us):
+            self._pause_us = min(SLOW_FACTOR * self._pause_us, SLOW_LAST_US)
+        self.until_us = now_us + self._pause_us
