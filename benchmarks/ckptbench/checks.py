@@ -87,7 +87,7 @@ def stall_ratio(job: JobResult) -> Spread | None:
 
 
 def find_errors(job: JobResult) -> list[str]:
-    """What does not add up."""
+    """Find figures of a report that contradict each other."""
     found = []
     for name, eta in (("save", save_eta(job)), ("load", load_eta(job))):
         if eta is not None and eta.median > figures.ETA_MAX:

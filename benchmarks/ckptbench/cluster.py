@@ -105,7 +105,7 @@ class BenchCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of everything that belongs to this cluster."""
+        """Environment of every process that belongs to this cluster."""
         return {
             **child_environment(),
             MARK_NAME: self.mark,
@@ -126,7 +126,7 @@ class BenchCluster:
         return tuple(f"t{number}" for number in range(self.plan.targets))
 
     def pid(self, name: str) -> int:
-        """Of `coordinator` or a target."""
+        """Process id of `coordinator`, or of a target."""
         return self._processes[name].pid
 
     def is_running(self, name: str) -> bool:
@@ -134,7 +134,7 @@ class BenchCluster:
         return self._processes[name].poll() is None
 
     def port(self, name: str) -> int:
-        """Of a target's TCP socket."""
+        """Port of a target's TCP socket."""
         return self._ports[name]
 
     def living_targets(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class BenchCluster:
 
     @property
     def target_pids(self) -> list[int]:
-        """Of those that run."""
+        """Process ids of the targets that run."""
         return list(self.living_targets().values())
 
     def stager_pids(self) -> list[int]:
@@ -163,12 +163,12 @@ class BenchCluster:
         ]
 
     def status(self) -> StatusView:
-        """As `ckpt status` sees it."""
+        """What `ckpt status` shows."""
         assert self._control is not None
         return _status_decoder.decode(self._control.ask("status"))
 
     def repair(self) -> RepairView:
-        """As `ckpt repair` sees it."""
+        """What `ckpt repair` shows."""
         assert self._control is not None
         return _repair_decoder.decode(self._control.ask("repair"))
 
@@ -224,7 +224,7 @@ class BenchCluster:
         end_children([self._processes[name]])
 
     def delete_step(self, run: RunName, step: Step) -> None:
-        """As `ckpt rm`. Raises NotFound."""
+        """Delete a step, as `ckpt rm` does. Raises NotFound."""
         assert self._control is not None
         self._control.call(DeleteStep(run, step), StepDeleted)
 

@@ -21,7 +21,7 @@ CLIFF: Final = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What grows."""
+    """The quantity that grows."""
 
     of: str
     """One of it: rank, target, tensor, MiB."""
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One axis."""
+    """The measurements along one axis."""
 
     axis: str
     points: tuple[Point, ...]

@@ -59,7 +59,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """What follows."""
+    """The tier that a job needs: interval, bandwidth, capacity, targets."""
 
     targets: int
     bound_by: str

@@ -63,7 +63,7 @@ SPIN_NS: Final = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """Who this rank is."""
+    """What one rank process is to do, and which rank it is."""
 
     engine: EnginePlan
     holds_state: bool

@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """One rank in one checkpoint."""
+    """The times of one rank in one checkpoint."""
 
     rank: int
     bytes: int
@@ -215,7 +215,7 @@ class CheckpointFigures:
 
     @property
     def end_word(self) -> str:
-        """What the last rank's end is called."""
+        """The word for the end of the last rank."""
         return END_WORDS.get(self.kind, "loaded")
 
     @property

@@ -65,7 +65,7 @@ class LatencyHistogram:
         return found
 
     def add(self, value: int) -> None:
-        """One more value."""
+        """Add one value."""
         index = bin_index(value)
         self.bins[index] = self.bins.get(index, 0) + 1
         self.least = value if not self.count else min(self.least, value)

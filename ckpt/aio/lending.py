@@ -196,7 +196,7 @@ class _Region:
 
 
 class Borrower:
-    """What one peer lent us."""
+    """The memory that one peer has lent us."""
 
     def __init__(self) -> None:
         self.returned: list[int] = []

@@ -111,7 +111,7 @@ class SlotPool:
 
     @property
     def free_bytes(self) -> int:
-        """What no slot holds now."""
+        """Bytes that no slot holds now."""
         with self._lock:
             return sum(count for _, count in self._free) * self.unit_bytes
 

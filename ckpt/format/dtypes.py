@@ -34,7 +34,7 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str:
         return dtype.str
     raise Refused(
         f"dtype {dtype} cannot be stored",
-        hint="numbers, booleans, text, dates and ml_dtypes can; split structured arrays by field",
+        hint="store numbers, booleans, text, dates, ml_dtypes; split structured arrays by field",
     )
 
 

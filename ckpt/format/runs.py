@@ -49,7 +49,7 @@ class SpareBuffers:
         return buffer.data[:size]
 
     def give_back(self, view: memoryview) -> None:
-        """Nobody may touch it afterwards."""
+        """Give the memory back; nobody may touch it afterwards."""
         buffer = view.obj
         if isinstance(buffer, np.ndarray):
             free = self._free.setdefault(len(buffer), deque())

@@ -19,7 +19,7 @@ assert array(_UINT32).itemsize == 4
 
 
 class Sums(NamedTuple):
-    """Of some bytes."""
+    """The checksums of some bytes."""
 
     whole: int
     blocks: array[int]

@@ -52,5 +52,5 @@ class Arena:
         return self._memory[start : start + size]
 
     def reset(self) -> None:
-        """Nobody needs what was taken any more."""
+        """Make all memory free again: nobody needs what was taken from it."""
         self._used = 0

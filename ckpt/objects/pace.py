@@ -21,7 +21,7 @@ IDLE_CREDIT_S: Final = 1.0
 
 
 def never() -> bool:
-    """Nobody is in a hurry."""
+    """A condition that never holds: nothing stops or slows the writer."""
     return False
 
 

@@ -71,7 +71,7 @@ FILES_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """What writing may use."""
+    """What writing may use: threads, memory, bandwidth, time."""
 
     threads: int = 2
     """Shards written at once; as many again are read back meanwhile."""

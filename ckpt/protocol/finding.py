@@ -149,18 +149,21 @@ class Roster:
         return replace(caller, cluster=self._cluster) if wants else caller
 
     def unnamed_by(self, leader: str, peer: Established) -> list[str]:
-        """Members of the list that may be of another cluster for all that this leader says."""
+        """Listed addresses that the leader does not name: they may be of another cluster."""
         named = (leader, *peer.coordinators)
         return [address for address in self._listed if address not in named]
 
     def failed(self, address: str) -> None:
-        """It comes last."""
+        """The address does not answer: try it last."""
         if address in self._order:
             self._order.remove(address)
             self._order.append(address)
 
     def met(self, address: str, cluster: str) -> Refused | None:
-        """It is of that cluster. Why it cannot be taken, if others are of another one."""
+        """Note the cluster of the coordinator at `address`.
+
+        Returns the error to raise when another address of the list is of another cluster.
+        """
         for other, known in self._clusters.items():
             if other != address and known != cluster:
                 return self._contradiction(other, known, address, cluster)
@@ -176,7 +179,7 @@ class Roster:
         return self.refusal
 
     def led_by(self, leader: str, peer: Established) -> None:
-        """It leads, and names all of them."""
+        """`leader` leads; `peer` names all coordinators that it knows."""
         self._cluster = peer.cluster
         known = (leader, *self._order, *peer.coordinators)
         kept = {leader, *self._listed, *peer.coordinators}

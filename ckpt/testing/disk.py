@@ -32,7 +32,7 @@ from ckpt.testing.pages import PagedFile
 
 
 class Keep(Enum):
-    """What of the unsynced survives a crash."""
+    """How much of what was not synced survives a crash."""
 
     NOTHING = "nothing"
     ALL = "all"

@@ -52,6 +52,6 @@ def judging(rpc: RpcClient, checkpoint: CheckpointId) -> Iterator[None]:
 
 def _verdict(judged: DamageJudged, checkpoint: CheckpointId, error: CkptError) -> CkptError:
     if judged.proved:
-        return Lost(loss_text(checkpoint, judged.reason), hint="take an older step by its number")
+        return Lost(loss_text(checkpoint, judged.reason), hint="load an older step by its number")
     text = f"{checkpoint} cannot be read ({error.message}), which is not proved: {judged.reason}"
     return Unavailable(text, hint="again when all its targets answer")

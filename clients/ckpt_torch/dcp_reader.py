@@ -248,7 +248,7 @@ class CkptReader(StorageReader):
 
 
 def _source(item: ReadItem) -> tuple[object, ...]:
-    """What of the checkpoint it reads."""
+    """The part of the checkpoint that an item is read from."""
     index = item.storage_index
     return index.fqn, index.offset, tuple(item.storage_offsets), tuple(item.lengths)
 

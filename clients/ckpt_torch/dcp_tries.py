@@ -79,5 +79,5 @@ class WatchedPlanner(SavePlanner):
             return self._planner.finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> object:
-        """`write_data` asks, and tells what it raises."""
+        """Called by `write_data`, which reports errors itself."""
         return self._planner.resolve_data(write_item)

@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Returns when the save is as durable as the storage says."""
 
     def load(self, step: int, rank: int) -> LoadedState:
-        """What `rank` saved."""
+        """Load what `rank` saved."""
 
     def tidy(self) -> None:
         """Remove what is left of older steps; outside the clock."""
@@ -128,7 +128,7 @@ class Storage(Protocol):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of rank processes."""
+        """Environment for rank processes."""
 
     @property
     def log_directory(self) -> Path:

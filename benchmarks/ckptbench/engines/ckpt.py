@@ -34,7 +34,7 @@ END_TIMEOUT_S: Final = 10.0
 
 
 class CkptEngine:
-    """One rank's store."""
+    """The engine of one rank: its store in a ckpt cluster."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self.plan = plan

@@ -18,7 +18,7 @@ SUFFIX: Final = "ocdbt"
 
 
 class TensorStoreEngine:
-    """One rank's databases, one for each step."""
+    """The engine of one rank: a TensorStore database for each step."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan

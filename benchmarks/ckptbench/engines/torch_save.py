@@ -13,7 +13,7 @@ from ckptbench.workload import State, dtype_of
 
 
 class TorchSaveEngine(FileEngine):
-    """One pickled dict for each rank."""
+    """The engine of one rank: a pickled dict for each step."""
 
     suffix = "pt"
 

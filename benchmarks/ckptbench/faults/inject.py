@@ -29,7 +29,7 @@ BANDS: Final = 16
 
 
 class Targets(Protocol):
-    """What is struck; BenchCluster is one."""
+    """The targets that a fault may strike; BenchCluster is one."""
 
     @property
     def target_names(self) -> tuple[str, ...]: ...
@@ -84,7 +84,7 @@ class Injector:
 
     @property
     def strikes(self) -> tuple[Strike, ...]:
-        """What was done since the checkpoint began."""
+        """Faults that were carried out since the checkpoint began."""
         return tuple(self._strikes)
 
     def strike_before(self) -> None:

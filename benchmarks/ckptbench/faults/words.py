@@ -46,7 +46,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """So many seconds after it began."""
+    """A moment: so many seconds after the checkpoint began."""
 
     seconds: float
 
@@ -63,7 +63,7 @@ When = Before | After | AtShare
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One word of `fault=`."""
+    """One fault, as a word of `fault=` describes it."""
 
     kind: FaultKind
     target: int | None

@@ -17,7 +17,7 @@ shared memory by a thread."""
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """Of one rank."""
+    """What one rank measures on its device."""
 
     device: str
     """As torch names it."""

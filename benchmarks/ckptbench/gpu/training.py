@@ -24,7 +24,7 @@ class GpuTraining:
         self._model(self._inputs).square().mean().backward()
 
     def state(self) -> dict[str, object]:
-        """As a save takes it."""
+        """The state in the form that a save takes."""
         # DCP's stager takes no OrderedDict (torch 2.11).
         model = dict(self._model.state_dict())
         return {"model": model, "optimizer": self.optimizer.state_dict()}

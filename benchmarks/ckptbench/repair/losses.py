@@ -120,7 +120,7 @@ class Losses:
         self._until(lambda: not self.is_under_way(), "not all columns are made again")
 
     def bytes_made(self) -> int:
-        """Of columns, since the coordinator began."""
+        """Bytes of columns made again since the coordinator began."""
         return self._cluster.repair().bytes_made
 
     def is_under_way(self) -> bool:

@@ -14,7 +14,7 @@ from ckptbench.figures import Costs
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """One run."""
+    """What one run of `ckptbench repair` measures."""
 
     code: Code = field(default_factory=lambda: Code(4, 2))
     targets: int = 7
@@ -39,7 +39,7 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMade:
-    """One column of the large payload."""
+    """How one column of the large payload was made again."""
 
     read_s: float
     """Its sources, by the same windows."""
@@ -98,7 +98,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class RepairRound:
-    """One of several that are alike."""
+    """One round of several alike."""
 
     column: ColumnMade
     target: TargetMade
@@ -122,7 +122,7 @@ class QueueFigures:
 
 @dataclass(frozen=True, slots=True)
 class RepairFigures:
-    """All of it."""
+    """All figures of a run."""
 
     rounds: tuple[RepairRound, ...]
     several: TargetMade | None

@@ -117,7 +117,7 @@ class _Target:
 
 
 class _Cluster:
-    """The machine, and who speaks with it."""
+    """A coordinator's machine, with targets and workers that answer it, all in this process."""
 
     def __init__(self, code: Code, payloads: int) -> None:
         self.code = code
@@ -152,14 +152,14 @@ class _Cluster:
         self.feed(SessionOpened(self.now_us, session, role, "bench"))
 
     def tell(self, session: Session, message: Message) -> list[Message]:
-        """What others than targets heard of it."""
+        """Receive a message. Returns what was sent because of it to others than targets."""
         self._requests += 1
         self._heard = []
         self.feed(Received(self.now_us, session, self._requests, message, b""))
         return self._heard
 
     def feed(self, event: Event) -> None:
-        """It, and all that follows."""
+        """Handle an event, and all that follow from it."""
         self._events.append(event)
         while self._events:
             for action in self.machine.handle(self._events.popleft()):

@@ -69,7 +69,7 @@ class RepairRounds:
         self._stack.close()
 
     def measure(self) -> RepairRound:
-        """One round."""
+        """Measure one round."""
         alone_s = self._save()
         victim = self._victim_of_large()
         lost = self._losses.empty([victim])

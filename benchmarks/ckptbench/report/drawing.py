@@ -42,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rank."""
+    """The row of one rank."""
 
     name: str
     bars: tuple[Bar, ...]
@@ -66,7 +66,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One checkpoint."""
+    """The drawing of one checkpoint."""
 
     title: str
     direction: str
@@ -91,7 +91,7 @@ def draw(job: JobResult) -> list[Drawing]:
 
 
 def draw_checkpoint(job: JobResult, one: CheckpointFigures) -> Drawing:
-    """Of one checkpoint."""
+    """Draw one checkpoint."""
     ends = sorted(rank.done_ns for rank in one.ranks)
     middle = ends[len(ends) // 2] or 1
     slowest = sorted(one.ranks, key=lambda rank: -rank.done_ns)[:ROWS_MAX]

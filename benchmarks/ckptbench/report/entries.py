@@ -22,7 +22,7 @@ KIB: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of an entry."""
+    """One direction, reads or writes, of an entry."""
 
     io_bytes: int
     runtime_ns: int

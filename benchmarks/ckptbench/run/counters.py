@@ -61,7 +61,7 @@ class HostCounters:
         self._counters = CounterReader({"stager": stagers}, [*ranks, *stagers])
 
     def since(self, stagers: Sequence[int]) -> HostSpent:
-        """What was added."""
+        """What was added since an earlier reading."""
         spent = self._counters.since({"stager": stagers}, 0.0, counts_wire=False)
         network = proc.network_bytes()
         return HostSpent(

@@ -23,7 +23,7 @@ MakeRanks = Callable[[Sequence[RankPlan], Mapping[str, str], Path], RankGroup]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all jobs of a run get."""
+    """What every job of a run is given."""
 
     isolated: bool
     """The loopback is ours alone: wire bytes can be counted."""
@@ -78,7 +78,7 @@ class StepShelf:
 
 
 def state_plan(options: JobOptions, hosts: int) -> StatePlan:
-    """What all ranks of all hosts hold."""
+    """The state that all ranks of all hosts hold."""
     count = options.ranks * hosts
     sizes = (
         models.scaled_bytes(options.model, options.scale, count)

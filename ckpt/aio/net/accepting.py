@@ -35,13 +35,13 @@ K_contra = TypeVar("K_contra", contravariant=True)
 
 
 class Host(Protocol[K_contra]):
-    """Who takes in whoever was accepted."""
+    """The server that a door hands accepted connections to."""
 
     def welcome(self, sock: socket.socket, source: str) -> None:
-        """A new connection: it is the host's now, who tells `seats` who took one."""
+        """Take over a new connection, and report to `seats` who has taken a seat."""
 
     def send_away(self, who: K_contra) -> None:
-        """Somebody gives its seat up: close it, unless it has proved itself this moment."""
+        """Close this connection to free its seat, unless it has just proved the secret."""
 
 
 class Door(Generic[K]):

@@ -27,7 +27,7 @@ ATTEMPT_S: Final = 5.0
 
 
 class ApproachOwner(Protocol):
-    """Who has several made, and takes one."""
+    """What makes several approaches at once, and keeps one."""
 
     def proved(self, address: str, peer: Established) -> None:
         """This approach has come to one who leads: it is taken, or closed, before this returns."""

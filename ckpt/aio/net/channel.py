@@ -78,7 +78,7 @@ class SessionHandler(Protocol):
 
 
 class ChannelOwner(Protocol):
-    """Who watches a channel's socket."""
+    """What watches a channel's socket for it."""
 
     def established(self, channel: Channel, peer: Established) -> None:
         """The handshake is done."""
@@ -137,7 +137,7 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """What the socket has not taken."""
+        """Bytes that the socket has not taken yet."""
         return self._queue.queued_bytes
 
     @property

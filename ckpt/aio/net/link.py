@@ -90,7 +90,7 @@ class LinkReceived:
 
 @dataclass(frozen=True, slots=True)
 class LinkDrained:
-    """It is `writable_now` again."""
+    """The link can be written again without waiting: `writable_now`."""
 
     link: Link
 

@@ -37,7 +37,7 @@ AnyLink = TypeVar("AnyLink", bound=_Addressed, contravariant=True)
 
 
 class Linking(Protocol[AnyLink]):
-    """Who has the links."""
+    """What keeps the links."""
 
     def close(self, link: AnyLink) -> None:
         """It tries no more; nothing follows."""
@@ -74,7 +74,7 @@ class LinkSearch(Generic[Link]):
 
     @property
     def is_over(self) -> bool:
-        """It has nothing more to do."""
+        """Whether the search has nothing more to do."""
         return self._search.is_over
 
     @property

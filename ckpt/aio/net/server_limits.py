@@ -11,7 +11,7 @@ from ckpt.base.units import US_PER_S, MiB
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What peers may cost."""
+    """How much of a server's memory and sockets peers may take."""
 
     unauthenticated_peers_max: int = UNAUTHENTICATED_PEERS_MAX
     unauthenticated_life_us: int = UNAUTHENTICATED_LIFE_US

@@ -19,7 +19,7 @@ _RISING = (Wire.PLAIN, Wire.MAC, Wire.ENCRYPT).index
 
 
 class WireRule(Protocol):
-    """What a server's connections get."""
+    """Which protection a server gives its connections."""
 
     def prepare(self, host: str) -> None:
         """Before a server listens at this host's address: peers of other hosts can be served.

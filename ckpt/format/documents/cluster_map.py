@@ -24,7 +24,7 @@ MAP_BYTES_MAX: Final = 16 * MiB
 
 
 class MapEntry(Struct, array_like=True, frozen=True, gc=False):
-    """One target."""
+    """One target in the cluster map."""
 
     target: TargetId
     domain: str
@@ -61,7 +61,7 @@ _ENTRIES: Final = msgspec.msgpack.Decoder(tuple[MapEntry, ...])
 
 
 def make_map(cluster: str, version: CatalogPosition, targets: tuple[MapEntry, ...]) -> ClusterMap:
-    """Of these targets, in any order."""
+    """Make the map of these targets, given in any order."""
     ordered = sorted(targets, key=lambda entry: entry.target)
     return ClusterMap(cluster, version, _ENCODER.encode(ordered))
 

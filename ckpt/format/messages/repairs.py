@@ -58,7 +58,7 @@ def decode_repair_rules(document: bytes) -> RepairRules:
 
 
 class SetRepair(Struct, frozen=True, gc=False):
-    """What is None stays as it is."""
+    """Set limits of repair. None leaves a limit as it is."""
 
     paused: bool | None = None
     floor_bytes: int | None = None

@@ -165,7 +165,7 @@ class KeepProtocol(Struct, frozen=True, gc=False):
 
 
 class ProtocolKept(Struct, frozen=True, gc=False):
-    """It is on stable storage."""
+    """The needed protocol version is on stable storage."""
 
 
 class Reserve(Struct, frozen=True, gc=False):
@@ -293,7 +293,7 @@ class ColumnsListed(Struct, frozen=True, gc=False):
 
 
 class ListHoldings(Struct, frozen=True, gc=False):
-    """As ListColumns, thousands of generations at once."""
+    """The same as ListColumns, for thousands of generations at once."""
 
     cursor: str = ""
 

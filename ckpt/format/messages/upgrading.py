@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class FinishUpgrade(Struct, frozen=True, gc=False):
-    """Whoever speaks less than the coordinator is not let in any more. Idempotent."""
+    """From now on refuse peers that speak an older protocol than the coordinator. Idempotent."""
 
     dry_run: bool = False
     """Say what stands against it, and change nothing."""

@@ -77,7 +77,7 @@ class DirectWriter:
         self._flush()
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file; nothing more can be written."""
         self._blocks.give_back(self._block)
 
     def _flush(self) -> None:

@@ -62,7 +62,7 @@ class Sink(Protocol):
 
     @property
     def url(self) -> str:
-        """What was asked for, without credentials."""
+        """The URL that was asked for, without credentials."""
 
     @property
     def conditional(self) -> bool:
@@ -79,7 +79,7 @@ class Sink(Protocol):
         """Store an object in parts; use it in a `with`."""
 
     def get(self, key: str) -> bytes:
-        """All of an object."""
+        """Read a whole object."""
 
     def get_range(self, key: str, start: int, end: int) -> Buffer:
         """Bytes [start, end) of an object; fewer when it ends before."""

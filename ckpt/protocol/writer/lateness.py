@@ -193,8 +193,10 @@ def _link_is_slow(column: Column, now_us: int, peers: list[Column]) -> bool:
 
 
 def _stripes_passed(peer: Column, had_stripes: int, span_us: int, *, last: bool) -> float:
-    """In that span; of who is done what it had, or, beside the last one, what it would have sent
-    at its pace.
+    """Stripes that a peer's column passed in the span.
+
+    For a column that is done or idle, what it would have passed at its own pace: in all, when it is
+    compared with the last column; otherwise at most what it had.
     """
     passed = peer.next_stripe - had_stripes
     is_under_way = passed > 0 or peer.waiting_since_us is not None

@@ -31,7 +31,7 @@ VERBS: Final = {
     ),
     "doctor": (
         "ckpt_client.cli.verbs.doctor",
-        "what would fail before a training starts, seen from this host",
+        "check what would fail on this host before a training starts",
     ),
     "status": (
         "ckpt_client.cli.verbs.status",
@@ -47,7 +47,7 @@ VERBS: Final = {
     ),
     "cat": (
         "ckpt_client.cli.verbs.cat",
-        "the values of one tensor, or what they are like",
+        "print the values of one tensor, or statistics of them",
     ),
     "diff": (
         "ckpt_client.cli.verbs.diff",
@@ -59,7 +59,7 @@ VERBS: Final = {
     ),
     "scrub": (
         "ckpt_client.cli.upkeep.scrub",
-        "have targets read all that they keep now, and compare",
+        "make targets read all that they keep now, and compare",
     ),
     "tag": (
         "ckpt_client.cli.verbs.tag",
@@ -75,11 +75,11 @@ VERBS: Final = {
     ),
     "unpin": (
         "ckpt_client.cli.verbs.pin",
-        "let a pinned checkpoint go again",
+        "unpin a checkpoint",
     ),
     "keep": (
         "ckpt_client.cli.verbs.keep",
-        "say which steps of a run stay, or show it",
+        "set or show which steps of a run stay",
     ),
     "rm": (
         "ckpt_client.cli.verbs.rm",
@@ -103,11 +103,11 @@ VERBS: Final = {
     ),
     "durability": (
         "ckpt_client.cli.upkeep.durability",
-        "how likely a year costs a checkpoint, by code, domains and failure rates",
+        "estimate how likely checkpoints are lost within a year",
     ),
     "drain": (
         "ckpt_client.cli.upkeep.drain",
-        "forget: let nothing wait for an object store any more",
+        "forget: stop waiting for an object store that is gone",
     ),
     "gc": (
         "ckpt_client.cli.upkeep.gc",
@@ -123,11 +123,11 @@ VERBS: Final = {
     ),
     "repair": (
         "ckpt_client.cli.upkeep.repair",
-        "show what lacks columns, and who makes them again",
+        "show lost columns and who makes them again; pause, resume, set the pace",
     ),
     "upgrade": (
         "ckpt_client.cli.upkeep.upgrade",
-        "show what each member speaks; finish: nobody older is let in any more",
+        "status: protocol versions of all members; finish: end an upgrade",
     ),
     "local": (
         "ckpt_client.cli.upkeep.local",
@@ -135,7 +135,7 @@ VERBS: Final = {
     ),
     "target": (
         "ckpt_client.cli.upkeep.target",
-        "hold, release: keep a local target from being started; replace: it has another directory",
+        "ls, drain, out, remove, balance, add, replace, hold: targets come and go",
     ),
     "init": (
         "ckpt_client.cli.upkeep.init",
@@ -143,7 +143,7 @@ VERBS: Final = {
     ),
     "completion": (
         "ckpt_client.cli.verbs.completion",
-        "a script for bash, zsh or fish that completes commands and options",
+        "print a completion script for bash, zsh or fish",
     ),
 }
 """Verb -> its module, and what it does."""
@@ -273,7 +273,7 @@ def _top_parser() -> CommandParser:
     parser = CommandParser(
         prog="ckpt",
         usage="ckpt COMMAND [options]",
-        description="Look at and look after a checkpoint-burst storage cluster.",
+        description="Inspect and operate a ckpt storage cluster.",
         epilog=f"commands:\n{lines}\n\n"
         "example:\n  ckpt ls --store ckpt+local:///scratch/burst\n\n"
         "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, NO_COLOR\n\n"

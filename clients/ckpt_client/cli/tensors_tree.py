@@ -50,7 +50,7 @@ def _matching(source: Source, pattern: str) -> list[TensorInfo]:
     if not found and infos:
         raise NotFound(
             f"{source.header} has no tensor like {pattern!r}",
-            hint=f"it has {infos[0].name!r}, for one; * is any text",
+            hint=f"it has {infos[0].name!r}, for example; * matches any text",
         )
     return found
 

@@ -213,10 +213,11 @@ class Checkpoint:
         )
 
     def read(self, plan: Callable[[Contents], Value]) -> Value:
-        """Call `plan` with the contents, of which it reads what it wants; returns what it returns.
+        """Call `plan` with the contents, to read what it wants of them; return its result.
 
-        It is called again from the beginning when bytes are damaged or their holders moved, then
-        perhaps with another generation. Raises Unavailable and Lost, and what `plan` raises.
+        When bytes are damaged, or have moved to other targets, `plan` is called again from the
+        beginning, perhaps with another generation. Raises Unavailable, Lost, and what `plan`
+        raises.
         """
         self._check_open()
         return self._try(lambda reading: plan(Contents(reading)))

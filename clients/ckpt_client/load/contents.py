@@ -133,7 +133,7 @@ class Contents:
         self._reading.read(reads)
 
     def _checked(self, want: Want) -> IndexTensor:
-        """What it is a box of."""
+        """The tensor that the wanted box is a part of. Raises NotFound, Refused."""
         tensor = self._tensor(want)
         box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
         checked_dtype(want.name, tensor, want.array)

@@ -104,7 +104,7 @@ class LikeWalk:
         if surplus:
             problems.append(f"like does not name {listed(surplus)}")
         if problems:
-            raise Refused("; ".join(problems), hint="strict=False takes what is there")
+            raise Refused("; ".join(problems), hint="strict=False loads what is there")
 
     def _visit(self, value: object, path: Path) -> object:
         if isinstance(value, Replicated):

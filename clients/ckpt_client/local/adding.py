@@ -49,7 +49,9 @@ class LocalPlaces:
         try:
             self._make(id, wanted)
         except FileExistsError:
-            raise Refused(f"somebody else has just added {id}", hint="say it again") from None
+            raise Refused(
+                f"somebody else has just added {id}", hint="run the command again"
+            ) from None
         except OSError as error:
             raise CkptError(f"cannot add {wanted or self.place(id)}: {error.strerror}") from None
         return id
@@ -99,7 +101,7 @@ class LocalPlaces:
                 raise Refused(
                     f"{wanted} is on the device of target {id}: no room is won, and both are lost"
                     " together",
-                    hint="name a directory on another device; --force does it all the same",
+                    hint="name a directory on another device, or use --force",
                 )
 
 

@@ -213,7 +213,7 @@ class Save:
     # ----------------------------------------------------------------------- for the stager's end
 
     def settle(self, outcome: wire.Outcome) -> None:
-        """The stager's last word."""
+        """Take the stager's final outcome: a commit, or an error."""
         if outcome.info is not None:
             self._commit = commit_from_info(outcome.info)
             self._unheard = self._commit.warnings
@@ -223,11 +223,11 @@ class Save:
             self.fail(error_from_wire(outcome.code, outcome.message, outcome.hint, after_s))
 
     def skip(self) -> None:
-        """The store's policy says so."""
+        """Mark the save as skipped, as the store's `when_full` policy wants."""
         self.skipped = True
 
     def fail(self, error: CkptError) -> None:
-        """Nothing more will be heard of it."""
+        """The save has failed; the stager sends nothing more of it."""
         self._error = error
 
     def take_error(self) -> CkptError | None:

@@ -43,7 +43,7 @@ class BackupConfig:
     """Options of `ckptd backup-catalog`."""
 
     directory: Path
-    """Of the coordinator, which does not run."""
+    """The coordinator's, which does not run."""
     to: Annotated[str, "FILE"] = ""
     """The copy's file; empty for one in DIR/backups."""
 

@@ -32,7 +32,7 @@ class CopyConfig:
     source: Annotated[str, "DIR|URL"]
     """Directory of a coordinator that does not run, or etcd://... of one."""
     destination: Annotated[str, "DIR|URL"]
-    """The other of both; it has no catalog."""
+    """The other of the two; it has no catalog yet."""
 
 
 @dataclass(frozen=True, slots=True)

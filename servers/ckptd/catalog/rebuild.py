@@ -75,9 +75,9 @@ class RebuildConfig:
     """Options of `ckptd rebuild-catalog`."""
 
     directory: Annotated[str, "DIR"] = ""
-    """Of the coordinator; without targets, of a local cluster that does not run."""
+    """The coordinator's; without --targets, that of a local cluster that does not run."""
     catalog: Annotated[str, "URL"] = ""
-    """In the place of the directory: etcd://... of the coordinators, which has no catalog."""
+    """Instead of the directory: the coordinators' etcd://..., which has no catalog yet."""
     targets: Annotated[str, "ADDRESSES"] = ""
     """HOST:PORT of each running target, separated by spaces."""
     backup: Annotated[str, "FILE"] = ""

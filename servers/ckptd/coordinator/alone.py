@@ -1,4 +1,4 @@
-"""What is asked about the coordinators themselves, of one whose catalog is a file on its host."""
+"""Answers to questions about coordinators, from the only one: its catalog is a file on its host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckptd.http.exposition import Family
 
 
 class Alone:
-    """I answer for a coordinator whose catalog is a file: there is no other one."""
+    """I answer questions about coordinators where there is only one: its catalog is a file."""
 
     def __init__(self, front: Front, catalog: str, term: int) -> None:
         self._front = front
@@ -32,7 +32,7 @@ class Alone:
         self._began_s = time()
 
     def answers(self, session: Session, request: int, message: Message) -> bool:
-        """False when the message is a term's."""
+        """Answer a question about coordinators. False for messages of the machine."""
         server = self._front.server
         match message:
             case Ask(what) if what == COORDINATORS:
@@ -46,25 +46,25 @@ class Alone:
         return True
 
     def opened(self, session: Session, peer: Established) -> None:
-        """Nobody stands by."""
+        """There are no standbys to note."""
 
     def speaking(self) -> Mapping[str, int]:
-        """There is no other one."""
+        """There are no other coordinators, so no versions that they speak."""
         return {}
 
     def heard(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> bool:
-        """Nobody was asked."""
+        """I ask nobody, so no message is an answer for me."""
         return False
 
     def closed(self, session: Session) -> None:
-        """Nothing of mine hangs on it."""
+        """I keep nothing for a session."""
 
     def checks(self) -> tuple[Check, ...]:
-        """None of its own."""
+        """No health checks beyond those of the machine."""
         return ()
 
     def families(self) -> Iterator[Family]:
-        """None of its own."""
+        """No metrics beyond those of the machine."""
         return iter(())
 
     def _view(self) -> CoordinatorsView:

@@ -30,18 +30,18 @@ class CoordinatorConfig:
     """Options of `ckptd coordinator`, from TOML, environment or flags."""
 
     directory: Path
-    """Where the catalog, its lock and the metrics token lie."""
+    """Holds the catalog, its lock and the metrics token."""
     catalog: Annotated[str, "URL"] = ""
     """etcd://H:P[,H:P...]/PREFIX?ca=&cert=&key=&user=&password_file=&insecure=1 for a catalog in
     that etcd; empty for SQLite in the directory."""
     id: Annotated[str, "ID"] = ""
     """Its name among the coordinators that share a catalog in etcd; empty takes this host's."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:7070"
-    """Where targets and clients come to; port 0 takes a free one."""
+    """Where targets and clients connect; port 0 takes a free one."""
     advertise: Annotated[str, "HOST"] = ""
     """The host that others reach it by; empty takes that of listen."""
     http: Annotated[str, "HOST:PORT"] = ""
-    """Where the page and metrics are, and tools ask; empty for none."""
+    """Where it serves the page, metrics and tools; empty for none."""
     cluster: Annotated[str, "ID"] = ""
     """The cluster's id; empty takes the catalog's, or a new one for a new catalog."""
     code: Annotated[str, "K+M"] = "4+2"
@@ -49,43 +49,43 @@ class CoordinatorConfig:
     cell_bytes: int = CELL_BYTES_DEFAULT
     """Size of one fragment of new saves."""
     level: Annotated[str, "target|device|host|rack|power"] = "host"
-    """What the columns of a payload are spread over."""
+    """The kind of failure domain over which a payload's columns are spread."""
     max_per_domain: Annotated[int, "COLUMNS"] = 1
     """Columns of a payload in one domain of that level."""
     spare_count: Annotated[int, "TARGETS"] = 1
-    """Spares that a plan names for each payload."""
+    """Spare targets for each payload."""
     orphan_grace_s: int = 60
     """So long after a restart, streams may use space that the coordinator before gave out, where
     none of its saves is under way."""
     repair: bool = True
-    """What is lost is made again: copies of documents here, columns by ckptd repair."""
+    """Make again what is lost: copies of documents here, columns by ckptd repair."""
     rebuild_after_s: int = 300
-    """Columns of a target that is away for so long are made again elsewhere, by ckptd repair."""
+    """Once a target is away for this long, ckptd repair makes its columns again elsewhere."""
     repair_floor_bytes: Annotated[int, "BYTES/S"] = 8 * MiB
-    """What repair may take of each target in a second while somebody saves or loads."""
+    """What repair may take of each target while somebody saves or loads."""
     repair_cap_bytes: Annotated[int, "BYTES/S"] = 0
-    """And while nobody does; 0 is no cap."""
+    """What repair may take of each target while nobody saves or loads; 0 is no cap."""
     balance_above_percent: int = 85
-    """Of a device's space: above it columns go to emptier devices, by ckptd repair; 0 moves none by
-    itself."""
+    """When more than this of a device's space is taken, ckptd repair moves columns to emptier
+    devices; 0: never by itself."""
     keep: Annotated[int, "STEPS"] = 0
     """Newest committed steps of a run to keep; 0 keeps all."""
     evict_above_percent: int = 85
-    """Of the fullest device's space: above it what was drained is evicted, oldest first; 100 never
-    does by itself."""
+    """When more than this of the fullest device is taken, drained steps are evicted, oldest first;
+    100: never by itself."""
     evict_below_percent: int = 70
-    """It evicts down to this."""
+    """Eviction stops below this."""
     nearfull_percent: int = 85
-    """TARGET_NEARFULL stands while columns and other files hold so much of a device, less its
+    """TARGET_NEARFULL stands while columns and other files hold this much of a device, less its
     reserve."""
     full_percent: int = 95
-    """TARGET_FULL, likewise."""
+    """TARGET_FULL stands, likewise."""
     wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
     """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
     hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
     where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
-    """The least grave events that are logged."""
+    """Log events of this severity and above."""
 
     def __post_init__(self) -> None:
         if self.catalog:

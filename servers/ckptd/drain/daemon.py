@@ -44,29 +44,30 @@ class DrainConfig:
     """Options of `ckptd drain`, from TOML, environment or flags."""
 
     to: Annotated[str, "URLS"]
-    """Object stores, blanks between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
+    """Object stores, with spaces between: URL?every=N&keep=N&runs=PATTERN&checksum=md5 each."""
     coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
     """The cluster's coordinators, of which one leads."""
     poll_s: float = 1.0
-    """Time between two looks at what is committed."""
+    """How often to look for new commits."""
     threads: int = 2
-    """Shards that each store writes at once; as many again are read back meanwhile."""
+    """Shards written to each store at once; as many again are read back at the same time."""
     memory_bytes: int = 256 * MiB
-    """Memory for what is on its way to each store."""
+    """Memory for bytes on their way to each store."""
     bandwidth_bytes: Annotated[int, "BYTES/S"] = 0
-    """What may go to each store in a second; 0 is no cap."""
+    """Most bytes to each store in a second; 0 is no cap."""
     patience_s: float = 120.0
     """How long one request to a store is tried before its checkpoint waits for another turn."""
     compression: Annotated[str, "auto|none|always"] = "auto"
-    """Whether arrays are compressed; auto goes by samples."""
+    """Whether to compress arrays; auto decides by samples."""
     portable_dtypes: bool = False
     """Write bfloat16 and float8 as integers, for Zarr readers without consolidated metadata."""
     abandon_s: float = 3600.0
-    """Remove what the tier deleted half drained once nobody has written to it for so long."""
+    """When the tier deleted a step that was half drained, remove its parts once nobody has written
+    to them for this long."""
     aside: bool = True
-    """Stand aside while a save is under way."""
+    """Pause while a save is under way."""
     log_level: Annotated[str, "info|warning|error"] = "info"
-    """The least grave events that are logged."""
+    """Log events of this severity and above."""
 
     def __post_init__(self) -> None:
         parse_policies(self.to)

@@ -88,7 +88,7 @@ class LocalConfig:
     """
 
     directory: Path
-    """Everything lies in it; may be given without --directory, as the first word."""
+    """The cluster's directory; may be given as the first word, without --directory."""
     targets: Annotated[int | None, "TARGETS"] = None
     """How many; 7 by default."""
     code: Annotated[str, "K+M"] = ""
@@ -96,12 +96,13 @@ class LocalConfig:
     keep: Annotated[int | None, "STEPS"] = None
     """Newest committed steps of a run to keep; 0 keeps all."""
     restart: Annotated[str, "always|never"] = ""
-    """Whether to start targets again that have exited; always by default."""
+    """Whether to restart targets that have exited; always by default."""
     linger_s: float = -1.0
     """End after so many seconds without a client. Not given: 300, in a cluster that an open of DIR
     starts, and never otherwise."""
     ends_idle: bool = False
-    """End after the seconds of rest that DIR was made with: an open of DIR starts it so."""
+    """End after the linger time that DIR was made with; an open of DIR starts a cluster like this.
+    """
     capacity_bytes: int | None = None
     """Space of all targets together; by default what the device has."""
     pretend_domains: bool = False
@@ -111,7 +112,7 @@ class LocalConfig:
     unprotected: bool = False
     """Allow a code without parity."""
     log_level: Annotated[str, "info|warning|error"] = "info"
-    """The least grave events that are logged."""
+    """Log events of this severity and above."""
 
     def options(self) -> ClusterOptions:
         """What was asked for; what was not given may be anything."""

@@ -35,11 +35,11 @@ class RepairConfig:
     coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
     """The cluster's coordinators, of which one leads."""
     poll_s: float = 1.0
-    """Time between two questions whether there is something to do."""
+    """How often to ask for work."""
     bandwidth_bytes: Annotated[int, "BYTES/S"] = 0
-    """What may be read from targets in a second; 0 is no cap."""
+    """Most bytes to read from targets in a second; 0 is no cap."""
     log_level: Annotated[str, "info|warning|error"] = "info"
-    """The least grave events that are logged."""
+    """Log events of this severity and above."""
 
     def __post_init__(self) -> None:
         parse_addresses(self.coordinator)

@@ -57,11 +57,11 @@ class TargetConfig:
     """Options of `ckptd target`, from TOML, environment or flags."""
 
     directory: Path
-    """What it serves; one directory on one device, made when missing."""
+    """What it serves: one directory on one device, made when missing."""
     coordinator: Annotated[str, "HOST:PORT[,HOST:PORT...]"]
     """The cluster's coordinators; it registers with the one that leads."""
     listen: Annotated[str, "HOST:PORT"] = "127.0.0.1:0"
-    """Where stagers and readers come to; port 0 takes a free one."""
+    """Where stagers and readers connect; port 0 takes a free one."""
     advertise: Annotated[str, "HOST"] = ""
     """The host that others reach it by; empty takes that of listen."""
     id: Annotated[str, "ID"] = ""
@@ -69,32 +69,34 @@ class TargetConfig:
     cluster: Annotated[str, "ID"] = ""
     """The cluster's id; empty takes target.toml's, else the coordinator's."""
     domain: Annotated[str, "POWER/RACK/HOST/DEVICE"] = ""
-    """What it fails together with; empty takes this host and the directory's device."""
+    """The failure domain it belongs to; empty takes this host and the directory's device."""
     capacity_bytes: int | None = None
     """How much of the device it may use; all when not given."""
     pool_bytes: int = 64 * MiB
-    """Memory for fragments that arrive; taken at the start where others than this host's send."""
+    """Memory for fragments that arrive; taken at the start if other hosts than this one send."""
     read_pool_bytes: int = 32 * MiB
-    """Memory for blocks that are read; at most three quarters keep what others may want."""
+    """Memory for blocks that are read; at most three quarters of it keep blocks that others may
+    want."""
     scrub: bool = True
     """Read all that it keeps again and again, past the page cache, to find rot before a reader
     does."""
     scrub_period_s: float = 7 * 86_400.0
-    """All is read at least so often, for the first time within a seventh of it."""
+    """Everything is read at least this often, and for the first time within a seventh of it."""
     scrub_percent: int = SCRUB_PERCENT
-    """Most of the device's time for that, while no column is written or read."""
+    """The share of the device's time for that, at most, and only while no column is written or
+    read."""
     direct: bool = True
-    """Write and read around the page cache where the file system can."""
+    """Bypass the page cache where the file system can."""
     unix: bool = True
     """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
-    """Where to ask for its health and metrics; port 0 takes a free one, empty for none."""
+    """Where it serves health and metrics; port 0 takes a free one, empty for none."""
     wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
     """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
     hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
     where the network is trusted."""
     log_level: Annotated[str, "info|warning|error"] = "info"
-    """The least grave events that are logged."""
+    """Log events of this severity and above."""
 
     def __post_init__(self) -> None:
         options.host_and_port(self.listen)

@@ -151,7 +151,7 @@ class ProvedColumns:
         return set(self._held)
 
     def discard(self, column: ColumnId) -> None:
-        """It counts no more."""
+        """Forget a column that no longer counts."""
         checkpoint = column.payload.checkpoint
         of_checkpoint = self._unpacked(checkpoint)
         of_checkpoint.pop(column, None)

@@ -126,8 +126,8 @@ class Target:
 
     @property
     def is_failing(self) -> bool:
-        """Its device refuses what it is asked: no new column goes there while others will do. What
-        it holds counts and is read.
+        """Whether the target's device refuses requests. Then it gets no new columns while there are
+        enough other targets; what it holds counts, and can be read.
         """
         return self.device.failures >= DEVICE_FAILURES_MAX
 

@@ -117,7 +117,9 @@ class Upgrading:
         elif self._desk.needs >= PROTOCOL_VERSION:
             self._desk.send(session, request, noted)
         elif against:
-            raise Refused("; ".join(against), hint="upgrade these, or end them, then say it again")
+            raise Refused(
+                "; ".join(against), hint="upgrade these, or end them, then run the command again"
+            )
         elif away and not message.force:
             raise Refused(
                 "; ".join(away),
@@ -165,7 +167,7 @@ class Upgrading:
         self._desk.persist((UpgradeFinished(needs),), durable)
 
     def _cut(self, session: Session, peer: Peer) -> None:
-        """Nobody older stays, whoever came in between."""
+        """Close the session of a peer that speaks an older version than the cluster needs."""
         if peer.version < self._desk.needs:
             why = f"protocol {self._desk.needs} is needed, and it speaks {peer.version}"
             self._desk.close(session, why)

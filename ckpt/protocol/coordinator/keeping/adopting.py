@@ -71,7 +71,7 @@ class Adopter:
     # ----------------------------------------------------------------------- what changes
 
     def reconcile(self, target: Target) -> None:
-        """It has listed what it holds."""
+        """A target has listed what it holds: count its surplus columns again."""
         for checkpoint in self._with_surplus():
             for holders in checkpoint.surplus.values():
                 holders.discard(target.id)

@@ -351,11 +351,13 @@ class Checkpoints:
         )
 
     def own_redundancy(self, checkpoint: KeptCheckpoint) -> Redundancy:
-        """Of what it holds itself, now: columns, and copies of its index, one of which stays."""
+        """Redundancy now of what it holds itself, without its homes: of its columns, and of its
+        index, of which one copy must stay.
+        """
         return self._with_index(checkpoint, self._columns(checkpoint))
 
     def _with_index(self, checkpoint: KeptCheckpoint, columns: Redundancy) -> Redundancy:
-        """While the catalog stands, the record is not asked for."""
+        """The lower of both. Copies of the record do not count."""
         copies = self.index_copies(checkpoint)
         spread = {domain_key(one.id, one.domain, self._level) for one in copies}
         return Redundancy(

@@ -265,7 +265,7 @@ class Deleter:
             self.expire(checkpoint.id.run)
 
     def attempt_dropped(self, fact: AttemptDropped) -> None:
-        """Nobody may keep what it left."""
+        """An attempt was dropped: targets delete what it left."""
         id = fact.checkpoint
         self._desk.tell(ReferencesDropped(id))
         self.gone[id] = RowState.ABORTED

@@ -202,7 +202,7 @@ class Labeling:
                 self._spread(change, number + 1)
                 return
             text = f"too few targets are live for the labels of {checkpoint.id}"
-            hint = "start them (ckpt status), then say it again"
+            hint = "start them (ckpt status), then run the command again"
             self._end(change, Unavailable(text, hint=hint))
 
         store_document(

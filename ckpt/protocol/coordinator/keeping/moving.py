@@ -67,13 +67,13 @@ class Moving:
         return self._moves.get(column.payload.checkpoint, {}).get(column)
 
     def leaves(self, column: ColumnId, holder: TargetId) -> bool:
-        """Whether it is to go from there."""
+        """Whether the column is to move away from this holder."""
         move = self.of(column)
         is_moved = move is not None and move.source == holder
         return is_moved or self.crowded.get(column) == holder
 
     def checkpoints(self) -> set[CheckpointId]:
-        """Those of which something is moved."""
+        """Checkpoints of which columns are moving."""
         return set(self._moves) | {column.payload.checkpoint for column in self.crowded}
 
     def __iter__(self) -> Iterator[ColumnMove]:

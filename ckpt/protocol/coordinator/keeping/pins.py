@@ -29,14 +29,14 @@ class Pins:
         return self._next - 1
 
     def hold(self, session: Session, checkpoint: KeptCheckpoint, now_us: int) -> int:
-        """The number of a new one."""
+        """Pin the checkpoint for a session. Returns the pin's number."""
         pin = self.new_number()
         self._held[pin] = _Pin(session, checkpoint, now_us)
         checkpoint.pins.add(pin)
         return pin
 
     def let_go(self, pin: int) -> KeptCheckpoint:
-        """What it held."""
+        """End a pin. Returns the checkpoint that it held."""
         checkpoint = self._held.pop(pin).checkpoint
         checkpoint.pins.discard(pin)
         return checkpoint

@@ -111,7 +111,7 @@ class Standings:
             self._desk.send(session, request, answer)
             return
         if doubts and not message.force:
-            raise Refused("; ".join(doubts), hint="mend that first; --force does it all the same")
+            raise Refused("; ".join(doubts), hint="mend that first, or use --force")
         if standing is TargetStanding.REMOVED:
             _check_ended(target)
 

@@ -455,7 +455,7 @@ class RepairView(Struct, frozen=True):
 
 
 class UpgradeMember(Struct, frozen=True):
-    """Who is here, or belongs here, and what it speaks."""
+    """A process that is here, or a target that belongs here, and its protocol version."""
 
     kind: str
     """coordinator, target, stager, reader, worker or command."""

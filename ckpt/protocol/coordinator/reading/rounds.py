@@ -82,11 +82,11 @@ class Round:
     ranks: set[Rank] = field(default_factory=set)
     """Who has taken it."""
     loading: dict[Rank, Session] = field(default_factory=dict)
-    """Who is reading it and has not said how that ended."""
+    """Ranks that read it and have not yet reported how that ended."""
     confirming: list[_Confirming] = field(default_factory=list)
-    """Who has loaded it and waits until it may return it."""
+    """Ranks that have loaded it and wait until they may return it."""
     confirmed: set[Rank] = field(default_factory=set)
-    """Who may return it, as far as this coordinator knows."""
+    """Ranks that may return it, as far as this coordinator knows."""
     from_store: bool = False
     """The ranks read it from an object store: its damage here ends nothing."""
     settling: bool = False
@@ -102,7 +102,7 @@ class Round:
 
     @property
     def step(self) -> Step | None:
-        """As it was asked for."""
+        """The step that the ranks asked for; None when they asked for the newest."""
         return self.id.step if self.by_number else None
 
     @property

@@ -91,8 +91,8 @@ class SpaceClaims:
         self._try(key)
 
     def is_waiting(self, key: StandingKey) -> bool:
-        """Whether a save of this rank should wait a moment for its space. One that need not has
-        other space: what is held of this goes back."""
+        """Whether a save of this rank should wait a moment for its claimed space. If not, the save
+        gets other space, and the claim is given back."""
         claim = self._claims.get(key)
         if claim is None:
             return False
@@ -102,7 +102,7 @@ class SpaceClaims:
         return False
 
     def target_came(self, target: TargetId) -> None:
-        """It has said what it holds."""
+        """A target has listed what it holds: try the claims on it again."""
         for key, claim in list(self._claims.items()):
             if any(place.target == target for place in claim.places):
                 self._try(key)

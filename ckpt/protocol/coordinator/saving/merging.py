@@ -47,8 +47,8 @@ class TableMerges:
         self._merges: dict[CheckpointId, _Merge] = {}
 
     def find(self, attempt: Attempt, then: Then) -> MergedTables | None:
-        """What its tables make; None: that takes a while, and `then` runs when it is known, once,
-        unless a rank hands over another table before.
+        """The merged tables, or None while they are still being merged: then `then` runs once when
+        they are ready, unless a rank hands over another table first.
         """
         merge = self._merges.get(attempt.checkpoint)
         if merge is None or not merge.is_of(attempt):
@@ -60,11 +60,11 @@ class TableMerges:
 
     @property
     def _in_rows(self) -> bool:
-        """Whether all who may read it know boxes in rows."""
+        """Whether every process that may read the index understands boxes in rows."""
         return self._desk.needs >= MOVES_VERSION
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """They are of no more use."""
+        """Forget the merge of an attempt that has ended."""
         self._merges.pop(checkpoint, None)
 
     def _go_on(self, checkpoint: CheckpointId, merge: _Merge, then: Then) -> None:

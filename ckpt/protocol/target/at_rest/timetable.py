@@ -205,7 +205,7 @@ class Timetable:
         file.of_pass = False
 
     def ended(self, now_us: int) -> bool:
-        """Whether the pass is over since now."""
+        """End the pass if no file of it is left. True when it ended just now."""
         if self.now is None or self.now.files_left:
             return False
         self.whole_since_us = self.now.began_us
@@ -216,7 +216,7 @@ class Timetable:
     # ----------------------------------------------------------------------- inside
 
     def _plan(self, file: KnownFile, since_us: int, within_us: int = 0) -> None:
-        """`within_us`: of one that was never read."""
+        """Set when a file is next due. `within_us`: the deadline for a file that was never read."""
         if self._period_us is None:
             self._push(file, NEVER_US)
         elif file.read_us is None:

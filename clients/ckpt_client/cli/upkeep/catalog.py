@@ -1,13 +1,12 @@
 """Copy the catalog (backup, copy), or make a lost one from what targets hold (rebuild, restore).
 
-DIR is a local cluster's directory, or that of a coordinator (then name the
-running targets with --targets, and for a backup while it runs the coordinator
-with --store). Nothing may run on the catalog while it is made again. An old
-catalog is kept beside the new one; targets are only read. restore takes from a
-backup what no target knows, such as what was drained where; it never takes the
-catalog back to an older state. Exit code 3: some target did not answer. For
-coordinators with --catalog name that etcd://... in the place of DIR, and
---targets; its prefix has no catalog (else 2): choose another one.
+DIR is a local cluster's directory, or that of a coordinator (then name the running targets with
+--targets, and for a backup while it runs the coordinator with --store). Nothing may run on the
+catalog while it is made again. The old catalog is kept beside the new one; targets are only read.
+restore takes from a backup what no target knows, such as what was drained where; it never returns
+the catalog to an older state. Exit code 3: some target did not answer. For coordinators with
+--catalog name that etcd://... in the place of DIR, and --targets; its prefix has no catalog (else
+2): choose another one.
 
 copy FROM TO takes a catalog from a coordinator's directory into etcd, or back:
 one of both is DIR, the other the etcd://... of --catalog. TO has none before
@@ -99,12 +98,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the catalog; else that of --store. copy: FROM TO, one of which is etcd://...",
     )  # fmt: skip
     parser.add_argument(
-        "--targets", metavar="ADDRESSES", help="HOST:PORT of each running target, by spaces"
+        "--targets",
+        metavar="ADDRESSES",
+        help="HOST:PORT of each running target, with spaces between",
     )
 
-    parser.add_argument("--to", metavar="FILE", help="of backup; else one in DIR/backups")
+    parser.add_argument("--to", metavar="FILE", help="backup: where to; else a file in DIR/backups")
     parser.add_argument(
-        "--from", dest="backup", metavar="FILE", help="of restore: a copy that backup made"
+        "--from", dest="backup", metavar="FILE", help="restore: a copy that backup made"
     )
 
 

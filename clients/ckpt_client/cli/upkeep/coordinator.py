@@ -30,7 +30,7 @@ EXAMPLE = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("ls", "step-down"), help="what to do")
     parser.add_argument(
-        "id", metavar="ID", nargs="?", default="", help="of step-down: only if that one leads"
+        "id", metavar="ID", nargs="?", default="", help="step-down: only if this one leads"
     )
 
 

@@ -1,4 +1,4 @@
-"""Forget an object store that is no more: what waits for it would wait for ever.
+"""Forget an object store that is gone for good, so that nothing waits for it any more.
 
 forget URL   nothing is drained to URL any more: retention and eviction no longer wait for it.
              What lies there stays. Refused while a `ckptd drain` serves it.

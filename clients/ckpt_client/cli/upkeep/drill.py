@@ -50,17 +50,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint", metavar="RUN[@STEP]", nargs="?", help="which one, also RUN@NAME [all runs]"
     )
-    parser.add_argument("--lose", metavar="TARGETS", default="", help="such as t1,t2")
+    parser.add_argument(
+        "--lose", metavar="TARGETS", default="", help="suppose that these are lost, such as t1,t2"
+    )
     parser.add_argument(
         "--lose-domain", metavar="LEVEL=NAME", action="append", default=[],
-        help="such as rack=r1; may be given again",
+        help="suppose that this domain is lost, such as rack=r1; may be given again",
     )  # fmt: skip
     parser.add_argument(
-        "--any", action="store_true", help="whatever the commit promised to survive"
+        "--any", action="store_true", help="try every loss that the commit promised to survive"
     )
-    parser.add_argument("--tier", action="store_true", help="the whole tier")
+    parser.add_argument("--tier", action="store_true", help="suppose that the whole tier is lost")
     parser.add_argument(
-        "--seed", metavar="NUMBER", type=int, help="draw the targets of --any again [a new one]"
+        "--seed", metavar="NUMBER", type=int, help="draw the same targets for --any again [random]"
     )
 
 

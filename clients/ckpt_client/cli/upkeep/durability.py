@@ -1,18 +1,18 @@
-"""How likely is it that a year costs a checkpoint, and how long checkpoints are out of reach.
+"""Estimate how likely a checkpoint is lost within a year, and how long some are out of reach.
 
-From the code, failure domains, placement groups and failure rates: a Markov chain, solved
-exactly. Beside it the same code placed anywhere, and three copies. A named store says what it
-is; options count before that, and without a store they are all that is needed. Nothing is
-changed.
+The estimate is a Markov chain, solved exactly, from the code, failure domains, placement groups and
+failure rates. For comparison it shows the same code placed anywhere, and three copies. What the
+options do not say comes from the store that is named; without a store the options are enough.
+Nothing is changed.
 
 By default nothing is supposed to make lost columns again, as where no `ckptd repair` runs:
 redundancy returns when a target is back with its bytes, or when the step is saved again
-(--step-life). --rebuild-rate supposes that each target spends so many bytes a second on it: that
-is what large groups are good for. --trials lives through so many years of one group, target by
-target, under the same assumptions.
+(--step-life). --rebuild-rate supposes that each target spends so many bytes a second on it; this is
+where large groups help. --trials simulates so many years of one group, target by target, under the
+same assumptions.
 
-Chances are of the model: losses come one by one or a domain at a time, at constant rates.
-Power cuts, operators and bugs are not in it.
+The model knows losses that come one by one, or a domain at a time, at constant rates. It knows no
+power cuts, operators or bugs.
 """
 
 from __future__ import annotations
@@ -76,30 +76,30 @@ class DurabilityReport(Struct, frozen=True):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--code", metavar="K+M", type=Code.parse, help="the code [the store's]")
+    parser.add_argument("--code", metavar="K+M", type=Code.parse, help="erasure code [the store's]")
     parser.add_argument(
-        "--targets", metavar="COUNT", type=_count, help="how many there are [the store's]"
+        "--targets", metavar="COUNT", type=_count, help="how many targets [the store's]"
     )
     parser.add_argument(
         "--domains", metavar="COUNT", type=_count,
-        help="failure domains they stand in [the store's, else one for each target]",
+        help="their failure domains [the store's, else one for each target]",
     )  # fmt: skip
     parser.add_argument("--level", choices=LEVELS, help="what a domain is [the store's, else host]")
     parser.add_argument(
         "--max-per-domain", metavar="COLUMNS", type=_count,
-        help="of a payload in one domain [1, or what a store with too few domains needs]",
+        help="most columns of a payload in one domain [1, or what a store with too few domains needs]",
     )  # fmt: skip
     parser.add_argument(
         "--payloads", metavar="COUNT", type=_count,
-        help=f"at once in the tier: ranks x steps [the store's, else {PAYLOADS}]",
+        help=f"payloads in the tier: ranks x steps [the store's, else {PAYLOADS}]",
     )  # fmt: skip
     parser.add_argument(
         "--target-bytes", metavar="BYTES", type=parse_bytes,
-        help="that lie on one target [the store's]",
+        help="bytes on one target [the store's]",
     )  # fmt: skip
     _configure_rates(parser)
     parser.add_argument(
-        "--trials", metavar="COUNT", type=_count, help="years of one group to live through [none]"
+        "--trials", metavar="COUNT", type=_count, help="years of one group to simulate [none]"
     )
     parser.add_argument(
         "--seed", metavar="NUMBER", type=int, default=SEED, help=f"of the trials [{SEED}]"
@@ -109,15 +109,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_rates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--afr", metavar="FAILURES", type=float, default=FAILURES,
-        help=f"of one target in a year, whatever the cause [{FAILURES:g}]",
+        help=f"failures of a target in a year, whatever the cause [{FAILURES:g}]",
     )  # fmt: skip
     parser.add_argument(
         "--domain-afr", metavar="FAILURES", type=float, default=DOMAIN_FAILURES,
-        help=f"of one domain with all its targets in a year [{DOMAIN_FAILURES:g}]",
+        help=f"failures of a domain, all its targets at once, in a year [{DOMAIN_FAILURES:g}]",
     )  # fmt: skip
     parser.add_argument(
         "--permanent", metavar="SHARE", type=float, default=PERMANENT,
-        help=f"of failures that cost the bytes [{PERMANENT:g}]",
+        help=f"share of failures that destroy the bytes [{PERMANENT:g}]",
     )  # fmt: skip
     for flag, default, text in (
         ("--return-after", HOUR_S, "mean time until any other failed target is back"),
@@ -130,7 +130,7 @@ def _configure_rates(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--rebuild-rate", metavar="BYTES", type=parse_bytes, default=0,
-        help="a second that each target reads or writes to make columns again [0: none does]",
+        help="bytes a second that each target spends on making columns again [0: none]",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What nobody will ever read: in an object store, and, to look at, among a run's steps.
+"""End unfinished uploads to an object store, or show which of a run's steps stay, and why.
 
 --multipart ends uploads to the object store URL that were begun and never completed: a
 writer that was killed leaves them, and stores bill for them. Younger ones than --older-than
@@ -32,8 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="RUN|URL", nargs="?", help="a run; the object store, or a part of it"
     )
-    parser.add_argument("--dry-run", action="store_true", help="remove nothing, say why")
-    parser.add_argument("--multipart", action="store_true", help="uploads that never ended")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="remove nothing; show what stays, and why"
+    )
+    parser.add_argument(
+        "--multipart", action="store_true", help="end uploads that were never completed"
+    )
     parser.add_argument(
         "--older-than",
         type=float,

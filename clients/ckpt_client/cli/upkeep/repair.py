@@ -1,14 +1,14 @@
-"""Show what lacks columns, who makes them again, and what came of it; pause it, or set its pace.
+"""Show what lacks columns, who makes them again, and the results; pause repair, or set its pace.
 
-`ckptd repair` does the work, one process or more for a cluster; a local cluster starts it by
-itself. What is on targets that are away is waited for (`rebuild_after_s` of the coordinator),
-unless its payload can lose no more.
+`ckptd repair` does the work, in one process or more for a cluster; a local cluster starts it by
+itself. Repair waits for targets that are away (`rebuild_after_s` of the coordinator), unless a
+payload can lose no more columns.
 
-`pause` ends what is in hand and hands out nothing more until `resume`. `set` says what repair may
-take of each target in a second: the floor while somebody saves or loads, the cap while nobody does
-(0: no cap); --as-configured takes that back. All of it is durable.
+`pause` ends the repairs under way and begins none until `resume`. `set` limits the bytes a second
+that repair may take of each target: the floor while somebody saves or loads, the cap while nobody
+does (0: no cap); --as-configured returns to the options. All of this is durable.
 
-`--wait` ends when nothing is due: what is on targets that are away and still waited for is not.
+`--wait` waits until nothing is due; columns on targets that repair still waits for are not due.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--floor-bytes", metavar="SIZE", type=parse_bytes,
-        help="of each target in a second, while somebody saves or loads",
+        help="bytes a second of each target, while somebody saves or loads",
     )  # fmt: skip
     parser.add_argument(
-        "--cap-bytes", metavar="SIZE", type=parse_bytes, help="and while nobody does; 0: no cap"
+        "--cap-bytes",
+        metavar="SIZE",
+        type=parse_bytes,
+        help="the same while nobody does; 0: no cap",
     )
-    parser.add_argument("--wait", action="store_true", help="of ls: until nothing is due")
+    parser.add_argument("--wait", action="store_true", help="ls: wait until nothing is due")
     parser.add_argument(
-        "--as-configured", action="store_true", help="both as the coordinator's options say"
+        "--as-configured", action="store_true", help="back to the coordinator's options"
     )
 
 

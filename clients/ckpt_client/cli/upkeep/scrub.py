@@ -1,12 +1,12 @@
-"""Have targets read all that they keep now, past the page cache, and compare.
+"""Make targets read all that they keep now, past the page cache, and compare it with its checksums.
 
-Without ID all that are live. Each target does so by itself, all of it within a week
-(`scrub_period_s`); this begins a pass at once, and waits for it. It takes no more of
-a device than that does, and rests while columns are written or read. Ctrl-C ends the
-waiting alone.
+Without ID all live targets do. Each target also scrubs by itself, all that it keeps within a week
+(`scrub_period_s`); this command begins a pass at once and waits for it. The pass takes the same
+small share of the device, and pauses while columns are written or read. Ctrl-C ends the waiting,
+not the pass.
 
-Exit code 0: all is whole. 3: something is damaged; whether a checkpoint can still be
-read says `ckpt verify`. 75: a target is out of reach.
+Exit code 0: all is whole. 3: something is damaged; `ckpt verify` says whether a checkpoint can
+still be read. 75: a target is out of reach.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class _Asked:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", metavar="ID", nargs="*", help="of targets, as `ckpt status` names")
-    parser.add_argument("--no-wait", action="store_true", help="begin, and do not wait for the end")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="targets, as `ckpt status` names them")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="begin a pass, but do not wait for its end"
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

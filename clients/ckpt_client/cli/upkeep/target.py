@@ -1,28 +1,28 @@
 """Show the targets; empty one, take it out for good, or say which directory it is.
 
 ls              each target, how it stands, and what it has.
-drain, undrain  it takes nothing new, and what it has moves to other targets, made again by `ckptd
-                repair`; it counts until it is there. undrain takes that back.
+drain, undrain  the target gets nothing new, and `ckptd repair` makes its columns again on other
+                targets; they count where they are until then. undrain takes that back.
 out, in         the same for a target that may not come back: what it held is made again at once,
                 without waiting for it. in takes that back.
-balance         columns go from full devices to empty ones until all are about as full, by `ckptd
-                repair` and after all that is lost; what was begun ends with its coordinator, and is
-                said again then. --stop leaves what is not moved yet where it is.
-remove          it is no target any more, for good: end its process first; that of a local cluster
-                is ended for you. Deletions that waited for it end; its name and its directory are
+balance         `ckptd repair` moves columns from full devices to empty ones until all are about
+                equally full, after all that is lost was made again. A balance ends with its
+                coordinator: run it again then. --stop leaves where it is what has not moved yet.
+remove          take the target out of the cluster for good: end its process first (a local cluster
+                does that for you). Deletions no longer wait for it; its name and its directory are
                 refused from then on.
-add             of a local cluster: an empty directory, on another device, is one target more. It is
-                started at once, and takes its share of the next saves. On a storage node of other
-                clusters start `ckptd target`.
+add             in a local cluster, make an empty directory on another device one more target. It is
+                started at once, and takes its share of the next saves. In other clusters start
+                `ckptd target` on a storage node.
 replace         a directory that was emptied, or another one, asks for the place of target ID
-                (DIRECTORY_UNKNOWN in `ckpt status`): from now on it is the target. What the old
-                directory holds counts no more, also when it comes back.
-hold, release   of a local cluster: a held target that runs goes on until it exits, and is not
-                started again; end it by its process id, which `ckpt status` shows.
+                (DIRECTORY_UNKNOWN in `ckpt status`): make it the target from now on. What the old
+                directory holds no longer counts, even if it comes back.
+hold, release   in a local cluster: a held target is not restarted. If it runs it goes on until it
+                exits; end it by its process id, which `ckpt status` shows.
 
-What speaks against drain, out and remove is said, and nothing is changed: columns of a save that
-would find no place, bytes without room, checkpoints that could be read no more. --dry-run says it
-beforehand, --force does it all the same.
+If something speaks against drain, out or remove, the command says so and changes nothing: a save
+would lack places for its columns, bytes would have no room, or checkpoints could not be read any
+more. --dry-run says it beforehand, --force overrides it.
 """
 
 from __future__ import annotations
@@ -91,28 +91,28 @@ POLL_S: Final = 0.1
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("id", metavar="ID", nargs="?", help="of the target; add: its directory")
+    parser.add_argument("id", metavar="ID", nargs="?", help="the target; add: its directory")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="of drain, out, in, remove, balance: only say what follows",
+        help="drain, out, in, remove, balance: only say what would follow",
     )
     parser.add_argument(
-        "--stop", action="store_true", help="of balance: move nothing more of what was asked for"
+        "--stop", action="store_true", help="balance: end it; what has not moved yet stays"
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="of the same: whatever speaks against it; of add: on a device that has a target",
+        help="the same: although something speaks against it; add: on a device that has a target",
     )
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="of drain, out: until all that it has is elsewhere; of balance: until it has ended",
+        help="drain, out: until all that it has is elsewhere; balance: until it has ended",
     )
-    parser.add_argument("--name", metavar="ID", help="of add: of the new target, such as t7")
+    parser.add_argument("--name", metavar="ID", help="add: name of the new target, such as t7")
     parser.add_argument(
-        "--incarnation", metavar="HEX", help="of replace: which directory, when several ask"
+        "--incarnation", metavar="HEX", help="replace: which directory, when several ask"
     )
 
 

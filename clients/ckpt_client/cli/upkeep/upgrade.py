@@ -1,14 +1,15 @@
-"""Show what each member of the cluster speaks, and say that an upgrade is finished.
+"""Show the protocol version of each member of the cluster, and finish an upgrade.
 
-status   who is here or belongs here, what it speaks, and what stands against finishing.
-finish   whoever speaks less than the coordinator is not let in any more, and no earlier version can
-         lead this cluster again: there is no way back. From then on columns move to other targets,
-         and targets are drained, taken out and removed.
+status   each member that is here or belongs here, its protocol version, and what speaks against
+         finishing.
+finish   from now on refuse members that speak an older protocol than the coordinator. No earlier
+         version can lead this cluster again: there is no way back. From then on columns may move to
+         other targets, and targets can be drained, taken out and removed.
 
-finish is refused, naming who, while anybody here is older, or a target is away that may come back
-as it was. --dry-run says that and changes nothing (3: it would be refused). --force passes over
-targets that are away: each is refused until it is upgraded. A cluster that this version has begun
-is finished.
+finish is refused, and names the reason, while any member is older, or while a target is away that
+may come back as it was. --dry-run shows the reasons and changes nothing (exit code 3: it would be
+refused). --force ignores targets that are away: each is refused until it is upgraded. A cluster
+that this version made counts as finished.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to do [status]",
     )  # fmt: skip
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what stands against finishing, change nothing"
+        "--dry-run", action="store_true", help="say what speaks against finishing, change nothing"
     )
-    parser.add_argument("--force", action="store_true", help="finish although targets are away")
+    parser.add_argument("--force", action="store_true", help="finish even if targets are away")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -20,8 +20,9 @@ RECORD_S: Final = 5.0
 def wait_for_repair(
     talk: Conversation, output: Output, what: str, left: Callable[[RepairView], str]
 ) -> RepairView:
-    """The first view of which `left` says nothing; what it says until then is the progress. Ctrl-C
-    ends the waiting alone.
+    """Wait until `left(view)` is empty, and return that view.
+
+    Until then the text of `left` is shown as progress. Ctrl-C ends the waiting, not the repair.
     """
     view, said_s = talk.repair(), time.monotonic()
     with output.waiting(what, lambda: _with_worker(view, left)):
@@ -36,7 +37,7 @@ def wait_for_repair(
 
 
 def _with_worker(view: RepairView, left: Callable[[RepairView], str]) -> str:
-    """What holds it up is said as well."""
+    """The progress, and what holds it up: a pause, or no worker."""
     if view.paused_at_s is not None:
         return f"{left(view)}; paused: ckpt repair resume"
     if view.worker_heard_s is None:

@@ -38,7 +38,9 @@ _PLACE: Final = re.compile(r"(?P<checkpoint>.+?@[^/@]+)/(?P<name>.+)", re.DOTALL
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tensor", metavar="RUN@STEP/NAME", help="which one, or its URL")
-    parser.add_argument("--stats", action="store_true", help="what the values are like")
+    parser.add_argument(
+        "--stats", action="store_true", help="describe the values instead of printing them"
+    )
     parser.add_argument(
         "--bins", metavar="COUNT", type=int, default=BINS_DEFAULT,
         help=f"of the histogram [{BINS_DEFAULT}]",

@@ -1,11 +1,11 @@
 """How two checkpoints differ: names, shapes, dtypes, and how far values have moved.
 
 Every value of both is read, a few MiB at a time. `moved` is the norm of the difference as a part of
-the norm before, `largest` the greatest distance of one element. What came, went or has another
-form stands first, then what has moved most.
---names compares names, shapes and dtypes alone and reads no value. --prefix model compares only
-what lies below it in the state. URLs (s3://bucket/run@500) are read from an object store, without
-any cluster: a checkpoint can be compared with its drained copy.
+the norm before, `largest` the greatest distance of one element. Tensors that came, went or changed
+their form stand first, then those that moved most. --names compares names, shapes and dtypes alone
+and reads no value. --prefix model compares only what lies below it in the state. URLs
+(s3://bucket/run@500) are read from an object store, without any cluster: a checkpoint can be
+compared with its drained copy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What would fail before a training starts, seen from this host and as this user.
+"""Check, before a training starts, what would fail on this host and as this user.
 
-Reaches the coordinator and every target as a training will, and looks at what it needs here:
-the secret, the erasure code, open files, memory for arenas, room for saves, health checks that
-stand. One line each: OK, WARN or FAIL, what it means, and the next step. A local cluster at
-rest is started.
+It contacts the coordinator and every target as a training will, and checks what a training needs
+here: the secret, the erasure code, open files, memory for staging, room for saves, and the
+cluster's health. Each check prints a line: OK, WARN or FAIL, what it means, and the next step. A
+local cluster at rest is started.
 
-The exit code is 0 when all is well, 3 with warnings alone, and with a failure that of the
-first one, else 1.
+The exit code is 0 when all is well and 3 with warnings alone; with failures it is that of the first
+one, else 1.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _TONES: Final = {Level.OK: Tone.GOOD, Level.WARN: Tone.WARN, Level.FAIL: Tone.BA
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-bytes", type=_bytes, default=0, metavar="BYTES",
-        help="of one checkpoint, all ranks together, as 80GiB; 0 asks for no room [0]",
+        help="size of one checkpoint, all ranks together, as 80GiB; 0 checks no room [0]",
     )  # fmt: skip
-    parser.add_argument("--ranks", type=_count, default=1, metavar="COUNT", help="that save it [1]")
+    parser.add_argument("--ranks", type=_count, default=1, metavar="COUNT", help="ranks in all [1]")
     parser.add_argument(
         "--ranks-here", type=_count, default=None, metavar="COUNT",
-        help="of them on this host [$LOCAL_WORLD_SIZE, else 1]",
+        help="ranks on this host [$LOCAL_WORLD_SIZE, else 1]",
     )  # fmt: skip
     parser.add_argument(
-        "--saves", type=_count, default=1, metavar="COUNT", help="that must fit [1]"
+        "--saves", type=_count, default=1, metavar="COUNT", help="saves that must fit [1]"
     )
 
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     need = Need(arguments.state_bytes, arguments.ranks, min(here, arguments.ranks), arguments.saves)
     if need.rank_bytes > PAYLOAD_BYTES_MAX:
         most = format_bytes(PAYLOAD_BYTES_MAX)
-        raise Refused(f"a rank saves at most {most}", hint="say how many save it: --ranks")
+        raise Refused(f"a rank saves at most {most}", hint="give the number of ranks: --ranks")
     with output.waiting("looking at the cluster and this host"):
         found = _examined(arguments, need)
     code = findings.exit_code(found)

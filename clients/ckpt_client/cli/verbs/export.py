@@ -30,7 +30,7 @@ FORMATS = ("safetensors", "npz", "zarr", "dcp")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one, or its URL")
     parser.add_argument("destination", metavar="DEST", help="a directory, a file or a URL")
-    parser.add_argument("--format", choices=FORMATS, required=True, help="what is written")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
     parser.add_argument("--prefix", metavar="PATH", default="", help="only what lies below it")
     parser.add_argument(
         "--separator", metavar="TEXT", default=".", help="between the steps of a path [.]"

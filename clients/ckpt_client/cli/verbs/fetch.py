@@ -1,17 +1,17 @@
 """Bring a checkpoint back from an object store into the cluster, before the ranks start again.
 
 RUN@STEP is looked for in $CKPT_DURABLE and in the stores that this cluster drains to; a URL names
-the store. A step that is lost in the tier is replaced, one that can be read there stays.
+the store. A step that is lost in the tier is replaced; a step that can be read there stays.
 
 --lost fetches all that the tier has lost and a store has (`stored` in `ckpt ls`), of all runs or of
-RUN alone, the newest step first. Names, pins and metrics come with it. A run whose trainer is there
-is left for later, since a fetch would end its launch; what a rollback has set aside stays where it
-is.
+RUN alone, the newest step first. Names, pins and metrics come with it. A run whose trainer is
+connected is left for later, since a fetch would end its launch; steps that a rollback has set aside
+stay where they are.
 
-Every rank's tree is read from the store, verified, and saved as that rank of a new launch; when
-all are committed, RUN@STEP is in the tier as its ranks left it. One rank's tree is in memory at a
-time, and the staging memory holds all of them until the commit. A launch that is still saving this
-run is fenced: fetch when it has ended.
+Every rank's tree is read from the store, verified, and saved as that rank of a new launch; when all
+are committed, RUN@STEP is in the tier as its ranks left it. One rank's tree is in memory at a time,
+and the staging memory holds all of them until the commit. A launch that still saves this run is
+shut out: fetch after it has ended.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "checkpoint",
         metavar="RUN@STEP",
         nargs="?",
-        help="which one, or its URL STORE/RUN@STEP: there the newest without @STEP; --lost: RUN",
+        help="which one, or its URL STORE/RUN@STEP (without @STEP the newest); with --lost: RUN",
     )
     parser.add_argument(
-        "--lost", action="store_true", help="all that the tier has lost and a store has"
+        "--lost", action="store_true", help="fetch all that the tier has lost and a store has"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="only say what would be fetched, and from where"

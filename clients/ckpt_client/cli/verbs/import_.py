@@ -34,14 +34,16 @@ COMMIT_TIMEOUT_S = 3600.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", metavar="PLACE", help="a directory, a file or a Zarr URL")
-    parser.add_argument("checkpoint", metavar="RUN@STEP", help="what it shall be")
-    parser.add_argument("--format", choices=FORMATS, help="what it is [by what lies there]")
+    parser.add_argument("checkpoint", metavar="RUN@STEP", help="what to save it as")
+    parser.add_argument("--format", choices=FORMATS, help="its format [found out from PLACE]")
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="dcp: let torch unpickle the metadata, which may run whatever its writer put there",
     )
-    parser.add_argument("--to", metavar="URL", help="an object store instead of the cluster")
+    parser.add_argument(
+        "--to", metavar="URL", help="write to this object store instead of the cluster"
+    )
     parser.add_argument(
         "--portable-dtypes", action="store_true", help="--to: bfloat16 and float8 as integers"
     )

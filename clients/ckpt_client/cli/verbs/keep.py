@@ -1,11 +1,10 @@
-"""Say what stays of a run: the union of the rules that are given, and its newest step always.
+"""Set which steps of a run stay: those that any of the rules keeps, and always the newest.
 
-RUN alone shows its rules. New ones take the place of all earlier ones and act at once, at
-every commit, and as time passes; look with --dry-run first. --none takes them away: then
-the cluster's `keep` counts again. A step whose save gave no such metric is kept by --best
-when that is the only rule. What has a name (`ckpt tag`) or is pinned stays in any case. A
-catalog that is made again from the targets has no rules: until you say them again,
-all stays of every run that it finds.
+RUN alone shows its rules. New rules replace all earlier ones. They act at once, at every commit,
+and as time passes; look with --dry-run first. --none removes them: then the cluster's `keep` counts
+again. If --best is the only rule, it also keeps steps that were saved without the metric. Steps
+with a name (`ckpt tag`) or a pin always stay. A catalog that is made again from the targets has no
+rules: until you set them again, all steps of every run that it finds stay.
 """
 
 from __future__ import annotations
@@ -38,13 +37,15 @@ SOURCES = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN", help="which run")
-    parser.add_argument("--last", type=int, metavar="COUNT", help="so many newest steps")
-    parser.add_argument("--every", type=int, metavar="STEPS", help="steps that it divides")
+    parser.add_argument("--last", type=int, metavar="COUNT", help="keep so many newest steps")
     parser.add_argument(
-        "--best", metavar="METRIC:min|max:COUNT", help="so many with the best values of a metric"
+        "--every", type=int, metavar="STEPS", help="keep steps whose number this divides"
     )
-    parser.add_argument("--age", metavar="TIME", help="what was committed since: 7d, 12h, 30min")
-    parser.add_argument("--none", action="store_true", help="no rules of its own any more")
+    parser.add_argument(
+        "--best", metavar="METRIC:min|max:COUNT", help="keep so many with the best values"
+    )
+    parser.add_argument("--age", metavar="TIME", help="keep steps committed since: 7d, 12h")
+    parser.add_argument("--none", action="store_true", help="remove the run's own rules")
     parser.add_argument("--dry-run", action="store_true", help="change nothing, show what would go")
 
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     name = check_run_name(arguments.run_name)
     rules = _rules(arguments)
     if arguments.none and rules is not None:
-        raise Refused("--none and a rule", hint="one of them")
+        raise Refused("--none excludes rules", hint="give one or the other")
     changes = arguments.none or rules is not None
     with conversation(arguments, output) as talk:
         before = retention.would_stay(talk.control, name, rules) if changes else None

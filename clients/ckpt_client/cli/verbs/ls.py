@@ -1,12 +1,11 @@
 """Checkpoints, the newest of each run marked with `*`: what can be resumed from.
 
-What `ckpt rollback` has set aside is called aside-STEP, and never the newest.
+Steps that `ckpt rollback` has set aside have the name aside-STEP, and are never the newest.
 
-Redundancy is what it is now, not what it was at the write: how many more targets
-and failure domains, any of them, may be lost, and how many columns are missing,
-and documents, which are copies of the index and of the commit record. Saves under
-way are listed with their state. Exit code 3: a step cannot be read from
-the targets that are up; 4: one is lost.
+Redundancy is shown as it is now, not as it was at the write: how many more targets and failure
+domains, any of them, may be lost, and how many columns and documents (copies of the index and the
+commit record) are missing. Saves under way are listed with their state. Exit code 3: a step cannot
+be read from the targets that are up; 4: one is lost.
 """
 
 from __future__ import annotations

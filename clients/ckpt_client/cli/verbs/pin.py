@@ -1,8 +1,8 @@
-"""Keep a checkpoint, or let it go again: what is pinned is neither expired, evicted nor deleted.
+"""Pin a checkpoint, or unpin it: a pinned one neither expires nor can be evicted or deleted.
 
-The newest generation of the step is pinned, or the one that has the name; a later
-save of the same step leaves it where it is. `ckpt unpin RUN@STEP` unpins them all.
-What has a name (`ckpt tag`) is kept likewise, but may be deleted by hand.
+The pin is on the newest generation of the step, or on the one that has the name; a later save of
+the same step leaves it there. `ckpt unpin RUN@STEP` unpins all generations. A checkpoint with a
+name (`ckpt tag`) is kept likewise, but can be deleted by hand.
 """
 
 from __future__ import annotations

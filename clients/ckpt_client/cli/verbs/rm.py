@@ -1,9 +1,9 @@
 """Delete a checkpoint: every generation of one step of a run.
 
-Readers that hold it keep it until they close. What later steps refer to, because it
-did not change, stays on the targets as long as they do. On a terminal you are asked
-first. The only committed step of a run, but for those that `ckpt rollback` has set aside,
-is deleted with --force alone: without it there is nothing to resume from.
+Readers that have it open keep it until they close it. Bytes that later steps refer to, because they
+did not change, stay on the targets as long as those steps do. On a terminal the command asks first.
+The only committed step of a run (not counting those that `ckpt rollback` has set aside) is deleted
+only with --force: without it there is nothing to resume from.
 """
 
 from __future__ import annotations

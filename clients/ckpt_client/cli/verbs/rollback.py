@@ -1,13 +1,12 @@
 """Make a step the newest of its run again: before a loss spike, a bad batch, a wrong setting.
 
-Nothing is deleted: all later steps are set aside under a name, aside-STEP. From then on
-whoever loads without a step, `ckpt ls` (its `*`), the rules of `ckpt keep` and frameworks'
-"last" pass over them. They stay, and load by their names; `ckpt tag RUN aside-STEP
---remove` brings one back, `ckpt rm` deletes it. A job that is still running goes on saving
-newer steps: end it first, and start it again afterwards. Said again, it finishes what is
-left and answers the same. Refused for a step that is set aside itself or cannot be read.
-What an object store has already has no names there: a load by its URL alone gets the
-newest that was drained.
+Nothing is deleted: all later steps are set aside under a name, aside-STEP. From then on loads
+without a step, the `*` of `ckpt ls`, the rules of `ckpt keep` and frameworks' "last" pass over
+them. They stay, and load by their names; `ckpt tag RUN aside-STEP --remove` brings one back, `ckpt
+rm` deletes it. A job that still runs goes on saving newer steps: end it first, and start it again
+afterwards. If the command is interrupted, run it again: it finishes what is left and answers the
+same. It refuses a step that is itself set aside or cannot be read. Object stores know no names: a
+load by a store's URL alone gets the newest step that was drained.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ EXAMPLE = "ckpt show llama/7b@12500"
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="RUN[@STEP]", help="which one, also RUN@NAME")
     parser.add_argument(
-        "--tensors", metavar="PATTERN", nargs="?", const="*", help="what is in it [all]"
+        "--tensors", metavar="PATTERN", nargs="?", const="*", help="list the tensors in it [all]"
     )
 
 

@@ -1,9 +1,9 @@
 """The cluster on one screen: health with named checks, targets, runs, saves under way.
 
-The exit code follows the health: 0 for HEALTH_OK and HEALTH_WARN (with --check
-that is 3), 3 for HEALTH_ERR, 4 when a checkpoint is lost or the catalog cannot be
-read, 75 when the coordinator does not answer. A local cluster that does not run
-is reported from its directory, not started: 3.
+The exit code follows the health: 0 for HEALTH_OK and HEALTH_WARN (with --check that is 3), 3 for
+HEALTH_ERR, 4 when a checkpoint is lost or the catalog cannot be read, 75 when the coordinator does
+not answer. A local cluster that does not run is reported from its directory, but not started; the
+exit code is 3.
 """
 
 from __future__ import annotations

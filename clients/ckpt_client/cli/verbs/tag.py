@@ -1,10 +1,9 @@
 """Give a checkpoint a name, such as `best`; take it away; or list the names of a run.
 
-A name is of one step of its run: given to another, it moves there. RUN@NAME stands
-for RUN@STEP in show, cat, diff, verify and export. What has a name is neither expired nor
-evicted; `ckpt rm` deletes it with its names. Names such as aside-300 are given by
-`ckpt rollback` alone: one that is removed brings its step back, or, where the step was
-saved again since, lets the earlier save go.
+A name belongs to one step of its run: given to another, it moves there. RUN@NAME stands for
+RUN@STEP in show, cat, diff, verify and export. A step with a name neither expires nor is evicted;
+`ckpt rm` deletes it with its names. Only `ckpt rollback` gives names such as aside-300: removing
+one brings its step back or, if the step was saved again since, drops the earlier save.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ checkpoint is readable from the others, or is `stored`: the tier has lost it, an
 store has it. 4: it is lost. 75: targets that hold it are out of reach, so nothing is
 proved. Columns of earlier steps that hold what did not change are read as well.
 
-What parity cannot mend is reported, as a load does: the coordinator looks as well, and
-what it proves is lost, or stored, for everybody from then on (`judged` in JSON).
+Damage that parity cannot mend is reported to the coordinator, as a load does. The coordinator asks
+the targets as well; if it proves the loss, the checkpoint is lost, or stored, for everybody from
+then on (`judged` in JSON).
 """
 
 from __future__ import annotations
