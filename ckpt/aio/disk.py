@@ -472,6 +472,11 @@ class DirectoryLock:
         """
         return leads_to(self._path, self._descriptor)
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
     def close(self) -> None:
         os.close(self._descriptor)
 

@@ -17,6 +17,7 @@ acknowledged, nor an older metric count for the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ def judged(
         return []
     line = [one for one in ordered if not one.aside]
     newest = {one.step: one for one in line}
-    kept = _kept_by_rules(list(newest.values()), retention, now_s)
+    kept = _kept_by_rules(list(newest.values()), _dated(ordered), retention, now_s)
     for one in ordered:
         later = newest.get(one.step, one)
         if (one.held or one.aside) and one.generation < later.generation:
@@ -111,9 +112,21 @@ def _best_text(best: Best) -> str:
     return f"the best {best.count} by {best.metric} ({best.better.value})"
 
 
+def _dated(committed: Iterable[Expirable]) -> dict[Generation, float]:
+    """When each was committed at the latest, as far as others say: what was begun later was not
+    committed earlier, whatever the clock said by then.
+    """
+    dated: dict[Generation, float] = {}
+    latest_s = -math.inf
+    for one in sorted(committed, key=lambda one: one.generation):
+        dated[one.generation] = latest_s = max(latest_s, one.committed_at_s)
+    return dated
+
+
 def _kept_by_rules(
-    steps: Sequence[Expirable], retention: Retention, now_s: float
-) -> dict[Step, list[str]]:
+    steps: Sequence[Expirable], dated: Mapping[Generation, float], retention: Retention,
+    now_s: float,
+) -> dict[Step, list[str]]:  # fmt: skip
     """Which rules say that a step stays. `steps`: the newest generation of each, ascending."""
     kept: dict[Step, list[str]] = {one.step: [] for one in steps}
 
@@ -131,7 +144,7 @@ def _kept_by_rules(
         keep(f"every {every}", (one for one in steps if one.step % every == 0))
     if retention.age_s is not None:
         since_s = now_s - retention.age_s
-        young = (one for one in steps if one.committed_at_s >= since_s)
+        young = (one for one in steps if dated[one.generation] >= since_s)
         keep(f"younger than {format_age(retention.age_s)}", young)
     if retention.best is not None:
         metric = retention.best.metric

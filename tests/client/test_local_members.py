@@ -181,7 +181,10 @@ def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
     assert against.code == 2
     assert "2 of the 3 columns of a save find a place" in against.err
     assert "against it: " in run("target", "out", "t3", "--dry-run", "--store", url).out
-    assert run("target", "undrain", "t0", "--store", url).code == 2
+    refused = run("target", "undrain", "t0", "--store", url)
+    assert refused.code == 2
+    assert "ckpt target in t0" in refused.err
+    assert "in; it was in" in run("target", "undrain", "t3", "--store", url).out
     for id in ("t0", "t1", "t2"):
         assert run("target", "in", id, "--store", url).code == 0
     assert {target(url, id)["standing"] for id in ("t0", "t1", "t2")} == {"in"}

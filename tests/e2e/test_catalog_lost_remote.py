@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import ckpt
+from ckptd.catalog.sqlite import read_image
+from tests.ckptd.catalogs import begin_term
 from tests.e2e.catalogs import (
     NAME,
     WAIT_S,
@@ -149,3 +151,22 @@ def test_a_record_on_a_target_that_was_not_asked_at_a_rebuild_ends_the_service(
     run_line(command_in(told))
     daemons.start_coordinator()
     check_all_is_there(daemons.url, 1)
+
+
+def test_the_directory_of_another_cluster_is_not_filled_with_what_these_targets_hold(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    with ckpt.open(daemons.url) as store:
+        store.save("run", 1, state(1)).wait(WAIT_S)
+    other = tmp_path / "other"
+    begin_term(other, None, "another")
+    before = read_image(other)
+    addresses = " ".join(daemons.addresses.values())
+    told = command("catalog", "rebuild", str(other), "--targets", addresses, codes=(2,)).err
+    assert "is of cluster another, and these targets are of many" in told
+    assert read_image(other) == before
+    assert not list(other.glob(f"{NAME}.*"))
+    # So is one whose file was moved away.
+    remove(other)
+    command("catalog", "rebuild", str(other), "--targets", addresses, codes=(2,))
+    assert not (other / NAME).exists()

@@ -95,8 +95,13 @@ def value_of(etcd: Etcd, prefix: Prefix, name: str) -> bytes | None:
 
 def names_in(etcd: Etcd, prefix: Prefix) -> set[str]:
     """All keys of a catalog, without the prefix."""
+    return set(pairs_in(etcd, prefix))
+
+
+def pairs_in(etcd: Etcd, prefix: Prefix) -> dict[str, str]:
+    """Each key's value as well, in base64."""
     start = f"{prefix.name}:"
     request = {"key": in_base64(start), "range_end": in_base64(f"{prefix.name};")}
-    found = asked(etcd.members[0], "/v3/kv/range", {**request, "keys_only": True})
-    pairs = found.get("kvs", [])
-    return {base64.b64decode(pair["key"]).decode().removeprefix(start) for pair in pairs}
+    found = asked(etcd.members[0], "/v3/kv/range", request)
+    named = ((base64.b64decode(pair["key"]).decode(), pair) for pair in found.get("kvs", []))
+    return {name.removeprefix(start): pair.get("value", "") for name, pair in named}

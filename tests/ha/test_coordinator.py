@@ -20,7 +20,7 @@ from tests.e2e.cluster import command
 from tests.e2e_remote.cluster import Daemon, RemoteCluster
 from tests.e2e_remote.conftest import started
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
+from tests.ha.places import Prefix, asked, in_base64, names_in, pairs_in, value_of
 from tests.waiting import ASKED_S, wait_until
 
 RUN = "lives on"
@@ -135,32 +135,74 @@ def test_a_running_catalog_is_copied_into_a_file(cluster: EtcdCluster, tmp_path:
     assert [(id.run, id.step) for id in image.rows] == [(RUN, 1)]
 
 
-def test_an_etcd_that_was_emptied_is_missed_and_the_targets_make_a_file(
+def empty(etcd: Etcd, place: Prefix) -> None:
+    """Nothing is left below it."""
+    start = place.name
+    gone = {"key": in_base64(f"{start}:"), "range_end": in_base64(f"{start};")}
+    asked(etcd.members[0], "/v3/kv/deleterange", gone)
+
+
+def commands(cluster: RemoteCluster) -> dict[str, str]:
+    """Of each check that stands."""
+    return {check.name: check.command for check in cluster.status().checks}
+
+
+def test_an_etcd_that_was_emptied_is_missed_and_the_targets_fill_another_prefix(
     cluster: EtcdCluster, etcd: Etcd
 ) -> None:
     save(cluster, 1)
     cluster.coordinator.end(signal.SIGTERM)
-    start = cluster.place.name
-    gone = {"key": in_base64(f"{start}:"), "range_end": in_base64(f"{start};")}
-    asked(etcd.members[0], "/v3/kv/deleterange", gone)
+    empty(etcd, cluster.place)
     assert names_in(etcd, cluster.place) == set()
     cluster.start_coordinator()
-
-    def said() -> dict[str, str]:
-        return {check.name: check.command for check in cluster.status().checks}
-
-    wait_until(lambda: "CATALOG_OLD" in said(), "targets prove it old", poll_s=ASKED_S)
-    _, *words = shlex.split(said()["CATALOG_OLD"])
+    wait_until(lambda: "CATALOG_OLD" in commands(cluster), "it is proved old", poll_s=ASKED_S)
+    _, *words = shlex.split(commands(cluster)["CATALOG_OLD"])
     cluster.coordinator.end(signal.SIGTERM)
-    command(*words)
+    other = f"{cluster.place.url}-2"
+    assert f"start the coordinators with --catalog {other}" in command(*words).out
+    cluster.coordinator = started_at(cluster, "--catalog", other)
+    cluster.wait_live()
+    check_loads(cluster, 1)
+
+
+def test_the_targets_make_a_file_that_does_without_etcd(cluster: EtcdCluster) -> None:
+    save(cluster, 1)
+    cluster.coordinator.end(signal.SIGTERM)
+    targets = " ".join(each.address for each in cluster.targets.values())
+    command("catalog", "rebuild", str(cluster.coordinator_directory), "--targets", targets)
     directory = ("--directory", str(cluster.coordinator_directory))
     code, told = refusal(cluster, *directory, "--catalog", cluster.place.url)
     assert code == 2
     assert "leave --catalog out" in told
-    cluster.coordinator = Daemon(
-        "coordinator", *directory, "--listen", cluster.coordinator.address, "--code", "2+1",
-        "--max-per-domain", "2", "--secret-file", str(cluster.secret_file),
-        log=cluster.log_of("file"),
-    )  # fmt: skip
+    cluster.coordinator = started_at(cluster)
     cluster.wait_live()
     check_loads(cluster, 1)
+
+
+def started_at(cluster: EtcdCluster, *flags: str) -> Daemon:
+    """Where the first one was."""
+    return Daemon(
+        "coordinator", "--directory", str(cluster.coordinator_directory),
+        "--listen", cluster.coordinator.address, "--code", "2+1", "--max-per-domain", "2",
+        "--secret-file", str(cluster.secret_file), *flags, log=cluster.log_of("another"),
+    )  # fmt: skip
+
+
+def test_a_catalog_that_goes_while_it_is_led_is_named_and_led_again_when_it_is_back(
+    cluster: EtcdCluster, etcd: Etcd
+) -> None:
+    save(cluster, 1)
+    kept = pairs_in(etcd, cluster.place)
+    empty(etcd, cluster.place)
+    wait_until(lambda: "CATALOG_OLD" in commands(cluster), "it is said", poll_s=ASKED_S)
+    (gone,) = (each for each in cluster.status().checks if each.name == "CATALOG_OLD")
+    assert f"the catalog in {cluster.place.url} is gone" in gone.message
+    assert "catalog rebuild" in gone.command
+    assert cluster.coordinator.process.poll() is None
+    for name, value in kept.items():
+        if name not in ("leader", "sequence") and not name.startswith("coordinator/"):
+            put = {"key": in_base64(f"{cluster.place.name}:{name}"), "value": value}
+            asked(etcd.members[0], "/v3/kv/put", put)
+    cluster.wait_live()
+    check_loads(cluster, 1)
+    save(cluster, 2)

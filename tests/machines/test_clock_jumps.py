@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -50,6 +51,20 @@ def test_a_clock_that_jumps_in_mid_save_changes_nothing(
     assert (
         store.save(RUN, len(jumps) + 1, state(len(jumps) + 1)).wait(WAIT_S).targets_survivable == 1
     )
+
+
+def test_a_clock_that_jumps_a_day_ahead_takes_nothing_that_rules_by_age_keep(
+    cluster: MachineCluster, store: ckpt.Store
+) -> None:
+    for step in (1, 2, 3):
+        store.save(RUN, step, state(step)).wait(WAIT_S)
+    command("keep", "--store", cluster.url, RUN, "--age", "6h")
+    cluster.clock(COORDINATOR).jump(DAY_S)
+    step, began_s = 3, time.time()
+    while store.steps(RUN)[-1].committed_at_s < began_s + DAY_S / 2:
+        step += 1
+        store.save(RUN, step, state(step)).wait(WAIT_S)
+    check(store, step)
 
 
 def test_a_step_of_tomorrow_is_listed_and_the_newest_is_the_one_with_the_greatest_number(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 import ckpt
@@ -136,6 +137,39 @@ def test_all_that_is_lost_is_fetched_with_its_names_pins_and_metrics(
         for step in (2, 3):
             assert_same(store.load("gone", step, whole=True), step)
     assert "0 checkpoints fetched" in command(*line).out
+
+
+@pytest.mark.parametrize("run_name", ["files", "lost-files"])
+def test_files_come_back_as_files(cluster: Cluster, sink: FileSink, run_name: str) -> None:
+    files = fsspec.filesystem("ckpt+local", directory=str(cluster.directory))
+    names = {"a.bin": b"A" * 3_000_000, "sub/b c.bin": b"B" * 10, "empty": b""}
+    contents = {f"{run_name}/7/{name}": content for name, content in names.items()}
+    with files.transaction:
+        for path, content in contents.items():
+            with files.open(path, "wb") as file:
+                file.write(content)
+    wait_drained(sink, run_name, 7)
+    rot(cluster, run_name, 7)
+    command("verify", f"{run_name}@7", "--store", cluster.url, codes=(3,))
+    words = ("--lost", run_name) if run_name == "lost-files" else (f"{run_name}@7",)
+    command("fetch", *words, "--store", cluster.url)
+    files.close()
+    assert {path: files.cat_file(path) for path in files.find(f"{run_name}/7")} == contents
+    (view,) = listed(cluster, run_name)
+    assert view["state"] == "committed"
+
+
+def test_a_loose_file_comes_back_as_one(cluster: Cluster, sink: FileSink) -> None:
+    files = fsspec.filesystem("ckpt+local", directory=str(cluster.directory))
+    path, content = "loose/notes.txt", b"n" * 300_000
+    with files.open(path, "wb") as file:
+        file.write(content)
+    wait_drained(sink, path, 0)
+    rot(cluster, path, 0)
+    command("verify", f"{path}@0", "--store", cluster.url, codes=(3,))
+    command("fetch", f"{path}@0", "--store", cluster.url)
+    files.close()
+    assert files.cat_file(path) == content
 
 
 def listed(cluster: Cluster, run_name: str) -> list[dict[str, object]]:

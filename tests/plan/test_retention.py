@@ -140,6 +140,13 @@ def test_what_is_young_stays_and_a_clock_that_was_set_back_takes_nothing() -> No
     assert why(steps, Retention(age_s=60))[1] == "-not among younger than 1min"
 
 
+def test_what_was_begun_later_was_not_committed_earlier() -> None:
+    """The clock was a day late then."""
+    steps = [one(1, age_s=50), one(2, age_s=86_400), one(3, age_s=40), one(4, age_s=10)]
+    assert stay(steps, Retention(age_s=60)) == {1, 2, 3, 4}
+    assert stay(steps, Retention(age_s=45)) == {3, 4}
+
+
 def test_without_rules_all_stays() -> None:
     assert why([one(1), one(2)], ALL_STAYS) == {
         1: "no rule takes it away", 2: "the newest step; no rule takes it away",

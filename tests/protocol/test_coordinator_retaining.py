@@ -17,8 +17,10 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.said import RetentionSaid
 from ckpt.protocol.events import Send
-from tests.protocol.coordinating import RUN, Bench
+from tests.protocol.coordinating import RUN, SECOND_US, Bench
 from tests.protocol.test_coordinator_deletion import pin
+
+DAY_S = 86_400.0
 
 
 def keep(bench: Bench, retention: Retention | None, run: str = RUN) -> Message:
@@ -124,16 +126,70 @@ def test_time_alone_makes_steps_expire_by_their_age() -> None:
     bench = Bench()
     bench.save(1)
     keep(bench, Retention(age_s=3600))
-    bench.wall_s += 3000
+    live(bench, 3000)
     bench.save(2)
     bench.save(3)
     assert steps(bench) == [1, 2, 3]
-    bench.wall_s += 601
-    bench.tick(retaining.LOOK_US / 1e6 + 1)
+    live(bench, 601)
+    look(bench)
     assert steps(bench) == [2, 3]
-    bench.wall_s += 1_000_000
-    bench.tick(retaining.LOOK_US / 1e6 + 1)
+    live(bench, 1_000_000)
+    look(bench)
     assert steps(bench) == [3]
+
+
+def live(bench: Bench, seconds: float) -> None:
+    """So much time passes, on the wall as well."""
+    bench.now_us += round(seconds * SECOND_US)
+    bench.wall_s += seconds
+    bench.tick()
+
+
+def look(bench: Bench) -> None:
+    """Rules by age are looked at; a minute passes that the wall does not show."""
+    bench.tick(retaining.LOOK_US / 1e6 + 1)
+
+
+def test_a_wall_clock_that_jumps_ahead_takes_nothing_away() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    keep(bench, Retention(age_s=3600))
+    bench.wall_s += DAY_S
+    look(bench)
+    bench.save(3)
+    assert steps(bench) == [1, 2, 3]
+    bench.wall_s -= DAY_S
+    live(bench, 3601)
+    look(bench)
+    assert steps(bench) == [3]
+
+
+def test_the_next_coordinator_on_a_clock_that_is_ahead_takes_nothing_away() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    keep(bench, Retention(age_s=3600))
+    bench.wall_s += DAY_S
+    bench.restart("t0", "t1", "t2", "t3")
+    bench.save(3)
+    look(bench)
+    assert steps(bench) == [1, 2, 3]
+    live(bench, 3601)
+    look(bench)
+    assert steps(bench) == [3]
+
+
+def test_what_was_saved_while_the_clock_was_late_is_as_young_as_what_was_saved_before() -> None:
+    bench = Bench()
+    bench.save(1)
+    keep(bench, Retention(age_s=3600))
+    bench.wall_s -= DAY_S
+    bench.save(2)
+    bench.wall_s += DAY_S
+    bench.save(3)
+    look(bench)
+    assert steps(bench) == [1, 2, 3]
 
 
 def test_what_a_coordinator_owed_that_fell_goes_a_minute_after_the_next_began() -> None:

@@ -41,6 +41,8 @@ class KeepBook:
     """The coordinator's wall clock."""
     set_back_s: float = 0.0
     """By so much from where it was: what expires may have been judged before that."""
+    set_ahead_s: float = 0.0
+    """By so much, all jumps together: rules by age do not believe it yet."""
 
     def of(self, run: RunName) -> set[Rules]:
         return self.may.get(run, {None})
@@ -65,6 +67,7 @@ class KeepBook:
     def clock_set(self, by_s: float) -> None:
         """The coordinator's wall clock jumps."""
         self.set_back_s = max(0.0, self.set_back_s - by_s)
+        self.set_ahead_s += max(0.0, by_s)
 
     # ----------------------------------------------------------------------- what there is
 
@@ -93,7 +96,7 @@ class KeepBook:
         self, here: Collection[CheckpointId], held: Collection[CheckpointId], late_s: float
     ) -> None:
         """Nobody reads or saves any more: what no rule keeps is gone, by its age `late_s` later."""
-        now_s = self.wall_s() - late_s
+        now_s = self.wall_s() - late_s - self.set_ahead_s
         older = {(one.run, one.step): one.generation for one in sorted(held, reverse=True)}
         for id in here:
             covers = older.get((id.run, id.step), id.generation) < id.generation

@@ -19,6 +19,7 @@ from ckpt.base.ids import ColumnId, TargetId
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import TargetsBalanced
 from ckpt.format.messages.hello import Failed
+from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.cluster.membership import TargetState
 from ckpt.protocol.coordinator.repairing.balancing import MOVES_MAX
 from ckpt.protocol.target.core import column_name
@@ -310,8 +311,19 @@ class MoveRounds(Rebuilds):
         if to in self._leaving() and was not in self._leaving() and self._is_well(column, was):
             raise Violation(f"P7: {column} goes from {was} to {to}, which is to be emptied")
         reason = was in self._leaving() or self._is_balancing() or self._wish is not None
-        if not reason and self._is_well(column, was):
+        if not reason and not self._is_crowded(column, was) and self._is_well(column, was):
             raise Violation(f"P12: {column} goes from {was} to {to}, and nobody wanted that")
+
+    def _is_crowded(self, column: ColumnId, was: TargetId) -> bool:
+        """More columns of its payload lay in its domain than may."""
+        spread, targets = self._world.oracles.spread, self._world.targets
+        checkpoint, rank = column.payload.checkpoint, column.payload.rank
+        holders = list(self._world.oracles.placement_of(checkpoint)[rank])
+        holders[column.column] = was
+        held = Counter(
+            domain_key(id, targets[id].domain, spread.level) for id in holders if id is not None
+        )
+        return held[domain_key(was, targets[was].domain, spread.level)] > spread.max_per_domain
 
     def _is_well(self, column: ColumnId, id: TargetId) -> bool:
         target, file = self._world.targets[id], f"columns/{column_name(column)}"

@@ -180,6 +180,7 @@ class CoordinatorMachine:
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
             self.deleter, self.labeling, self.resolver.rounds,
         )  # fmt: skip
+        self.retaining.begin()
 
     def _make_keeping_parts(self, image: CatalogImage, wall_s: Callable[[], float]) -> None:
         policy, desk = self.policy, self._desk

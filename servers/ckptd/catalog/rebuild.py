@@ -58,6 +58,7 @@ from ckpt.protocol.coordinator.catalog import (
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
 from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
+from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.members import at_rest, hear
 from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
@@ -184,9 +185,21 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
 def rebuild_running(
     directory: Path, addresses: Sequence[str], secret: bytes, backup: Path | None = None
 ) -> tuple[Rebuilt, Path]:
-    """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above."""
+    """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above. Raises
+    Refused where the catalog of another cluster lies, and writes nothing then.
+    """
     found = _rebuild_of_running(addresses, secret, backup)
+    _check_own(directory, found.cluster)
     return found, write_rebuilt(directory, found)
+
+
+def _check_own(directory: Path, cluster: str) -> None:
+    kept = kept_cluster(directory, None)
+    if kept is not None and kept != cluster:
+        raise Refused(
+            f"{directory} is of cluster {kept}, and these targets are of {cluster}",
+            hint=f"name the directory of {cluster}'s coordinator, or an empty one",
+        )
 
 
 def rebuild_into_etcd(

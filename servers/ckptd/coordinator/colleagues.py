@@ -32,6 +32,7 @@ from ckpt.protocol.handshake import Established
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.roll import Coordinator, Roll
+from ckptd.catalog.etcd.url import mending_command
 from ckptd.coordinator.disagreements import other_codes, out_of_reach
 from ckptd.coordinator.front import Front
 from ckptd.coordinator.metrics import leading_families
@@ -78,6 +79,10 @@ class Term(Protocol):
     @property
     def silence(self) -> str:
         """Why etcd says nothing; empty while it speaks."""
+
+    @property
+    def missing(self) -> str:
+        """Why there is no catalog to lead; empty while there is."""
 
     def step_down(self) -> None:
         """Let another one lead."""
@@ -166,6 +171,10 @@ class Colleagues:
         if self._term.silence:
             remedy = "start its members, or bring back the network to them; see ckpt coordinator ls"
             found.append(check("CATALOG_NO_QUORUM", self._term.silence, remedy))
+        if self._term.missing:
+            remedy = "put its keys back, or make another one from what the targets hold"
+            command = mending_command(self._client.url.text)
+            found.append(check("CATALOG_OLD", self._term.missing, remedy, command))
         differing = other_codes(self._known)
         if differing:
             remedy = "give all of them the same --code, one after the other"

@@ -18,6 +18,7 @@ from ckpt.plan.placement import Level
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckpt.protocol.coordinator.policy import FillMarks, Watermarks
 from ckptd import config as options
+from ckptd.catalog.etcd.url import mending_command as mending_in_etcd
 from ckptd.catalog.etcd.url import parse_etcd_url
 from ckptd.catalog.file import mending_command
 
@@ -122,6 +123,12 @@ class CoordinatorConfig:
     def _repair_limits(self) -> RepairLimits:
         return RepairLimits(self.repair_floor_bytes, self.repair_cap_bytes)
 
+    @property
+    def _mend(self) -> str:
+        if self.catalog:
+            return mending_in_etcd(self.catalog, "{targets}")
+        return mending_command(self.directory, "{targets}")
+
     def policy(self, cluster: str) -> CoordinatorPolicy:
         """As the machine wants it."""
         return CoordinatorPolicy(
@@ -138,7 +145,7 @@ class CoordinatorConfig:
             watermarks=Watermarks(self.evict_below_percent / 100, self.evict_above_percent / 100),
             balance_above=self.balance_above_percent / 100 or None,
             fill=FillMarks(self.nearfull_percent / 100, self.full_percent / 100),
-            mend=mending_command(self.directory, "{targets}"),
+            mend=self._mend,
         )
 
 

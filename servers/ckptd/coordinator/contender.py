@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.clock import now_us
-from ckpt.base.errors import Busy, CkptError, NoSpace, Unavailable
+from ckpt.base.errors import Busy, CkptError, NoSpace, NotFound, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.leading import (
@@ -123,6 +123,8 @@ class Contender:
         """A full etcd does not say how much it takes at once: it is asked before I lead."""
         self.silence = ""
         """Why etcd says nothing; empty while it speaks."""
+        self.missing = ""
+        """Why there is nothing to lead; empty while there is a catalog, as far as I know."""
         self._config = config
         self._secret = secret
         self._report = report
@@ -248,6 +250,12 @@ class Contender:
             self._report("error", "cannot lead", {"why": error.message, "remedy": error.hint})
         self._full = error
 
+    def _note_missing(self, error: NotFound) -> None:
+        """Nobody can lead before it is back: a new one in its place would lack what there was."""
+        if not self.missing:
+            self._report("error", "cannot lead", {"why": error.message, "remedy": error.hint})
+        self.missing = error.message
+
     def _note_silence(self, error: Unavailable | None) -> None:
         """etcd has no majority, where it stays silent: nobody can lead, nor read the key."""
         clock = asyncio.get_running_loop().time
@@ -260,9 +268,8 @@ class Contender:
     def _say_why(self) -> None:
         if self._front.leader or self.state is LeadingState.LEADING:
             return
-        self._front.reception.why = self.silence or (
-            "" if self._full is None else self._full.message
-        )
+        full = "" if self._full is None else self._full.message
+        self._front.reception.why = self.silence or self.missing or full
 
     async def _look(self) -> None:
         before = self.state, self._fence
@@ -322,7 +329,7 @@ class Contender:
             self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
         self._front.leader = "" if other is None else other.address
         if other is not None or self.state is LeadingState.LEADING:
-            self._full = None
+            self._full, self.missing = None, ""
             self._front.reception.close()
         self._watch.follow(other)
         settled = other is not None or self.state is LeadingState.LEADING
@@ -371,6 +378,9 @@ class Contender:
         except NoSpace as error:
             self._fence = None
             self._note_full(error)
+        except NotFound as error:
+            self._fence = None
+            self._note_missing(error)
         except Unavailable:
             self._fence = None
         except CkptError as error:

@@ -15,6 +15,7 @@ from typing import Final
 from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
 from ckptd.log import Reporter
+from ckptd.target.identity import FILE_NAME
 
 LOOK_S: Final = 1.0
 
@@ -32,7 +33,7 @@ class DirectoryWatch:
         self._report = report
         self._stop = stop
         self._next: asyncio.TimerHandle | None = None
-        self._is_gone = False
+        self._why: CkptError | None = None
 
     def start(self) -> None:
         self._next = asyncio.get_running_loop().call_later(LOOK_S, self._look)
@@ -43,18 +44,30 @@ class DirectoryWatch:
 
     def check(self) -> None:
         """Raises CkptError."""
-        if self._is_gone:
-            raise CkptError(
-                f"{self._directory} is gone: it was removed or moved, or something is mounted over"
-                " it",
-                hint="bring it back and start the target again; when it is gone for good start the"
-                " target on an empty one, then: ckpt target replace ID",
-            )
+        if self._why is not None:
+            raise self._why
 
     def _look(self) -> None:
         if self._lock.is_in_place():
             self.start()
             return
-        self._is_gone = True
-        self._report("error", "directory is gone", {"directory": str(self._directory)})
+        is_alone = not self._lock.path.exists() and (self._directory / FILE_NAME).exists()
+        self._why = _unlocked(self._lock.path) if is_alone else _gone(self._directory)
+        what = "lock is gone" if is_alone else "directory is gone"
+        self._report("error", what, {"directory": str(self._directory)})
         self._stop()
+
+
+def _unlocked(lock: Path) -> CkptError:
+    return CkptError(
+        f"{lock} was removed: a second process could serve the directory as well",
+        hint="start the target again, which makes it again; all else is as it was",
+    )
+
+
+def _gone(directory: Path) -> CkptError:
+    return CkptError(
+        f"{directory} is gone: it was removed or moved, or something is mounted over it",
+        hint="bring it back and start the target again; when it is gone for good start the target"
+        " on an empty one, then: ckpt target replace ID",
+    )

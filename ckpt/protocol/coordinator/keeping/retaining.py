@@ -25,6 +25,7 @@ from ckpt.format.messages.keeping import (
     StepsKept,
     check_retention,
 )
+from ckpt.plan.aging import AgeClock
 from ckpt.plan.foresight import foreseen
 from ckpt.plan.retention import Expirable, Verdict, judged
 from ckpt.protocol.coordinator.catalog import RowState
@@ -61,6 +62,8 @@ class Retaining:
         self.clusters = Retention(last=keep)
         """For runs that have no rules of their own."""
         self._wall_s = wall_s
+        #: Of rules by age, from `begin` on.
+        self._ages = AgeClock(None)
         #: Of runs that have rules of their own, durable; without any rule: they are lost.
         self._said = dict(said)
         #: Changes of a run that are not durable yet.
@@ -69,6 +72,15 @@ class Retaining:
         self._look_us: int | None = None
         #: What a coordinator before may have left when it fell: until the first look, every run.
         self._owes = True
+
+    def begin(self) -> None:
+        """All that was committed is known now."""
+        dates = [
+            (one.id.generation, one.info.committed_at_s)
+            for run in self._checkpoints.runs()
+            for one in self._checkpoints.of_run(run, RowState.COMMITTED)
+        ]
+        self._ages = AgeClock(max(dates)[1] if dates else None)
 
     def own(self, run: RunName) -> Retention | None:
         """Its own rules, None without; ALL_STAYS where they are lost."""
@@ -110,6 +122,7 @@ class Retaining:
         what it leaves over. Readers that it knew have a minute to come back.
         """
         now_us = self._desk.now_us
+        self._now_s()
         if self._look_us is None:
             self._look_us = now_us + LOOK_US
         if now_us < self._look_us:
@@ -141,7 +154,7 @@ class Retaining:
             _of_damaged(one, newest.get(one.id.step)) or self._of_stored(one, rules)
             for one in damaged
         ]
-        verdicts += judged(self._expirable(run), rules, self._wall_s())
+        verdicts += judged(self._expirable(run), rules, self._now_s())
         return sorted(verdicts, key=lambda verdict: (verdict.step, verdict.generation))
 
     def _of_stored(self, one: KeptCheckpoint, rules: Retention) -> Verdict:
@@ -153,7 +166,7 @@ class Retaining:
         if not self._drains.holding(one.id):
             return stays
         expirable = [*self._expirable(one.id.run), _as_expirable(one, "")]
-        found = judged(expirable, rules, self._wall_s())
+        found = judged(expirable, rules, self._now_s())
         return next((v for v in found if (v.step, v.generation) == key and not v.stays), stays)
 
     def leaves_within(self, id: CheckpointId, seconds: float) -> bool:
@@ -168,6 +181,9 @@ class Retaining:
         verdicts = foreseen(self._expirable(id.run), rules, self._wall_s(), seconds)
         mine = (v for v in verdicts if (v.step, v.generation) == (id.step, id.generation))
         return any(not verdict.stays for verdict in mine)
+
+    def _now_s(self) -> float:
+        return self._ages.now_s(self._desk.now_us, self._wall_s())
 
     def _expirable(self, run: RunName) -> list[Expirable]:
         needed = self._drains.needed(run)

@@ -268,7 +268,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         cause="a target proves that a newer catalog existed: this one was removed, emptied or"
         " restored from a copy",
         mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines `ckpt catalog"
-        " rebuild DIR --targets 'HOST:PORT …'`",
+        " rebuild DIR --targets 'HOST:PORT …'`; with `--catalog` see first whether that is right,"
+        " then `ckpt catalog rebuild etcd://… --targets 'HOST:PORT …'`",
         clears="when the coordinator has started with the catalog that was made again",
     ),
     "CATALOG_UNPROVED": CheckKind(

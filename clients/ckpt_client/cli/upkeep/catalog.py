@@ -17,6 +17,7 @@ stays as it is; only one of both may be used from then on.
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -141,8 +142,8 @@ def _make_again(arguments: argparse.Namespace, output: Output) -> int:
         with output.waiting(f"rebuilding the catalog in {place}"):
             found.append(_rebuild(place, arguments.targets, arguments.backup))
     output.document({"catalogs": found})
-    for each in found:
-        _print(each, output)
+    for place, each in zip(places, found, strict=True):
+        _print(place, each, output)
     return ExitCode.DEGRADED if any(each.unreachable for each in found) else ExitCode.OK
 
 
@@ -241,7 +242,7 @@ def _rebuild(place: Path | str, targets: str | None, backup: str | None) -> Rebu
     return msgspec.json.decode(printed_by(REBUILD, arguments), type=RebuiltCatalog)
 
 
-def _print(found: RebuiltCatalog, output: Output) -> None:
+def _print(place: Path | str, found: RebuiltCatalog, output: Output) -> None:
     output.line(f"{found.catalog}: cluster {found.cluster}, term {found.term}")
     output.line(f"  {counted(len(found.committed), 'checkpoint')} committed")
     for checkpoint in found.committed:
@@ -257,3 +258,5 @@ def _print(found: RebuiltCatalog, output: Output) -> None:
         output.line(f"  not heard: {text}")
     for text in found.unreachable:
         output.line(output.tone(f"  did not answer: {text}", Tone.BAD))
+    if isinstance(place, str):
+        output.line(f"  next: start the coordinators with --catalog {shlex.quote(place)}")

@@ -239,7 +239,7 @@ def _change(arguments: argparse.Namespace, output: Output) -> int:
     standing = STANDINGS[arguments.action]
     with conversation(arguments, output) as talk:
         if arguments.action == "undrain":
-            _check_draining(talk, arguments.id)
+            _check_not_out(talk, arguments.id)
         local = isinstance(talk.url, LocalUrl) and standing == "removed" and not arguments.dry_run
         changed = (_remove_local if local else _changed)(talk, arguments)
         if arguments.wait:
@@ -309,10 +309,11 @@ def _end(directory: Path, id: str) -> None:
             os.close(descriptor)
 
 
-def _check_draining(talk: Conversation, id: str) -> None:
+def _check_not_out(talk: Conversation, id: str) -> None:
+    """That one somebody said otherwise; of one that is in there is nothing to take back."""
     standing = {target.id: target.standing for target in talk.status().targets}.get(id)
-    if standing not in (None, "draining"):
-        raise Refused(f"target {id} is not draining, it is {standing}", hint="ckpt target in ID")
+    if standing == "out":
+        raise Refused(f"target {id} is not draining, it is out", hint=f"ckpt target in {id}")
 
 
 def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:

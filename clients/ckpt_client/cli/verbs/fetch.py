@@ -8,10 +8,10 @@ RUN alone, the newest step first. Names, pins and metrics come with it. A run wh
 connected is left for later, since a fetch would end its launch; steps that a rollback has set aside
 stay where they are.
 
-Every rank's tree is read from the store, verified, and saved as that rank of a new launch; when all
-are committed, RUN@STEP is in the tier as its ranks left it. One rank's tree is in memory at a time,
-and the staging memory holds all of them until the commit. A launch that still saves this run is
-shut out: fetch after it has ended.
+A step that was written as files is fetched as files. Otherwise every rank's tree is read from the
+store, verified, and saved as that rank of a new launch; when all are committed, RUN@STEP is in the
+tier as its ranks left it. One rank's tree is in memory at a time, and the staging memory holds all
+of them until the commit. A launch that still saves this run is shut out: fetch after it has ended.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from msgspec import Struct
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step, check_run_name
 from ckpt.base.units import format_bytes, format_seconds
+from ckpt.format.members import NO_LAUNCH
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.protocol.coordinator.reading.answers import StepView
@@ -39,6 +40,7 @@ from ckpt_client.load.from_store import open_url
 from ckpt_client.save.again import save_again
 from ckpt_client.store import Store
 from ckpt_client.store import open as open_store
+from ckpt_client.url import LocalUrl, RemoteUrl
 
 EXAMPLE = (
     "ckpt fetch llama/7b@12500 --dry-run\nckpt fetch llama/7b@12500\n"
@@ -90,7 +92,7 @@ def _fetch_one(arguments: argparse.Namespace, output: Output) -> int:
                 output.waiting(f"fetching {name}@{step}"),
                 open_store(arguments.store, launch=launch) as store,
             ):
-                _save(stored, store)
+                _save(stored, store, talk.url)
         found = _One(
             name, step, header.world_size, not held and not arguments.dry_run,
             arguments.dry_run, bool(held), stored.url, stored.manifest.stored_bytes,
@@ -143,8 +145,14 @@ def _opened(text: str, talk: Conversation) -> StoredCheckpoint:
     raise NotFound(f"{text} is in no object store: {named}", hint="ckpt fetch URL/RUN@STEP")
 
 
-def _save(stored: StoredCheckpoint, store: Store) -> Generation:
+def _save(stored: StoredCheckpoint, store: Store, url: LocalUrl | RemoteUrl) -> Generation:
     """Which generation its step is from now on."""
+    if stored.header.launch == NO_LAUNCH:
+        # fsspec takes a while to load, which most fetches do without.
+        from ckpt_client.fs.again import is_of_files, write_again
+
+        if is_of_files(stored):
+            return write_again(stored, url)
     commits = [save.wait(COMMIT_TIMEOUT_S) for save in save_again(stored, store)]
     return commits[-1].generation
 
@@ -226,7 +234,7 @@ def _fetch_run(
             output.record("progress", {**_named(view), "number": number, "of": len(lost)})
             try:
                 with output.waiting(what), closing(_stored(view)) as stored:
-                    generation = _save(stored, store)
+                    generation = _save(stored, store, talk.url)
                     _label(talk, view, generation)
             except CkptError as error:
                 done.leave(view, error.message)

@@ -262,7 +262,7 @@ class FencedSpace:
 
     async def try_to_take(self, deadline: float, *, copied_from: str = "") -> Fence | None:
         """Begin a term, of a catalog that there is or, as `take` says, is none; None when somebody
-        else has the key. Raises NoSpace.
+        else has the key. Raises NoSpace; NotFound where there is no catalog any more.
         """
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
         known = await self._one(keys.TERM, deadline)
@@ -301,8 +301,17 @@ class FencedSpace:
             await self._client.end_lease(granted.ID)
             if full_up is not None:
                 raise full_up
+            if found is None and not copied_from:
+                await self._check_there(deadline)
             return None
         return Fence(term, found.create_revision, found.lease, granted.TTL)
+
+    async def _check_there(self, deadline: float) -> None:
+        if await self._one(keys.META, deadline) is None:
+            raise NotFound(
+                f"the catalog in {self._client.url} is gone: somebody has removed its keys",
+                hint="put them back; or make another one from the targets: ckpt catalog rebuild",
+            )
 
     async def unseat(self, revision: int, deadline: float) -> None:
         """Free the leader's key if it is still of that revision: whoever had it stores nothing more

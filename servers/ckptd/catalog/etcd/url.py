@@ -11,7 +11,8 @@ user            of etcd's own authentication, with the password in `password_fil
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote
@@ -41,6 +42,8 @@ class EtcdUrl:
     key: Path | None = None
     user: str = ""
     password_file: Path | None = None
+    text: str = field(default="", compare=False)
+    """As it was given, with its options: no secret is in it."""
 
     @property
     def scheme(self) -> str:
@@ -77,7 +80,16 @@ def parse_etcd_url(text: str) -> EtcdUrl:
         Path(given[name]) if name in given else None
         for name in ("ca", "cert", "key", "password_file")
     )
-    return EtcdUrl(members, prefix, ca, cert, key, given.get("user", ""), password_file)
+    return EtcdUrl(members, prefix, ca, cert, key, given.get("user", ""), password_file, text)
+
+
+def mending_command(text: str, targets: str = "HOST:PORT ...") -> str:
+    """Makes a catalog of what the targets hold, below a prefix beside that of this URL: what is
+    there is never replaced.
+    """
+    place, mark, query = text.partition("?")
+    beside = f"{place.rstrip('/')}-2{mark}{query}"
+    return f"ckpt catalog rebuild {shlex.quote(beside)} --targets '{targets}'"
 
 
 def _options(query: str, text: str) -> dict[str, str]:

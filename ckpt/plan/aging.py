@@ -1,0 +1,39 @@
+"""What time is it for rules by age? A wall clock that jumps must not take steps away.
+
+    ceiling  begins where the newest commit is dated, goes on with time that really passes, and
+             follows a wall clock that is ahead of it at twice that pace
+    age      is reckoned at the wall clock, at the ceiling where that is earlier
+
+So a clock that is a day ahead is believed after a day; until then more stays, as it does while a
+clock is late. After a time in which no coordinator ran the ceiling is late by as much.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckpt.base.units import US_PER_S
+
+CATCH_UP: Final = 2
+"""So much faster than time passes the ceiling follows a wall clock that is ahead of it."""
+
+
+class AgeClock:
+    """I am one coordinator's, and am asked at each tick: in between I cannot tell a jump."""
+
+    def __init__(self, newest_s: float | None) -> None:
+        """newest_s: when the newest commit was, by the wall clock of then; None without any."""
+        self._ceiling_s = newest_s
+        #: When I was asked last; None before.
+        self._asked_us: int | None = None
+
+    def now_s(self, now_us: int, wall_s: float) -> float:
+        """now_us: of a clock that only goes on."""
+        if self._ceiling_s is None:
+            self._ceiling_s = wall_s
+        if self._asked_us is not None:
+            passed_s = (now_us - self._asked_us) / US_PER_S
+            ahead_s = wall_s - self._ceiling_s
+            self._ceiling_s += min(max(ahead_s, passed_s), CATCH_UP * passed_s)
+        self._asked_us = now_us
+        return min(wall_s, self._ceiling_s)

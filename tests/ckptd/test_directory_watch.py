@@ -1,0 +1,50 @@
+"""What does a target say whose directory, or a part of it, was taken away under its process?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpt.aio.disk import DirectoryLock
+from ckpt.base.errors import CkptError
+from ckptd.target.directory_watch import DirectoryWatch
+
+
+async def ended(directory: Path, harm: Callable[[], object]) -> str:
+    """Why it ends, once it has."""
+    stop, reported = asyncio.Event(), list[str]()
+    lock = DirectoryLock(directory)
+    watch = DirectoryWatch(
+        lock, directory, lambda _, text, _fields: reported.append(text), stop.set
+    )
+    watch.start()
+    try:
+        harm()
+        await asyncio.wait_for(stop.wait(), 30)
+    finally:
+        watch.close()
+        lock.close()
+    with pytest.raises(CkptError) as caught:
+        watch.check()
+    return f"{reported[0]}: {caught.value}; {caught.value.hint}"
+
+
+def test_a_directory_that_was_moved_is_gone(tmp_path: Path) -> None:
+    directory = tmp_path / "t0"
+    directory.mkdir()
+    said = asyncio.run(ended(directory, lambda: directory.rename(tmp_path / "elsewhere")))
+    assert f"directory is gone: {directory} is gone: it was removed or moved" in said
+    assert "ckpt target replace" in said
+
+
+def test_a_lock_file_that_was_removed_is_named_and_the_directory_is_not_called_gone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "target.toml").touch()
+    said = asyncio.run(ended(tmp_path, (tmp_path / "lock").unlink))
+    assert f"lock is gone: {tmp_path / 'lock'} was removed" in said
+    assert "start the target again" in said
+    assert "replace" not in said
