@@ -310,8 +310,10 @@ class MoveRounds(Rebuilds):
             return
         if to in self._leaving() and was not in self._leaving() and self._is_well(column, was):
             raise Violation(f"P7: {column} goes from {was} to {to}, which is to be emptied")
+        # One that a fault kept away need not be back yet when nothing strikes any more.
+        is_here = self._world.coordinator.machine.members.targets[was].state is TargetState.LIVE
         reason = was in self._leaving() or self._is_balancing() or self._wish is not None
-        if not reason and not self._is_crowded(column, was) and self._is_well(column, was):
+        if is_here and not reason and not self._is_crowded(column, was) and self._is_well(column, was):
             raise Violation(f"P12: {column} goes from {was} to {to}, and nobody wanted that")
 
     def _is_crowded(self, column: ColumnId, was: TargetId) -> bool:
