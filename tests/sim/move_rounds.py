@@ -313,7 +313,8 @@ class MoveRounds(Rebuilds):
         # One that a fault kept away need not be back yet when nothing strikes any more.
         is_here = self._world.coordinator.machine.members.targets[was].state is TargetState.LIVE
         reason = was in self._leaving() or self._is_balancing() or self._wish is not None
-        if is_here and not reason and not self._is_crowded(column, was) and self._is_well(column, was):
+        is_well = is_here and self._is_well(column, was)
+        if is_well and not reason and not self._is_crowded(column, was):
             raise Violation(f"P12: {column} goes from {was} to {to}, and nobody wanted that")
 
     def _is_crowded(self, column: ColumnId, was: TargetId) -> bool:
