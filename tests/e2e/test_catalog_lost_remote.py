@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckptd.catalog.sqlite import read_image
-from tests.ckptd.catalogs import begin_term
+from ckpt.base.ids import TargetId
+from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen
+from ckptd.catalog.sqlite import create_catalog, read_image
 from tests.e2e.catalogs import (
     NAME,
     WAIT_S,
@@ -159,7 +160,8 @@ def test_the_directory_of_another_cluster_is_not_filled_with_what_these_targets_
     with ckpt.open(daemons.url) as store:
         store.save("run", 1, state(1)).wait(WAIT_S)
     other = tmp_path / "other"
-    begin_term(other, None, "another")
+    its_own = TargetSeen(TargetId("t9"), "p/r/h/d", "/t9")
+    create_catalog(other, "another", CatalogImage(1, targets={its_own.target: its_own}))
     before = read_image(other)
     addresses = " ".join(daemons.addresses.values())
     told = command("catalog", "rebuild", str(other), "--targets", addresses, codes=(2,)).err

@@ -61,7 +61,7 @@ from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
 from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.members import at_rest, hear
 from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
-from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog
+from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog, read_image
 from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
 from ckptd.target.identity import incarnation_of
 
@@ -186,7 +186,8 @@ def rebuild_running(
     directory: Path, addresses: Sequence[str], secret: bytes, backup: Path | None = None
 ) -> tuple[Rebuilt, Path]:
     """Rebuild the catalog in `directory` from running targets at HOST:PORT; as above. Raises
-    Refused where the catalog of another cluster lies, and writes nothing then.
+    Refused where the catalog of another cluster lies, and writes nothing then; one that has never
+    known a target is nobody's: a coordinator that lost its directory began it.
     """
     found = _rebuild_of_running(addresses, secret, backup)
     _check_own(directory, found.cluster)
@@ -195,11 +196,19 @@ def rebuild_running(
 
 def _check_own(directory: Path, cluster: str) -> None:
     kept = kept_cluster(directory, None)
-    if kept is not None and kept != cluster:
+    if kept not in (None, cluster) and not _is_blank(directory):
         raise Refused(
             f"{directory} is of cluster {kept}, and these targets are of {cluster}",
             hint=f"name the directory of {cluster}'s coordinator, or an empty one",
         )
+
+
+def _is_blank(directory: Path) -> bool:
+    try:
+        _, image = read_image(directory)
+    except CkptError:  # What cannot be read may have been anything.
+        return False
+    return not image.targets and not image.rows
 
 
 def rebuild_into_etcd(
