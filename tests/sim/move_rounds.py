@@ -308,25 +308,41 @@ class MoveRounds(Rebuilds):
         self._take_answer()
         if not self._is_calm or was is None:
             return
+        if self._is_live(was):
+            # When all that moved with it is named.
+            self._world.clock.after(1_000, partial(self._check_spread, column, to))
         if to in self._leaving() and was not in self._leaving() and self._is_well(column, was):
             raise Violation(f"P7: {column} goes from {was} to {to}, which is to be emptied")
         # One that a fault kept away need not be back yet when nothing strikes any more.
-        is_here = self._world.coordinator.machine.members.targets[was].state is TargetState.LIVE
         reason = was in self._leaving() or self._is_balancing() or self._wish is not None
-        is_well = is_here and self._is_well(column, was)
+        is_well = self._is_live(was) and self._is_well(column, was)
         if is_well and not reason and not self._is_crowded(column, was):
             raise Violation(f"P12: {column} goes from {was} to {to}, and nobody wanted that")
 
-    def _is_crowded(self, column: ColumnId, was: TargetId) -> bool:
-        """More columns of its payload lay in its domain than may."""
+    def _is_live(self, id: TargetId) -> bool:
+        """To the coordinator."""
+        return self._world.coordinator.machine.members.targets[id].state is TargetState.LIVE
+
+    def _check_spread(self, column: ColumnId, to: TargetId) -> None:
+        """What has left a target that was well took no place that the rule forbids. It would be
+        spread again; that is no reason to put it there.
+        """
+        checkpoint, rank = column.payload.checkpoint, column.payload.rank
+        holders = self._world.oracles.placement_of(checkpoint)[rank]
+        is_whole = all(id is not None and self._is_live(id) for id in holders)
+        if is_whole and holders[column.column] == to and self._is_crowded(column, to):
+            raise Violation(f"P13: {column} has gone to {to}, beside too many others: {holders}")
+
+    def _is_crowded(self, column: ColumnId, at: TargetId) -> bool:
+        """With it there more columns of its payload lie in that domain than may."""
         spread, targets = self._world.oracles.spread, self._world.targets
         checkpoint, rank = column.payload.checkpoint, column.payload.rank
         holders = list(self._world.oracles.placement_of(checkpoint)[rank])
-        holders[column.column] = was
+        holders[column.column] = at
         held = Counter(
             domain_key(id, targets[id].domain, spread.level) for id in holders if id is not None
         )
-        return held[domain_key(was, targets[was].domain, spread.level)] > spread.max_per_domain
+        return held[domain_key(at, targets[at].domain, spread.level)] > spread.max_per_domain
 
     def _is_well(self, column: ColumnId, id: TargetId) -> bool:
         target, file = self._world.targets[id], f"columns/{column_name(column)}"

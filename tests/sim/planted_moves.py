@@ -49,7 +49,7 @@ PLANTS = (
             (balancing, "is_safe", lambda *_: True),
             (Adopter, "_fits", lambda *_: True),
         ),
-        begin=116,
+        begin=415,
     ),
     Plant(
         "dropped-and-still-counted", "P1",
