@@ -54,7 +54,7 @@ PLANTS = (
     Plant(
         "dropped-and-still-counted", "P1",
         ((ProvedColumns, "discard", lambda *_: None),),
-        begin=93,
+        begin=537,
     ),
     Plant("standings-forgotten-at-restart", "P10", ((Claims, "stand", _known_as_before),), 27),
 )  # fmt: skip
