@@ -327,9 +327,13 @@ class MoveRounds(Rebuilds):
         """What has left a target that was well took no place that the rule forbids. It would be
         spread again; that is no reason to put it there.
         """
-        checkpoint, rank = column.payload.checkpoint, column.payload.rank
-        holders = self._world.oracles.placement_of(checkpoint)[rank]
-        is_whole = all(id is not None and self._is_live(id) for id in holders)
+        rank = column.payload.rank
+        holders = self._world.oracles.placement_of(column.payload.checkpoint)[rank]
+        checkpoints = self._world.coordinator.machine.checkpoints
+        checkpoint = checkpoints.get(column.payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return
+        is_whole = len(checkpoints.columns_now(checkpoint, rank)) == len(holders)
         if is_whole and holders[column.column] == to and self._is_crowded(column, to):
             raise Violation(f"P13: {column} has gone to {to}, beside too many others: {holders}")
 
