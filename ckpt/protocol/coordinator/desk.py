@@ -46,7 +46,7 @@ Then = Callable[[], None]
 
 
 def nothing() -> None:
-    """Waits for what comes after it."""
+    """As a `then`: nothing follows."""
 
 
 SomeFact = TypeVar("SomeFact", bound=Fact)
