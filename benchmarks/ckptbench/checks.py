@@ -102,7 +102,7 @@ def find_errors(job: JobResult) -> list[str]:
 
 
 def find_goals(job: JobResult) -> list[Goal]:
-    """The numbers of the issue that this job can say something about."""
+    """The goals that this job can say something about."""
     goals: list[Goal] = []
 
     def judge(

@@ -20,7 +20,7 @@ from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
-"""As a shell tells of SIGPIPE."""
+"""The exit code with which a shell reports SIGPIPE."""
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "burst": lambda argv: run_preset("burst", argv),
     "restore": lambda argv: run_preset("restore", argv),

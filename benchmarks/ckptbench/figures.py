@@ -143,7 +143,7 @@ def bytes_fit(found: float, payload_bytes: int, ranks: int, code: Code) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One number of the issue, and what was found."""
+    """A goal, and what was found."""
 
     name: str
     found: float
@@ -151,7 +151,7 @@ class Goal:
     at_least: bool
     """True: found should be >= limit; False: <=."""
     next_limit: float | None = None
-    """What is built for; to miss it is no error."""
+    """A later goal; to miss it is no error."""
 
     @property
     def met(self) -> bool:

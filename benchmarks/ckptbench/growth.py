@@ -16,7 +16,7 @@ from typing import Final
 from ckpt.base.units import KiB, MiB, format_bytes
 
 CLIFF: Final = 1.15
-"""Growth above it is more than noise."""
+"""Growth above this is more than noise."""
 
 
 @dataclass(frozen=True, slots=True)

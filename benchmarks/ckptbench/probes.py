@@ -49,7 +49,7 @@ Round = Callable[[], int]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prepare, wait for the word, work, tell."""
+    """Prepare, wait for the start, work, and report."""
     name, *arguments = argv
     work = PROBES[name](*arguments)
     print("ready", flush=True)

@@ -19,10 +19,12 @@ def now_us() -> int:
 
 
 def wall_us() -> int:
-    """Of the Unix epoch, as this machine has it; may jump, and safety needs none."""
+    """Microseconds since the Unix epoch by this machine's clock, which may jump; safety does not
+    need it.
+    """
     return time.time_ns() // 1000
 
 
 def draw() -> float:
-    """A number from 0 to 1, for rests (`ckpt.base.rests`); no secret may come of it."""
+    """A number from 0 to 1, for rests (`ckpt.base.rests`); not random enough for secrets."""
     return _lots.random()

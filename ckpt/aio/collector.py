@@ -17,13 +17,13 @@ YOUNG_OBJECTS_MAX: Final = 20_000
 
 
 def collect_rarely() -> None:
-    """In a process of ours, from now on."""
+    """Let Python's collector run rarely in this process, which is one of ours."""
     gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """In the caller's process, for as long as it takes to make the objects."""
+    """Pause the collector in the caller's process for as long as it takes to make the objects."""
     if not gc.isenabled():
         yield
         return

@@ -19,7 +19,7 @@ RESERVE_COUNT: Final = 16
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What `accept` says when a connection is there and something to hold it is not."""
 RAISED_MAX: Final = 1 << 20
-"""More than this nobody needs, and a hard limit may be infinite."""
+"""Nobody needs more, and a hard limit may be infinite."""
 
 
 def limit() -> int:
@@ -29,7 +29,7 @@ def limit() -> int:
 
 
 def raise_limit() -> int:
-    """Take the hard limit, as far as the system lets us; returns what is allowed now."""
+    """Raise the limit to the hard one, as far as the system allows; returns what is allowed now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, RAISED_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -48,7 +48,7 @@ class DescriptorReserve:
 
     @property
     def is_full(self) -> bool:
-        """False: the process had no descriptor left, and has none since."""
+        """False if the process ran out of descriptors and has had none to spare since."""
         return len(self._held) == self._count
 
     @property

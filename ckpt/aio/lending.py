@@ -38,11 +38,11 @@ from ckpt.format.frame import LentPlace
 from ckpt.format.messages.lending import LendMemory
 
 LEND_BYTES_MIN: Final = 64 * KiB
-"""Less is cheaper to send than to give back."""
+"""Smaller bulks are cheaper to send than to give back."""
 LENT_BYTES_MAX: Final = 8 * MiB
-"""Out on one link before it counts as full: one cell is written while the next waits."""
+"""Bytes lent on one link before it counts as full: one cell is written while the next waits."""
 REGIONS_MAX: Final = 16
-"""Lent by one peer at once."""
+"""Regions that one peer may lend at once."""
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(REGIONS_MAX * _DESCRIPTOR_BYTES)
 

@@ -17,12 +17,12 @@ from typing import Final
 
 TARGETS_FOLDER: Final = "targets"
 TARGETS_MAX: Final = 64
-"""Of one local cluster."""
+"""Most targets of one local cluster."""
 _NAME: Final = re.compile(r"t(0|[1-9][0-9]{0,5})(\.removed)?", re.ASCII)
 
 
 def target_ids(directory: Path, made: int) -> tuple[str, ...]:
-    """All of them, ascending. `made`: so many the cluster was made with."""
+    """The ids of all targets, ascending. `made`: with how many the cluster was made."""
     entries = list(_entries(directory))
     left = {number for number, is_target in entries if not is_target}
     there = {number for number, is_target in entries if is_target} | set(range(made))
@@ -30,23 +30,23 @@ def target_ids(directory: Path, made: int) -> tuple[str, ...]:
 
 
 def next_number(directory: Path, made: int) -> int:
-    """Above all that there ever were."""
+    """The next number: above that of every target there ever was."""
     return max((made, *(number + 1 for number, _ in _entries(directory))))
 
 
 def number_of(id: str) -> int | None:
-    """Of a target's id; None for what can be none."""
+    """The number in a target's id; None for a text that is not one."""
     found = _NAME.fullmatch(id)
     return None if found is None or found[2] else int(found[1])
 
 
 def left_place(directory: Path, id: str) -> Path:
-    """What is there once it is none any more."""
+    """Where a removed target's directory is kept."""
     return directory / TARGETS_FOLDER / f"{id}.removed"
 
 
 def leave_place(directory: Path, id: str) -> None:
-    """It is none any more; what it has is kept under the other name. Raises OSError."""
+    """Move a removed target's directory to the place where it is kept. Raises OSError."""
     left = left_place(directory, id)
     if number_of(id) is None or os.path.lexists(left):
         return

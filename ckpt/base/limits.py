@@ -31,20 +31,20 @@ FRAME_META_BYTES_MAX = 64 * KiB
 FRAME_BULK_BYTES_MAX = 8 * MiB
 UNAUTHENTICATED_BYTES_MAX = 4 * KiB
 UNAUTHENTICATED_PEERS_MAX = 2048
-"""Seats, of 4 KiB; also at most an eighth of the descriptors."""
+"""Each of these seats takes 4 KiB. They also take at most an eighth of the descriptors."""
 UNAUTHENTICATED_LIFE_US = 5_000_000
 DESCRIPTORS_REMEDY = "raise its limit (LimitNOFILE= of its service, ulimit -Hn) and start it again"
-"""For a daemon that has as many connections as it may."""
+"""The remedy for a daemon that has as many connections as it may."""
 READ_RANGES_MAX = 4096
-"""Entries of a question, and"""
+"""Most entries of a question."""
 READ_RUNS_MAX = 1 << 17
-"""runs that they stand for."""
+"""Most runs that the entries of a question stand for."""
 
 # Documents.
 COMMIT_RECORD_BYTES_MAX = 4 * KiB
 MANIFEST_BYTES_MAX = 64 * MiB
 TABLE_BYTES_MAX = 256 * MiB
-"""A rank's tensor table, and its tree document."""
+"""Most bytes of a rank's tensor table, and of its tree document."""
 INDEX_BYTES_MAX = 4 * GiB
 TREE_DEPTH_MAX = 64
 TENSOR_NAME_BYTES_MAX = 4 * KiB
@@ -56,30 +56,32 @@ INDEX_PAGE_BYTES_MAX = 64 * KiB
 LEASE_US = 3_000_000
 RENEW_US = 1_000_000
 STANDSTILL_US = 1_000_000
-"""A coordinator that did not tick for so long was stopped itself: the time counts for no lease."""
+"""A coordinator that did not tick for this long was stopped itself: the time counts for no
+lease.
+"""
 HEDGE_US = 2_000_000
-"""A target that is silent for so long, while it owes something, loses its column to a spare."""
+"""A target that is silent for this long, while it owes something, loses its column to a spare."""
 BEAT_US = 500_000
-"""A target says that it lives at least so often to whoever waits for it."""
+"""A target says at least this often that it lives, to whoever waits for it."""
 RESOLVE_WAIT_US = 10_000_000
 STAGER_AWAY_US = 2_000_000
 """A stager that is away for longer was killed: readers do not wait for its attempt."""
 
 # Targets.
 RESERVE_FRACTION = 0.05
-"""Of each device, never given to a reservation."""
+"""Share of each device that is never given to a reservation."""
 SCRUB_PERCENT = 5
-"""Of a device's time, for reading what lies on it."""
+"""Most of a device's time, in percent, that reading what lies on it may take."""
 DEVICE_FAILURES_MAX = 3
-"""With so many operations refused since it was last proved well, a device fails: its target gets no
-new columns. One alone may be a bad sector, which costs one column."""
+"""A device fails when it has refused so many operations since it was last proved well: then its
+target gets no new columns. A single one may be a bad sector, which costs one column.
+"""
 DEVICE_PROBE_US = 2_000_000
-"""The first probe of a device that fails comes so much later; each further one twice as late, but
-no later than"""
+"""The first probe of a failing device comes after this; each further one after twice as long."""
 DEVICE_PROBE_LAST_US = 300_000_000
-"""this."""
+"""The longest pause between two probes of a failing device."""
 DEVICE_CALM_US = 600_000_000
-"""Without a failure for so long a device has a clean slate."""
+"""After so long without a failure, earlier failures of a device are forgotten."""
 
 assert PAGE_BYTES <= BLOCK_BYTES <= CELL_BYTES_DEFAULT <= CELL_BYTES_MAX
 assert BLOCK_BYTES & (BLOCK_BYTES - 1) == 0, "blocks of a cell are found by shifting"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 _UNKNOWN: Final = re.compile(r"unrecognized arguments: (-[^\s=]+)|invalid choice: '([^']*)'")
-"""argparse's complaints of a word that it does not know."""
+"""How argparse reports a word that it does not know."""
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -11,7 +11,7 @@ import json
 import unicodedata
 
 _SHOWN_NOWHERE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Control, format, half a surrogate pair, ends of lines and paragraphs."""
+"""Control and format characters, halves of surrogate pairs, ends of lines and paragraphs."""
 
 
 def printable(text: str, keep: str = "") -> str:

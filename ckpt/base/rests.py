@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Draw = Callable[[], float]
-"""A number from 0 to 1, each time another one."""
+"""A random number from 0 to 1."""
 
 
 def shortened(rest_s: float, draw: Draw) -> float:

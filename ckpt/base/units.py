@@ -23,7 +23,7 @@ _SUFFIX_BYTES: Final = {
 }  # fmt: skip
 _UNIT_S: Final = {"d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1, "": 1}
 _SIZE_BYTES_MAX: Final = (1 << 63) - 1
-"""What a file can have, and what every peer can be sent."""
+"""The largest size of a file, and the largest that every peer can be sent."""
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 

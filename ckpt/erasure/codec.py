@@ -20,9 +20,9 @@ from ckpt.native.arrays import Crcs
 from ckpt.native.isal import Tables, find_isal
 
 MATRIX_ID: Final = 1
-"""Stands in every manifest: which coding matrix made the parity (`matrix.coding_matrix`)."""
+"""Names, in every manifest, the coding matrix that made the parity (`matrix.coding_matrix`)."""
 CODE_VERSION: Final = 1
-"""Stands in every manifest: grows if equal data ever encodes to other parity."""
+"""In every manifest: grows if equal data ever encodes to other parity."""
 
 PATTERNS_CACHED_MAX: Final = 1024
 """Tables kept for each code. 1024 patterns of the widest code take 4 MiB."""

@@ -26,7 +26,7 @@ RUNS_MIN: Final = 8
 SPARE_BYTES_MIN: Final = 64 * KiB
 """The smallest buffer."""
 SPARE_BYTES_MAX: Final = 64 * MiB
-"""Of buffers of one size that nobody uses, so much is kept."""
+"""Most unused buffers of one size that are kept, in bytes."""
 
 
 class SpareBuffers:

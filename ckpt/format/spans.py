@@ -28,7 +28,7 @@ OURS: Final = -1
 """Nobody has it: whoever hears so reads it himself, from the tier or the object store."""
 _ROW: Final = struct.Struct("<4q")
 SPANS_MAX: Final = FRAME_BULK_BYTES_MAX // _ROW.size
-"""In one message."""
+"""Most spans in one message."""
 
 
 class PayloadSpan(NamedTuple):

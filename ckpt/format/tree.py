@@ -40,9 +40,9 @@ MAGIC: Final = b"CKPT"
 VERSION: Final = 1
 
 Key: TypeAlias = "str | int | bool | tuple[Key, ...]"
-"""A dict's key; comes back with its type."""
+"""A dict's key; loading gives it back with its type."""
 Scalar = None | bool | int | float | complex | str | bytes
-"""Comes back with its type and every bit."""
+"""A plain value; loading gives it back with its type and every bit."""
 
 
 @dataclass(frozen=True, slots=True)

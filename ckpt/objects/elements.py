@@ -35,7 +35,7 @@ EXTENSIONS: Final = {
 }
 """Names in zarr-extensions that are also ml_dtypes' names -> bytes of an element."""
 UNREAD: Final = frozenset({"float8_e4m3"})
-"""Those that no released reader knows: always carried by their twins."""
+"""Types that no released reader knows: always stored as their twins."""
 
 
 @dataclass(frozen=True, slots=True)

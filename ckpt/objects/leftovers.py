@@ -21,7 +21,7 @@ from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.writer import abort_uploads, clear_drain
 
 LOOKS: Final = 10
-"""At an unchanged folder, before it goes."""
+"""Looks at an unchanged folder before it is removed."""
 
 Key = tuple[RunName, Step, Generation]
 Content = tuple[tuple[str, ...], tuple[str, ...]]

@@ -16,7 +16,7 @@ from typing import Final
 from ckpt.base.errors import Aborted
 
 POLL_S: Final = 0.2
-"""So soon who waits sees that something has changed."""
+"""How soon a thread that waits notices a change."""
 IDLE_CREDIT_S: Final = 1.0
 
 
@@ -30,7 +30,7 @@ class WritePace:
     """Shared by all threads that write. `wait_turn` is called before bytes are moved."""
 
     bytes_per_s: float | None = None
-    """None: as fast as it goes. Anybody may change it."""
+    """Bytes a second; None: as fast as it goes. Anybody may change it."""
     is_burst: Callable[[], bool] = never
     """Asked often: while it says yes, nothing more is moved."""
     is_stopped: Callable[[], bool] = never

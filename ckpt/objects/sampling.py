@@ -26,7 +26,7 @@ PLACES: Final = 3
 SHARE: Final = 1 / 16
 RATIO_MIN: Final = 1.1
 ARRAYS_AT_ONCE: Final = 32
-"""Samples of so many are in memory together."""
+"""Arrays whose samples are in memory together."""
 
 Candidate = tuple[ArrayPlan, IndexTensor, IndexBox | None]
 

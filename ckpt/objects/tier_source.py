@@ -41,7 +41,7 @@ from ckpt.transfer.read_set import ReadSet
 
 INDEX_TIMEOUT_S: Final = 30.0
 ANSWER_SLACK_S: Final = 10.0
-"""Beyond what the coordinator itself may wait."""
+"""Patience beyond what the coordinator itself may wait."""
 
 
 class TierSource:

@@ -63,7 +63,7 @@ from ckpt.objects.trees import encode_trees
 from ckpt.objects.zarr_layout import group_documents, shard_key
 
 SINK_BYTES: Final = 32 * MiB + 2 * PIECE_BYTES
-"""What a sink's parts take, and reading back beside them, of each thread."""
+"""Memory of each thread for a sink's parts, and for reading back beside them."""
 ARENA_BYTES_MAX: Final = 32 * MiB
 """A few stripes: enough for all targets to be busy."""
 FILES_AT_ONCE: Final = 8

@@ -24,7 +24,7 @@ from ckpt.base.ids import ColumnId, Domain, TargetId
 from ckpt.plan.placement import LEVELS, Holder, Level, domain_key
 
 TOLERANCE: Final = 0.05
-"""Of a device's space."""
+"""Share of a device's space by which devices may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ def planned(
 
 
 def excess_bytes(shelves: Iterable[DeviceFill], rule: BalanceRule) -> int:
-    """About how much there is to move, were columns as fine as sand and all allowed anywhere."""
+    """About how many bytes there are to move, if columns were as fine as sand and allowed
+    anywhere.
+    """
     of_group: dict[int, list[DeviceFill]] = {}
     for shelf in shelves:
         group = min((rule.groups.get(id, 0) for id in shelf.targets), default=0)
@@ -142,7 +144,7 @@ def excess_bytes(shelves: Iterable[DeviceFill], rule: BalanceRule) -> int:
 
 def is_safe(column: Movable, destination: TargetId, domain: Domain, rule: BalanceRule,
     source: Domain) -> bool:  # fmt: skip
-    """Whether its payload survives as much there as it does now."""
+    """Whether its payload would survive as much there as it does now."""
     if any(holder.target == destination for holder in column.others):
         return False
     for level in LEVELS:

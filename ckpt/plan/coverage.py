@@ -39,12 +39,12 @@ from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 
 PROBLEMS_MAX: Final = 64
-"""Named one by one; the last says that there are more."""
+"""Most problems that are named one by one; the last one says that there are more."""
 AXIS_ITEMS_MAX: Final = 1 << 62
 ENTRIES_AT_ONCE: Final = 2048
-"""That are merged before anything else is done: 10 to 20 ms."""
+"""Entries that are merged before anything else is done: 10 to 20 ms."""
 GATHERING_COST: Final = 0.1
-"""Of an entry, by what it costs to merge it."""
+"""Cost of gathering an entry, relative to merging it."""
 
 
 class Differing(Enum):

@@ -30,7 +30,7 @@ SHORT: Final = 0.25
 NEARLY: Final = 1.25
 """Who has 1 / NEARLY of the largest room, or more, weighs as much as it."""
 WEIGHT_MIN: Final = 1e-6
-"""One without room weighs something all the same: loads are divided by it."""
+"""A target without room still has this weight, because loads are divided by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from ckpt.format.messages.keeping import Retention
 from ckpt.plan.retention import Expirable, Verdict, judged
 
 NEWEST: Final = 6
-"""So many commits say how fast a run is."""
+"""How many of the newest commits tell how fast a run saves."""
 COMING_MAX: Final = 1000
-"""Of the saves to come, so many are supposed at most: no rule keeps more by their count."""
+"""Most saves to come that are assumed: no rule keeps more by their count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RunPace:
 
 
 def pace_of(committed: Sequence[Expirable], now_s: float) -> RunPace | None:
-    """None while one commit, or none, says nothing."""
+    """None when there is at most one commit, which says nothing."""
     line = sorted((one for one in committed if not one.aside), key=_when)[-NEWEST:]
     if len(line) < 2:
         return None

@@ -26,9 +26,9 @@ from ckpt.base.units import KiB, align_up
 from ckpt.format.table import Piece, RankTable, TensorEntry
 
 REFERRED_BYTES_MIN: Final = 64 * KiB
-"""Of one entry in one rank's payload; less is written again."""
+"""Smallest entry of one rank's payload that may be referred to; a smaller one is written again."""
 USEFUL_SHARE_MIN: Final = 4
-"""One part in so many of a rank's payload in a home."""
+"""A home must hold at least one part in so many of a rank's payload."""
 ITEM_ALIGN: Final = 64
 
 Key = tuple[str, tuple[int, ...]]
@@ -99,7 +99,7 @@ def may_refer(base: Base, entry: TensorEntry, stored: Collection[str]) -> bool:
 
 
 def bytes_of(entry: TensorEntry) -> int:
-    """So many of it lie in this rank's payload, or would if they had changed."""
+    """Bytes of the entry that lie in this rank's payload, or would if they had changed."""
     return sum([piece.length for piece in entry.pieces])
 
 

@@ -23,7 +23,7 @@ _PREFIX: Final = "optim"
 _SEGMENTS: Final = frozenset(("opt", "opt_state"))
 _LEAVES: Final = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"))
 _HINT: Final = re.compile("opt|exp_avg|momentum_buffer")
-"""Is in every name of optimizer state."""
+"""Occurs in every name of optimizer state."""
 
 
 def fingerprints_of(table: RankTable) -> Fingerprints:

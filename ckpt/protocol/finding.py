@@ -45,12 +45,12 @@ from ckpt.protocol.handshake import Caller, Elsewhere, Established, OtherCluster
 LISTED_MAX: Final = 16
 """Addresses that a person may list."""
 KNOWN_MAX: Final = 32
-"""With those that a leader names."""
+"""Most addresses that are known, including those that a leader names."""
 REDIRECTS_MAX: Final = 4
-"""Addresses that nobody knows but the standbys which name them, in one search."""
+"""Most addresses in one search that are known only because standbys name them."""
 STAGGER_US: Final = 200_000
 REST_S: Final = (0.1, 0.5)
-"""Before one that has failed is asked again, first and longest."""
+"""First and longest rest before an address that has failed is asked again."""
 
 assert LISTED_MAX < KNOWN_MAX, "who listed many still learns of others"
 

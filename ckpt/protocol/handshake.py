@@ -78,7 +78,7 @@ NONCE_BYTES: Final = 32
 SECRET_BYTES_MIN: Final = 16
 _VERSION_MAX: Final = (1 << 32) - 1
 NAME_BYTES_MAX: Final = 512
-"""Of every name in a proof: a peer's name goes into logs."""
+"""Longest name in a proof: a peer's name goes into logs."""
 
 
 @dataclass(frozen=True, slots=True)

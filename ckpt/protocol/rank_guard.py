@@ -32,7 +32,7 @@ from ckpt.format.messages.preempting import (
 from ckpt.protocol.events import Report, Ticked
 
 WORD_US: Final = 3 * US_PER_S
-"""A word that has not reached the other ranks by then is spoken of."""
+"""A message that has not reached the other ranks by then is logged."""
 
 
 class GuardAnswer(Enum):

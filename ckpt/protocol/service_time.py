@@ -12,11 +12,11 @@ from typing import Final
 from ckpt.base.units import US_PER_S
 
 MEMORY_US: Final = US_PER_S
-"""Whoever holds one fades it so often: a server that changes is seen to."""
+"""Whoever holds one calls `fade` this often, so that changes of a server are noticed."""
 BUSY_US_MIN: Final = US_PER_S // 10
-"""Of a server that was busy for less, and did less than a unit, nothing is said."""
+"""Nothing is said of a server that was busy for less, and did less than a unit."""
 HANG_US: Final = US_PER_S
-"""A server that has something to do and ends nothing for so long hangs."""
+"""A server that has something to do and ends nothing for this long hangs."""
 
 
 @dataclass(slots=True)

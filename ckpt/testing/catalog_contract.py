@@ -42,7 +42,7 @@ from ckpt.testing.catalog_entries import (
 
 WAIT_S: Final = 30.0
 UNDER_WAY: Final = 8
-"""Tickets that a writer which is killed has not heard of."""
+"""Most tickets that a writer which is killed has not heard of."""
 
 
 class CatalogPlace(Protocol):

@@ -44,9 +44,9 @@ from ckpt.transfer.read_job import ReadJob, ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 
 WINDOW_BYTES: Final = 16 * MiB
-"""Of payload in a window; one stripe at least."""
+"""Bytes of payload in a window; at least one stripe."""
 WINDOWS: Final = 2
-"""One is read while the other is sent."""
+"""One window is read while the other is sent."""
 
 Bytes = NDArray[np.uint8]
 Turn = Callable[[int], None]

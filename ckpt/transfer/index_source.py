@@ -24,9 +24,9 @@ from ckpt.transfer.target_links import nearest_address
 WHOLE_BYTES_MAX: Final = 1 * MiB
 """An index up to this size is read whole, so that its digest can be compared with the record's."""
 PART_BYTES: Final = 1 * MiB
-"""Of one question."""
+"""Bytes that one question asks for."""
 PATIENCE_S: Final = (1.5, 10.0)
-"""For one answer, while other copies are left; and when each was tried once."""
+"""Patience with one answer: while other copies are left, and after each was tried once."""
 
 
 class IndexUnreadable(Unavailable):

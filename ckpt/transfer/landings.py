@@ -20,13 +20,17 @@ GAP_BYTES: Final = 512
 """Wanted runs that are closer to each other are read as one: a frame of its own costs more than
 so many bytes."""
 GAPS_FRACTION: Final = 64
-"""All gaps that are read along are at most this part of what is wanted, or"""
+"""Gaps that are read as well make up at most one part in so many of what is wanted."""
 GAPS_BYTES_MIN: Final = 64 * KiB
-"""so many bytes."""
+"""So many bytes of gaps are always allowed."""
 LONG_BYTES: Final = 64 * KiB
-"""A run of so many is copied without the interpreter lock: other threads go on meanwhile."""
+"""A run of at least this length is copied without the interpreter lock, so that other threads go
+on.
+"""
 RUNS_OF_AN_OWNER_MIN: Final = 4
-"""On average; fewer are copied one by one, since a look at how they lie costs more."""
+"""With fewer runs on average, they are copied one by one, since looking at how they lie costs
+more.
+"""
 
 
 class Landings:

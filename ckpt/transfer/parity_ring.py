@@ -20,7 +20,7 @@ from ckpt.base.units import MiB, align_up
 
 RING_BYTES: Final = 32 * MiB
 RING_STRIPES_MIN: Final = 2
-"""Of the widest code: one is sent while the next is encoded."""
+"""Stripes of the widest code: one is sent while the next is encoded."""
 
 
 class ParityRing:

@@ -48,9 +48,9 @@ from ckpt.transfer.target_links import SenderOptions, TargetLinks
 __all__ = ["PayloadSender", "PayloadStatistics", "SenderOptions", "SenderResult"]
 
 TICK_US: Final = 25_000
-"""While a payload is under way, and"""
+"""How often the thread looks around while a payload is under way."""
 IDLE_TICK_US: Final = 100_000
-"""without one."""
+"""The same without a payload."""
 STARVED_TICK_US: Final = 10_000
 STOP_GRACE_US: Final = 1_000_000
 STATISTICS_MAX: Final = 64

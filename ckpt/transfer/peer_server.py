@@ -54,7 +54,7 @@ from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.transfer.read_job import ReadJob
 
 QUEUED_BYTES: Final = 8 * MiB
-"""To one peer at a time; its further questions wait."""
+"""Most bytes that are queued for one peer; its further questions wait."""
 
 _Frame = tuple[int, Message, memoryview | bytes]
 View = Callable[[ColumnNumber, ByteRange], memoryview | None]

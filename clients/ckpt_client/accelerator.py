@@ -20,10 +20,10 @@ class StreamPoint(Protocol):
 
     @property
     def passed(self) -> bool:
-        """Whether the device is past it; asks and does not wait. Raises Aborted."""
+        """Whether the device is past it; does not wait. Raises Aborted."""
 
     def wait(self) -> None:
-        """Until the device is past it, without the interpreter lock. Raises Aborted."""
+        """Wait until the device is past it, without the interpreter lock. Raises Aborted."""
 
 
 class OutPlan(Protocol):
@@ -45,26 +45,26 @@ class Accelerator(Protocol):
         """Where the stream of the calling thread stands."""
 
     def lock_pages(self, memory: memoryview) -> bool:
-        """Let the device copy from and to this memory by itself. False when it cannot: copies go
-        through locked memory of the accelerator's own then, and are slower.
+        """Let the device copy from and to this memory by itself. False when it cannot: then copies
+        go through locked memory of the accelerator's own, which is slower.
         """
 
     def unlock_pages(self, memory: memoryview) -> None:
-        """Before the memory is unmapped; copies that use it must be through."""
+        """Undo `lock_pages` before the memory is unmapped; copies that use it must have ended."""
 
     def plan_out(self, sources: Sequence[object], targets: Sequence[object]) -> OutPlan:
-        """How arrays like these sources get into these targets; holds no source."""
+        """Prepare copies of arrays like these sources into these targets; keeps no source."""
 
     def copy_out(self, plan: OutPlan, sources: Sequence[object], after: StreamPoint) -> StreamPoint:
-        """Queue copies of device memory into the plan's targets, to be done after `after`; the
-        StreamPoint when they are through. The caller keeps the sources until then. Raises Aborted.
+        """Queue copies of device memory into the plan's targets, to run after `after`. Returns the
+        StreamPoint at which they are done; the caller keeps the sources until then. Raises Aborted.
         """
 
     def copy_in(self, sources: Sequence[object], targets: Sequence[object]) -> StreamPoint:
-        """Queue copies of host memory into device memory, to be done after what the calling thread
-        has queued; the StreamPoint when they are through. The caller keeps both until then. Raises
-        Aborted.
+        """Queue copies of host memory into device memory, to run after what the calling thread has
+        queued. Returns the StreamPoint at which they are done; the caller keeps both until then.
+        Raises Aborted.
         """
 
     def follow(self, moment: StreamPoint) -> None:
-        """What the calling thread queues from now on is done after `moment`. Does not wait."""
+        """What the calling thread queues from now on runs after `moment`. Does not wait."""

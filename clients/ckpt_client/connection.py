@@ -25,7 +25,7 @@ from ckpt_client.url import LocalUrl, RemoteUrl
 
 
 class Connection:
-    """I stand when I am made. Close me."""
+    """I am connected from the start. Close me."""
 
     def __init__(
         self, url: LocalUrl | RemoteUrl, launch_key: str | None, start_timeout_s: float
@@ -49,13 +49,13 @@ class Connection:
                     self._connect(Locator(str(cluster.directory), ""), look=cluster.start_again)
 
     def ensure_cluster(self) -> None:
-        """A local cluster that stopped meanwhile is started again."""
+        """Start a local cluster again that has stopped since."""
         if isinstance(self.url, LocalUrl) and not is_supervised(Path(self.url.directory)):
             with opened_cluster(self.url, self._start_timeout_s) as cluster:
                 _greet(self.control, look=cluster.start_again)
 
     def ensure_answers(self) -> None:
-        """`ensure_cluster` ahead of a question: one that is just starting is waited for."""
+        """`ensure_cluster` before a question; waits for a cluster that is just starting."""
         if isinstance(self.url, LocalUrl) and serving(Path(self.url.directory)) is None:
             with opened_cluster(self.url, self._start_timeout_s) as cluster:
                 _greet(self.control, look=cluster.start_again)
@@ -69,7 +69,7 @@ class Connection:
 
     def launch_by_environment(self, run: RunName) -> tuple[RankPlace, LaunchJoined | None]:
         """Who this process is, by its environment, and the launch whose ranks read one generation
-        of a step; None for one rank alone, and where nothing names this start of the job.
+        of a step; None for a single rank, and where nothing names this start of the job.
         """
         try:
             place = find_place()

@@ -40,11 +40,13 @@ Seat = tuple[RunName, Rank, int]
 _steps_decoder = msgspec.json.Decoder(list[StepView])
 CALL_TIMEOUT_S = 30.0
 REJOIN_REQUEST: Final = 1 << 31
-"""The first; above all that RpcClient counts, below those of the coordinator's own questions."""
+"""The first request number: above all that RpcClient counts, below those of the coordinator's own
+questions.
+"""
 
 
 class Listener(Protocol):
-    """Called on the session's thread: I may not wait, nor ask anything."""
+    """Hears the coordinator. Called on the session's thread: must not wait or ask anything."""
 
     def joined(self, launch: LaunchNumber) -> None:
         """In a new session my seat has joined its launch again."""
@@ -104,7 +106,7 @@ class Control:
 
     @property
     def protocol(self) -> int:
-        """The version that both sides speak, once a question was answered; 0 while none stands."""
+        """The version that both sides speak, once a question was answered; 0 without a session."""
         peer = self._connection().peer
         return peer.version if peer is not None else 0
 
@@ -174,18 +176,22 @@ class Control:
             self._listeners[seat].joined(message.launch)
 
     def listen(self, seat: Seat, listener: Listener) -> bool:
-        """From now on it hears; the seat has joined. False when the run has a listener."""
+        """Let the listener hear from now on; the seat has joined on return. False when the run has
+        a listener already.
+        """
         if any(run == seat[0] for run, _, _ in self._listeners):
             return False
         self._listeners[seat] = listener
         return True
 
     def forget(self, listener: Listener) -> None:
-        """It hears nothing more."""
+        """The listener hears nothing more."""
         self._listeners = {seat: one for seat, one in self._listeners.items() if one != listener}
 
     def tell(self, message: Message) -> None:
-        """Say what is not answered; dropped while there is no session. Raises CkptError."""
+        """Send a message that is not answered; dropped while there is no session. Raises
+        CkptError.
+        """
         self._connection().tell(message)
 
     def join(self, run: RunName, rank: Rank, world_size: int) -> LaunchJoined:
@@ -241,7 +247,9 @@ class Control:
         )
 
     def resolved(self, run: RunName, rank: Rank, world_size: int, turn: int) -> None:
-        """This turn's resolution was taken; before the rank's first save all are one."""
+        """Note that this turn's resolution was used; all of them count as one before the rank's
+        first save.
+        """
         seat = (run, rank, world_size)
         if turn:
             self._launches[seat] = replace(self._launches[seat], turn=turn + 1)

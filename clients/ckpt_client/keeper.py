@@ -27,7 +27,7 @@ class Keeper(ABC):
         """
 
     def names(self, run: str, *, aside: bool = True) -> dict[str, int]:
-        """What its steps are called: name -> step, ascending. Empty for a run that never saved.
+        """The names of the run's steps: name -> step, ascending. Empty for a run that never saved.
 
         aside: also all names of what `rollback` has set aside.
         """
@@ -61,8 +61,8 @@ class Keeper(ABC):
         )
 
     def untag(self, run: str, *names: str, delete: bool = False) -> None:
-        """No step is called so any more. It stays until something else takes it away; with `delete`
-        what has no other name goes at once.
+        """Remove a name from its step. The step stays until something else removes it; with
+        `delete` it is deleted at once if it has no other name.
         """
         from ckpt_client import labels
 
@@ -94,7 +94,7 @@ class Keeper(ABC):
         labels.pin(self._talk(), check_run_name(run), check_step(step))
 
     def unpin(self, run: str, step: int) -> None:
-        """Let it go again, all its generations. Raises NotFound, Unavailable."""
+        """Unpin a step, in all its generations. Raises NotFound, Unavailable."""
         from ckpt_client import labels
 
         labels.unpin(self._talk(), check_run_name(run), check_step(step))
@@ -128,7 +128,7 @@ class Keeper(ABC):
         retention.say(self._talk(), check_run_name(run), rules)
 
     def kept(self, run: str) -> RetentionView:
-        """Which rules count for a run, and of each step whether it stays, and why."""
+        """The rules in force for a run, and for each step whether it stays, and why."""
         from ckpt_client import retention
 
         return retention.stays(self._talk(), check_run_name(run))

@@ -37,7 +37,7 @@ def names_of(control: Control, run: RunName) -> dict[str, NameView]:
 
 
 def named(control: Control, run: RunName, name: str) -> tuple[Step, Generation]:
-    """What a name stands for. Raises NotFound."""
+    """The generation that has this name. Raises NotFound."""
     known = names_of(control, run)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -50,8 +50,8 @@ def tag(
     control: Control, run: RunName, step: Step, names: tuple[str, ...],
     generation: Generation | None = None, *, replace: bool = False,
 ) -> None:  # fmt: skip
-    """Call a generation so, by default the newest; what was called so before is not any more. With
-    `replace` that is deleted where it has no other name, as a file that is written again.
+    """Give a generation, by default the newest, this name; whatever had the name loses it. With
+    `replace` that is deleted if it has no other name, like a file that is overwritten.
     """
     for name in names:
         check_given(name)
@@ -63,8 +63,8 @@ def tag(
 
 
 def untag(control: Control, run: RunName, names: tuple[str, ...], *, delete: bool = False) -> None:
-    """Nothing is called so any more. One that nothing was called is no error. With `delete` what
-    was called so is deleted where it has no other name, as a file with links.
+    """Remove a name; no error if nothing has it. With `delete`, what had the name is deleted if it
+    has no other name, like a file with links.
     """
     known = names_of(control, run)
     for name in map(check_name, names):
@@ -76,12 +76,12 @@ def untag(control: Control, run: RunName, names: tuple[str, ...], *, delete: boo
 
 
 def pin(control: Control, run: RunName, step: Step, generation: Generation | None = None) -> None:
-    """Nothing deletes that generation, by default its newest, from now on."""
+    """Pin a generation, by default the newest: nothing deletes it from now on."""
     _change(control, LabelStep(run, step, generation, pinned=True))
 
 
 def unpin(control: Control, run: RunName, step: Step, generation: Generation | None = None) -> None:
-    """That generation, by default all. Raises NotFound when there is none."""
+    """Unpin a generation, by default all. Raises NotFound when there is none."""
     _change(control, LabelStep(run, step, generation, pinned=False))
     if generation is not None:
         return
@@ -92,7 +92,8 @@ def unpin(control: Control, run: RunName, step: Step, generation: Generation | N
 
 
 def roll_back(control: Control, run: RunName, step: Step, *, dry_run: bool) -> list[SetAside]:
-    """Make a step the newest again; what is set aside then, ascending by step, or would be.
+    """Make a step the newest again. Returns what that sets aside, or would set aside, ascending by
+    step.
 
     Raises NotFound, Refused for a step that is set aside itself, Lost, Unavailable.
     """

@@ -61,7 +61,9 @@ def read_ready(directory: Path) -> ReadyFile | None:
 
 
 def dial_us() -> int:
-    """This process's rest after a failed dial; a crowd that lost its leader has many."""
+    """This process's rest after a failed dial; the processes of a crowd that lost its leader rest
+    for different times.
+    """
     return int(shortened(DIAL_S, draw) * US_PER_S)
 
 

@@ -53,18 +53,18 @@ def parse_best(text: str) -> Best:
 
 
 def say(control: Control, run: RunName, rules: Retention | None) -> None:
-    """These are a run's rules from now on; None: the cluster's. Raises Refused, Unavailable."""
+    """Set a run's rules; None: the cluster's apply. Raises Refused, Unavailable."""
     control.call(KeepSteps(run, rules), StepsKept, timeout_s=TIMEOUT_S)
 
 
 def would_stay(control: Control, run: RunName, rules: Retention | None) -> RetentionView:
-    """What would stay, and what would go, if that were said. Changes nothing."""
+    """What would stay and what would go under these rules. Changes nothing."""
     _, bulk = control.call(KeepSteps(run, rules, dry_run=True), Answer, timeout_s=TIMEOUT_S)
     return _decoder.decode(bulk)
 
 
 def stays(control: Control, run: RunName) -> RetentionView:
-    """What stays, and what is about to go, under the rules that count now."""
+    """What stays and what will go under the rules in force."""
     return _decoder.decode(control.ask("retention", run))
 
 

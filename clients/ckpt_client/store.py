@@ -141,7 +141,7 @@ class Store(Keeper):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the store was closed."""
         return self._closed
 
     # ----------------------------------------------------------------------- saving
@@ -172,8 +172,9 @@ class Store(Keeper):
         return Preparation(self._stagers, find_place(rank, world_size))
 
     def join(self, run: str, *, rank: int | None = None, world_size: int | None = None) -> None:
-        """Say ahead of its first save that this process saves as that rank. For a process that
-        saves as several: if it ends between two of them, the first save is aborted, not awaited.
+        """Announce, before its first save, that this process saves as that rank. For a process that
+        saves as several ranks: if it ends between two of them, the first save is aborted, not
+        awaited.
         """
         self._check_usable()
         place = find_place(rank, world_size)

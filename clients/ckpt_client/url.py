@@ -34,7 +34,7 @@ class LocalOptions:
     targets: int | None = None
     code: str | None = None
     keep: int | None = None
-    """Newest committed checkpoints to keep; None keeps all."""
+    """Newest committed steps to keep of each run; None keeps all."""
     restart: str | None = None
     """`always`: a target that died is started again, with backoff; `never`."""
     linger: float | None = None

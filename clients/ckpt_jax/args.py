@@ -113,7 +113,7 @@ class Composite(Mapping[str, object]):
 
 
 def state_of(args: object) -> object:
-    """What a save's `args` say to store. Raises Refused for what are none."""
+    """The state that a save's `args` ask to store. Raises Refused for other objects."""
     match args:
         case StandardSave(item):
             return item
@@ -123,7 +123,9 @@ def state_of(args: object) -> object:
 
 
 def like_of(args: object) -> object:
-    """What a restore's `args` ask for; None for all. Raises Refused for what are none."""
+    """The `like` that a restore's `args` ask for; None for all. Raises Refused for other
+    objects.
+    """
     match args:
         case StandardRestore(item):
             return item

@@ -29,7 +29,7 @@ SHARDINGS_MAX: Final = 256
 
 
 def other_shape(name: str, stored: Extent, asked: Extent) -> Refused:
-    """What is raised when the shapes differ: a reshard cuts a tensor otherwise, its size stays."""
+    """The error to raise when shapes differ: resharding cuts a tensor otherwise, its size stays."""
     return Refused(
         f"{name}: stored with shape {stored}, here {asked}",
         hint="ask for the stored global shape; how it is sharded is free",
@@ -64,7 +64,7 @@ def declared(array: jax.Array, array_of: Callable[[jax.Array], AnyArray]) -> Sha
 
 
 def box_of(index: Sequence[slice] | None, shape: Extent) -> Box:
-    """The part of an array that an index names; without an index all of it."""
+    """The part of an array that an index names; all of it without an index."""
     index = index or (slice(None),) * len(shape)
     bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return tuple(start for start, _, _ in bounds), tuple(stop - start for start, stop, _ in bounds)
@@ -118,7 +118,7 @@ class WantedArray:
             self._devices.append((device, box))
 
     def wants(self, stored_dtype: str, stored_shape: Extent, rank: Rank) -> list[Want]:
-        """What to read. Raises Refused by name when dtype or shape differ."""
+        """The boxes to read. Raises Refused by name when dtype or shape differ."""
         if stored_dtype != dtype_name(self._dtype):
             raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
         if stored_shape != self._shape:
@@ -129,7 +129,7 @@ class WantedArray:
         ]
 
     def array(self) -> jax.Array:
-        """The array, when everything was read."""
+        """The array, once everything was read."""
         if self._sharding is None:
             (whole,) = self._boxes.values()
             return jax.device_put(whole)

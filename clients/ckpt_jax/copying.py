@@ -60,13 +60,15 @@ class Placeholders:
         self._arrays: dict[int, tuple[AnyArray, jax.Array]] = {}
 
     def array(self, array: jax.Array) -> AnyArray:
-        """One of the dtype and shape, without memory. The array lies on one device."""
+        """An array of this dtype and shape, without memory. The array that it stands for lies on
+        one device.
+        """
         found = np.broadcast_to(np.zeros((), array.dtype), array.shape)
         self._arrays[id(found)] = found, array
         return found
 
     def replaced(self, packing: PackingPlan) -> PackingPlan:
-        """The plan with the arrays themselves."""
+        """The plan with the real arrays in the place of their placeholders."""
         found = [self._arrays.get(id(one), (one, one)) for one in packing.arrays]
         return dataclasses.replace(packing, arrays=tuple(array for _, array in found))
 
@@ -183,7 +185,7 @@ def _begun(array: object) -> jax.Array | AnyArray:
 
 @lru_cache(maxsize=SHARDINGS_MAX)
 def locked_memory(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding | None:
-    """The same in page-locked host memory; None where a device has none, as many CPUs."""
+    """The same sharding in page-locked host memory; None where a device has none, as many CPUs."""
     kinds = [
         {memory.kind for memory in device.addressable_memories()} for device in sharding.device_set
     ]
@@ -192,7 +194,7 @@ def locked_memory(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding | No
 
 @lru_cache(maxsize=SHARDINGS_MAX)
 def lies_in_host_memory(sharding: jax.sharding.Sharding, dtype: np.dtype[np.generic]) -> bool:
-    """Whether numpy sees such an array where it lies: JAX packs those of less than a byte."""
+    """Whether numpy sees such an array where it lies: JAX packs elements of less than a byte."""
     on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
     return on_cpu and _PACKED.fullmatch(dtype.name) is None
 

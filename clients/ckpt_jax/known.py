@@ -48,7 +48,7 @@ Held = _Held | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownState:
-    """What the last save of a store came to; nothing of it holds an array."""
+    """The form of a store's last save; it holds no array."""
 
     nodes: tree_util.PyTreeDef
     kinds: list[type]
@@ -65,7 +65,7 @@ class KnownState:
     layout: StateLayout
 
     def packing(self, state: object) -> PackingPlan | None:
-        """How to save the state; None when it is of another form, or an array of it is gone."""
+        """How to save the state; None when it has another form, or an array of it is gone."""
         # Nodes compare what users put into them, and JAX cannot sort all keys.
         with suppress(Exception):
             leaves, nodes = _taken_apart(state)

@@ -116,13 +116,13 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
 
 
 def load_whole(store: Store, run: str, step: int | None) -> object:
-    """The whole state in dicts, lists and tuples, its arrays as numpy's. Raises as `load`."""
+    """The whole state as dicts, lists and tuples of numpy arrays. Raises as `load`."""
     rank, world_size = jax.process_index(), jax.process_count()
     return store.load(run, step, whole=True, rank=rank, world_size=world_size)
 
 
 def shapes(store: Store, run: str, step: int) -> object:
-    """The same with a jax.ShapeDtypeStruct in the place of each array; none is read."""
+    """The same with a jax.ShapeDtypeStruct in the place of each array; reads no array."""
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
         found = checkpoint.read(lambda contents: contents.shapes())

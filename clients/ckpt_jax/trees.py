@@ -52,7 +52,7 @@ def rebuilt(node: object, leaf: Leaf, path: Path = ()) -> object:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a leaf goes into the tree document as it is."""
+    """Whether a leaf goes into the tree document unchanged."""
     return type(value) in _SCALARS
 
 

@@ -56,7 +56,9 @@ class CkptHooks:
         self._pending: list[Future[Commit]] = []
 
     def attach(self, accelerator: Accelerator) -> Self:
-        """Register with it. Raises Refused where Accelerate leaves the weights to nobody else."""
+        """Register with the Accelerator. Raises Refused where Accelerate lets nobody else save the
+        weights.
+        """
         if accelerator.distributed_type in _OWN_FILES:
             raise Refused(
                 f"Accelerate writes {accelerator.distributed_type.value} models itself",

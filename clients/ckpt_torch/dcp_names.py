@@ -41,7 +41,7 @@ def path_of(fqn: str, planner_data: object) -> DcpPath:
 
 
 def value_name(name: str) -> str:
-    """Where the plain value of a path lies, when DCP's planner laid it out."""
+    """Where the plain value of a path is stored, when DCP's planner laid it out."""
     own = path_text((VALUE_KEY,))
     return f"{name}/{own}" if name else own
 
@@ -54,7 +54,9 @@ def put(tree: Tree, path: DcpPath, leaf: object) -> None:
 
 
 def parse_name(name: str) -> DcpPath:
-    """The path that a stored name says. Raises Corrupt for one that this module never gives."""
+    """The path that a stored name stands for. Raises Corrupt for a name that this module never
+    makes.
+    """
     return tuple(_parse_step(step) for step in name.split("/"))
 
 

@@ -96,7 +96,7 @@ class CkptReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
     ) -> None:
-        """Nothing is needed: `read_metadata` has looked."""
+        """Does nothing: `read_metadata` has checked everything."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan

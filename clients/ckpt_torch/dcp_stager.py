@@ -84,11 +84,11 @@ class CkptStager:
         return _done_after(self._staged, state_dict)
 
     def synchronize_staging(self) -> None:
-        """Until the state may be changed."""
+        """Wait until the state may be changed."""
         self._staged.wait()
 
     def close(self) -> None:
-        """The arena is the store's."""
+        """Does nothing: the arena belongs to the store."""
 
 
 def _done_after(staged: Staged, state_dict: StateDict) -> Future[StateDict]:

@@ -25,14 +25,14 @@ _begun: OrderedDict[str, int] = OrderedDict()
 
 
 def begin_try(name: str) -> None:
-    """DCP begins to save the checkpoint."""
+    """Note that DCP begins to save the checkpoint."""
     _begun[name] = _begun.pop(name, 0) + 1
     while len(_begun) > NAMES_MAX:
         _begun.popitem(last=False)
 
 
 def end_tries(name: str) -> int:
-    """One is refused or comes to write: how many ahead of it came to nothing."""
+    """A try is refused or comes to write: returns how many tries before it failed."""
     return max(0, _begun.pop(name, 0) - 1)
 
 

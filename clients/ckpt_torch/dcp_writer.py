@@ -78,7 +78,7 @@ class CkptWriter(StorageWriter):
     ) -> None:
         self.checkpoint_id = path
         self.commit: Commit | None = None
-        """Of the last save that `finish` was called for; that is on DCP's coordinator rank."""
+        """Of the last save for which `finish` was called; that is on DCP's coordinator rank."""
         self._store = store
         self.allow_pickle = allow_pickle
         self.check_finite = check_finite
@@ -116,15 +116,15 @@ class CkptWriter(StorageWriter):
         self._collective = bool(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is; also an unusable one, which stands for a cached plan. Raises Refused for a step
-        that is not to be overwritten.
+        """Returns the plan as it is, also an unusable one, which stands for a cached plan. Raises
+        Refused for a step that must not be overwritten.
         """
         if not self.overwrite and self._adopted is None:
             self.step_to_save()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell every rank how many there are."""
+        """Tell every rank how many ranks there are."""
         return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
     def write_data(
@@ -163,7 +163,7 @@ class CkptWriter(StorageWriter):
             return False
 
     def storage_meta(self) -> StorageMeta | None:
-        """What DCP asks for first, on every rank, before its planner does anything."""
+        """DCP asks for this first, on every rank, before its planner does anything."""
         if self._adopted is None:  # What a stager has staged counts by itself.
             begin_try(self._name())
         return self._meta()
@@ -178,7 +178,7 @@ class CkptWriter(StorageWriter):
     # ----------------------------------------------------------------------- for a stager
 
     def step(self) -> Step:
-        """What this writer's path names."""
+        """The step that this writer's path names."""
         return find_step(self.checkpoint_id, self._store)
 
     def step_to_save(self) -> Step:

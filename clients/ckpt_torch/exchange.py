@@ -39,7 +39,7 @@ Box = tuple[str, Extent, Extent]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a rank holds, without any value."""
+    """What a rank holds, without the values."""
 
     boxes: tuple[Box, ...]
     plain: tuple[str, ...]
@@ -48,7 +48,7 @@ class Shape:
 
     @classmethod
     def of(cls, boxes: Iterable[Box], plain: Iterable[str]) -> Self:
-        """In whatever order they come."""
+        """The shape of these, in any order."""
         told = tuple(sorted(boxes)), tuple(sorted(plain))
         return cls(*told, xxh3_128(repr(told).encode()))
 
@@ -160,7 +160,7 @@ def digests_of(values: Mapping[str, Scalar]) -> dict[str, bytes]:
 
 
 def tell_problem(who: Who, problem: str) -> None:
-    """In place of an Exchange, by a rank that refuses its own state."""
+    """Report a problem in the place of an Exchange: this rank refuses its own state."""
     if who.speaking:
         _Round(who, _Told(True, _NO_DIGEST, _NO_DIGEST, _NO_DIGEST).encoded()).wait()
         _gathered(who, problem or "it raised an error without a text")

@@ -10,8 +10,8 @@ from ckpt_client.save.metrics import given_metrics
 
 
 def collected(measured: Mapping[str, object], first: Collection[str] = ()) -> dict[str, float]:
-    """The finite numbers of it, by name; those that are named `first` count first, where there are
-    more than a step has room for.
+    """The finite numbers in it, by name. The names in `first` take precedence if there are more
+    than a step has room for.
 
     The rest is left out: nobody gave it for this, so it is no reason to refuse a save.
     """

@@ -32,7 +32,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A checkpoint that is to be made in an open store."""
+    """A checkpoint to be made in an open store."""
 
     store: Store
     run: str

@@ -24,8 +24,8 @@ def prepare_ahead(
     state_dict: Mapping[str, object], *,
     checkpoint_id: CheckpointName, store: Store | str | None = None, allow_pickle: bool = False,
 ) -> None:  # fmt: skip
-    """`prepare` by an adapter, which nobody has asked for: what goes wrong is in the log. The save
-    says it on all ranks.
+    """Prepare on behalf of an adapter, without a request: errors only go to the log, since the save
+    itself raises them on all ranks.
     """
     try:
         prepare(state_dict, checkpoint_id=checkpoint_id, store=store, allow_pickle=allow_pickle)

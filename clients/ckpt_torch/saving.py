@@ -129,8 +129,8 @@ def stage(
     metrics: Mapping[str, SupportsFloat] | None = None,
     staging: str = "copy",
 ) -> Save:
-    """`async_save` where this rank's turn in `store` has begun. A state of the form that it saved
-    last is only compared and copied.
+    """`async_save` once this rank's turn in `store` has begun. A state of the same form as its last
+    one is only compared and copied.
     """
     with refusing_together(turn, who):
         overlaps = staging_overlaps(staging)
@@ -232,8 +232,8 @@ def _told(
 
 @contextmanager
 def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
-    """What one rank raises ahead of an Exchange is heard by all: there, where ranks talk, and no
-    rank stages; else through the store, once this rank's turn has begun.
+    """Let all ranks hear what one rank raises before an Exchange. Where ranks talk, they hear it
+    there, and no rank stages; otherwise through the store, once this rank's turn has begun.
     """
     try:
         yield
@@ -246,8 +246,8 @@ def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
 
 
 class CommitFuture(Future[Commit]):
-    """What becomes of a save. Whoever asks me for it knows; of an error that nobody asks for, since
-    I was dropped, say, the store speaks in its next save, or when it is closed.
+    """The outcome of a save. If nobody asks me for its error, because I was dropped for example,
+    the store raises that in its next save, or when it is closed.
     """
 
     def __init__(self, save: Save) -> None:
@@ -296,8 +296,8 @@ def commit_future(staged: Save) -> CommitFuture:
 
 
 def wait_for(pending: list[Future[Commit]]) -> None:
-    """Until all are committed, oldest first; they leave the list as they end. Raises the first
-    error. What is under way at an error or a Ctrl-C is still in the list.
+    """Wait until all are committed, oldest first; each leaves the list when it ends. Raises the
+    first error. Whatever is under way at an error or a Ctrl-C is still in the list.
     """
     while pending:
         pending[0].exception()

@@ -56,7 +56,7 @@ class CkptStorageConfig(StorageConfig):  # type: ignore[misc]
         return {**self.__dict__, "_seat": self._find_seat()}
 
     def create_storage(self) -> CkptStorage:
-        """One for each writer and reader."""
+        """One storage for each writer and reader."""
         return CkptStorage(self.store, self.temp_dir_prefix, *self._find_seat())
 
     def _find_seat(self) -> tuple[int, int]:
@@ -116,7 +116,9 @@ class CkptStorage(Storage):  # type: ignore[misc]
     # ----------------------------------------------------------------------- writing
 
     def stream_write(self, path: Path) -> io.IOBase:
-        """A file that is on its targets when it is closed; a `with` that raises leaves nothing."""
+        """Open a file that is on its targets once it is closed; a `with` block that raises leaves
+        nothing.
+        """
         place = self._find(path)
         if not place.name:
             raise Refused(
@@ -135,7 +137,7 @@ class CkptStorage(Storage):  # type: ignore[misc]
             file.write(data)  # type: ignore[attr-defined]
 
     def seal(self, path: Path) -> None:
-        """All files of this rank are in the temporary folder."""
+        """Declare that all files of this rank are in the temporary folder."""
         place = self._find(path)
         if not place.folder:
             raise Refused(f"{path} is no folder {self._prefix}STEP", hint="write_to_temp_dir=True")
@@ -169,7 +171,7 @@ class CkptStorage(Storage):  # type: ignore[misc]
         SealedFolder(source.fs, source.folder).commit(self._world_size)
 
     def mkdir(self, path: Path, recursive: bool = True) -> None:
-        """Folders are what their files make them."""
+        """Does nothing: folders exist as soon as they have files."""
 
     def delete(self, path: Path) -> None:
         """A file that waits for its commit, of this process. A committed step goes as a whole."""

@@ -35,7 +35,9 @@ class Stateful(Protocol):
 
 
 def asked(state_dict: object) -> dict[str, object]:
-    """The state dict with the answers of its Stateful values. Raises Refused for what is none."""
+    """The state dict, with its Stateful values replaced by what they return. Raises Refused for
+    other types.
+    """
     if not isinstance(state_dict, Mapping):
         kind = type(state_dict).__qualname__
         raise Refused(f"the state is of type {kind}, not a dict", hint='pass {"model": …}')
@@ -128,6 +130,6 @@ def unpickled(array: AnyArray) -> object:
 
 
 def pickle_name(name: str) -> str:
-    """Where the pickle of the object at this path lies."""
+    """The name under which the pickle of the object at this path is stored."""
     own = path_text((PICKLE_KEY,))
     return f"{name}/{own}" if name else own

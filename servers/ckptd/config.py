@@ -73,7 +73,7 @@ def load(
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints look like every other error: JSON when that is asked for."""
+    """argparse, with errors that look like all others: JSON when that is asked for."""
 
     def error(self, message: str) -> NoReturn:
         raise Refused(message, hint=hint_of(message, self))

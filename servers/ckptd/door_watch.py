@@ -18,7 +18,7 @@ PERIOD_US: Final = 10 * US_PER_S
 
 
 class DoorWatch:
-    """I look at one server's port now and then."""
+    """I look at the state of one server's port now and then."""
 
     def __init__(self, server: Server, report: Reporter) -> None:
         self._server = server
@@ -27,7 +27,7 @@ class DoorWatch:
         self._logged_us: int | None = None
 
     def look(self, at_us: int) -> Pressure:
-        """How things stand; logs what is new, at most once a period."""
+        """Look at the port, and log what is new, at most once a period."""
         now = self._server.pressure()
         if self._logged_us is not None and at_us - self._logged_us < PERIOD_US:
             return now

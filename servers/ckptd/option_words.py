@@ -13,7 +13,7 @@ from typing import Final, get_args
 from ckpt.base.units import exact_bytes
 
 UNITS: Final = {"bytes": "BYTES", "s": "SECONDS", "percent": "PERCENT", "directory": "DIR"}
-"""A field's last word -> how help names its value."""
+"""The last word of a field's name -> how help names its value."""
 
 
 def options_of(kind: type[object]) -> tuple[Field[object], ...]:
@@ -30,7 +30,9 @@ def unit_of(name: str, hint: object) -> str:
 
 
 def shown_default(option: Field[object], flag: str) -> str:
-    """As it would be given; empty without one, which a number below 0 also means."""
+    """The default as a user would write it; empty without one, which a number below 0 also
+    means.
+    """
     match option.default:
         case bool(given):
             return flag if given else f"--no-{flag[2:]}"
@@ -44,7 +46,7 @@ def shown_default(option: Field[object], flag: str) -> str:
 
 
 def docstrings(kind: type[object]) -> dict[str, str]:
-    """Field name to the string under it in the source; empty where there is no source."""
+    """Field name -> the docstring under it in the source; empty where there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError, SyntaxError):

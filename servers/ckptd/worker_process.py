@@ -11,12 +11,12 @@ from types import FrameType
 
 
 def worker_name(program: str) -> str:
-    """`PROGRAM HOST:PID`, and what parts it from an earlier process of that number."""
+    """`PROGRAM HOST:PID`, and what distinguishes it from an earlier process of that number."""
     return f"{program} {socket.gethostname()}:{os.getpid()} {secrets.token_hex(3)}"
 
 
 def set_by_signals() -> threading.Event:
-    """SIGTERM and SIGINT set it, and do nothing else from now on."""
+    """Let SIGTERM and SIGINT set this event, and do nothing else, from now on."""
     stopped = threading.Event()
 
     def stop(_number: int, _frame: FrameType | None) -> None:

@@ -11,8 +11,9 @@ SMALL_BYTES: Final = 52 * KiB
 SMALL_COUNT: Final = 5000
 PREFIXES: Final = 8
 MODES: Final = ("copy", "overlap", "dcp")
-"""Two of ckpt's, and torch's own asynchronous save, which a GPU's state is staged for into pinned,
-shared memory by a thread."""
+"""Two of ckpt's, and torch's own asynchronous save, for which a thread stages a GPU's state into
+pinned, shared memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)

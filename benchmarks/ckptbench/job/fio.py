@@ -99,7 +99,7 @@ ENGINES: Final = dict.fromkeys(
 
 
 def kept(settings: Iterable[Setting]) -> tuple[Setting, ...]:
-    """Without those that are passed over."""
+    """The settings without those that are passed over."""
     return tuple(one for one in settings if one.key not in PASSED_OVER)
 
 

@@ -10,7 +10,7 @@ from ckptbench.results import CheckpointFigures, JobResult
 
 NAME_WIDTH = 20
 STANDS_FOR = {"drain": "save"}
-"""What a client without a tier does in place of it."""
+"""What a client without a tier does instead."""
 
 
 def side_by_side_lines(jobs: Sequence[JobResult]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """I say whose turn it is; `count` jobs sit around me. Each must `leave` in the end."""
+    """I say whose turn it is among `count` jobs. Each must `leave` in the end."""
 
     def __init__(self, count: int) -> None:
         self._order = deque(range(count))
@@ -33,7 +33,9 @@ class Turns:
                 self._changed.notify_all()
 
     def leave(self, seat: int) -> None:
-        """It wants no more turns, and is not waited for. Not in a turn of its own."""
+        """Leave: this job wants no more turns, and nobody waits for it. Not to be called in a turn
+        of its own.
+        """
         with self._changed:
             self._order.remove(seat)
             self._changed.notify_all()

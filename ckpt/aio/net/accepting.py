@@ -28,7 +28,7 @@ from ckpt.base.units import US_PER_S
 REST_US: Final = 100_000
 _ACCEPTS_PER_TURN: Final = 16
 _SHARE_OF_DESCRIPTORS: Final = 8
-"""Strangers take at most one of so many."""
+"""Strangers take at most one in so many descriptors."""
 
 K = TypeVar("K")
 K_contra = TypeVar("K_contra", contravariant=True)

@@ -14,7 +14,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.protocol.finding import LISTED_MAX
 
 UNIX_PATH_BYTES_MAX: Final = 107
-"""sun_path holds 108 with its end."""
+"""sun_path has 108 bytes, with the zero that ends it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ckpt.format.messages import Message
 from ckpt.protocol.handshake import NONCE_BYTES, Caller, ClientHandshake, Established
 
 ATTEMPT_S: Final = 5.0
-"""For connecting, and again for the handshake."""
+"""Patience with connecting, and again with the handshake."""
 
 
 class ApproachOwner(Protocol):

@@ -52,7 +52,7 @@ QUEUED_BYTES_MAX: Final = 64 * MiB
 BACKOFF_S: Final = (0.05, 0.5)
 """First and longest rest between two attempts: another coordinator may lead by then."""
 _FEEL_S: Final = 0.25
-"""Between two looks at the pulse of a session."""
+"""Pause between two looks at the pulse of a session."""
 OnFailure = Callable[[CkptError], None]
 
 

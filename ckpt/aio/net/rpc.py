@@ -41,11 +41,11 @@ from ckpt.protocol.handshake import SECRET_BYTES_MIN, Caller, Established
 BACKOFF_S: Final = (0.02, 1.0)
 """First and longest rest between two attempts."""
 COORDINATOR_BACKOFF_S: Final = (0.02, 0.5)
-"""Where another coordinator may lead by then."""
+"""The same for coordinators: another one may lead by then."""
 LOOK_S: Final = 1.0
-"""Between two looks of who waits."""
+"""How often a call that waits looks around."""
 TELL_MAX: Final = 1024
-"""Messages that wait for the thread to send them."""
+"""Most messages that wait for the thread to send them."""
 
 OnPush = Callable[[int, Message, memoryview], None]
 OnOpened = Callable[[Established], None]

@@ -27,7 +27,7 @@ from collections import Counter
 from typing import Final, Generic, TypeVar
 
 BACKLOG: Final = 4096
-"""Of the listen queues. The system may allow less (net.core.somaxconn)."""
+"""Length of the listen queues. The system may allow less (net.core.somaxconn)."""
 QUEUE_TURN_US: Final = 500_000
 _DRAWN: Final = 8
 

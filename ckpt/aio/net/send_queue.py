@@ -30,9 +30,9 @@ from ckpt.native.sealing import Sealing
 
 SEND_VIEWS_MAX: Final = 32
 SEND_BYTES_MAX: Final = 2 * MiB
-"""Offered to one sendmsg."""
+"""Most bytes that are offered to one sendmsg."""
 SLICE_BYTES: Final = 256 * KiB
-"""Encrypted at once."""
+"""Bytes that are encrypted at once."""
 
 Sent = Callable[[], None]
 _Ancillary = tuple[int, int, "array.array[int]"]

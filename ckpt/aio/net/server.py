@@ -63,9 +63,9 @@ TurnAway = Callable[[Role], Failed | None]
 _LINGER_STEP_S: Final = 0.01
 _STAYS_IN_NEED: Final = frozenset({Role.ADMIN, Role.TARGET, Role.COORDINATOR})
 _SESSIONS_SHARE: Final = 3, 4
-"""Of the descriptors; the rest is for files and strangers."""
+"""Share of the descriptors that sessions may use; the rest is for files and strangers."""
 _SWEEPS_PER_LIMIT: Final = 4
-"""How often the shortest time limit is looked at within its length."""
+"""How many times within the shortest time limit the limits are checked."""
 
 
 def serve(

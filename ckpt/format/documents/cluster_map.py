@@ -20,7 +20,7 @@ from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
 MAP_MAGIC: Final = b"CKPA"
 VERSION: Final = 1
 MAP_BYTES_MAX: Final = 16 * MiB
-"""Before packing: of tens of thousands of targets."""
+"""Largest map before packing, enough for tens of thousands of targets."""
 
 
 class MapEntry(Struct, array_like=True, frozen=True, gc=False):

@@ -23,7 +23,7 @@ LABELS_MAGIC: Final = b"CKPL"
 VERSION: Final = 1
 NAME_BYTES_MAX: Final = 1024
 NAMES_MAX: Final = 32
-"""Of one generation."""
+"""Most names of one generation."""
 LABELS_BYTES_MAX: Final = NAMES_MAX * NAME_BYTES_MAX + 4 * KiB
 _ASIDE: Final = re.compile(r"aside-\d+(\.\d+)?", re.ASCII)
 
@@ -65,8 +65,8 @@ def aside_name(step: Step, number: int = 1) -> str:
 
 
 def is_aside(names: Iterable[str]) -> bool:
-    """Whether a generation that is called so was set aside by a rollback: it is never the newest,
-    and takes no other's place among what stays.
+    """Whether a generation of this name was set aside by a rollback: it is never the newest, and
+    takes no other's place among what stays.
     """
     return any(_ASIDE.fullmatch(name) for name in names)
 

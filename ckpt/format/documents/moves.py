@@ -44,7 +44,7 @@ _PAGE: Final = msgspec.msgpack.Decoder(_Page)
 
 
 def page_of(rank: Rank) -> int:
-    """Which page says where its columns are."""
+    """The number of the page that says where a rank's columns are."""
     return rank // RANKS_A_PAGE
 
 

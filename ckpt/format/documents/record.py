@@ -53,7 +53,7 @@ class Tombstone(Struct, frozen=True):
 
 
 def fitting(record: CommitRecord) -> CommitRecord:
-    """With as many of its warnings as fit beside the rest."""
+    """The record with as many of its warnings as fit beside the rest."""
     while record.info.warnings and len(_ENCODER.encode(record)) > _RECORD_BODY_BYTES_MAX:
         record = replace(record, info=replace(record.info, warnings=record.info.warnings[:-1]))
     return record

@@ -20,7 +20,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, Location, Repeat
 
 REPEATS_MAX: Final = 4
-"""Of one row: meshes have fewer axes along which a tensor is cut."""
+"""Most repeats of one row: meshes have fewer axes along which a tensor is cut."""
 REPEATED_BOXES_MAX: Final = 1 << 22
 """Of one tensor, as far as they are in rows: who makes them all needs a gigabyte."""
 

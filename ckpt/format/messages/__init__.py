@@ -271,7 +271,9 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
 
 
 def asked_again(message: Message) -> Message:
-    """As it is sent once its answer was lost: what ended something may not find it any more."""
+    """The message as it is sent again once its answer was lost: what was to be ended may be gone by
+    now.
+    """
     match message:
         case DeleteStep() | ForgetStore() | ReplaceTarget():
             return replace(message, repeated=True)

@@ -33,7 +33,9 @@ class DeleteStep(Struct, frozen=True, gc=False):
     nameless: bool = False
     """Only if it has no name."""
     repeated: bool = False
-    """It was asked before and nobody heard the answer: what is deleted by now, that has done."""
+    """It was asked before, and the answer was lost: what is deleted by now was deleted by that
+    request.
+    """
 
 
 class StepDeleted(Struct, frozen=True, gc=False):
@@ -45,8 +47,9 @@ class StepDeleted(Struct, frozen=True, gc=False):
 
 
 class LabelStep(Struct, frozen=True, gc=False):
-    """Change what is said of a committed step. A name that another step of the run has moves here.
-    Idempotent."""
+    """Change the labels of a committed step. A name that another step of the run has moves here.
+    Idempotent.
+    """
 
     run: RunName
     step: Step
@@ -67,8 +70,9 @@ class StepLabeled(Struct, frozen=True, gc=False):
 
 
 class RollBack(Struct, frozen=True, gc=False):
-    """A step shall be its run's newest again: all that is committed of later ones gets a name that
-    sets it aside. Idempotent. With `dry_run` nothing is changed."""
+    """Make a step its run's newest again: everything committed of later ones gets a name that sets
+    it aside. Idempotent. With `dry_run` nothing is changed.
+    """
 
     run: RunName
     step: Step
@@ -91,7 +95,7 @@ class SetAside(Struct, frozen=True, gc=False):
 
 
 class StepDown(Struct, frozen=True, gc=False):
-    """Another coordinator shall lead."""
+    """Let another coordinator lead."""
 
     coordinator: str = ""
     """The id of who shall lead no more; empty: whoever does."""
@@ -105,25 +109,25 @@ class SteppedDown(Struct, frozen=True, gc=False):
 
 
 class ReplaceTarget(Struct, frozen=True, gc=False):
-    """Somebody says: the directory that asks for this target's place is the target from now on."""
+    """Make the directory that asks for this target's place the target from now on."""
 
     target: TargetId
     incarnation: bytes = b""
-    """Of the directory, when several ask; empty for the only one."""
+    """That of the directory, when several ask; empty for the only one."""
     repeated: bool = False
-    """It was asked before and nobody heard the answer: who has joined since was meant."""
+    """It was asked before, and the answer was lost: whoever has joined since then was meant."""
 
 
 class ChangeTarget(Struct, frozen=True, gc=False):
-    """How a target stands from now on. Refused where saves or what is kept would suffer by it."""
+    """Set a target's standing. Refused if saves or what is kept would suffer from it."""
 
     target: TargetId
     standing: str
     """`in`, `draining`, `out` or `removed`."""
     force: bool = False
-    """Whatever speaks against it, but for a process of it that runs."""
+    """Overrule all objections, except a process of the target that runs."""
     dry_run: bool = False
-    """Nothing is changed."""
+    """Change nothing."""
 
 
 class TargetChanged(Struct, frozen=True, gc=False):
@@ -133,17 +137,17 @@ class TargetChanged(Struct, frozen=True, gc=False):
     standing: str
     was: str
     columns: int
-    """So many of what is kept are named there."""
+    """Columns of kept checkpoints that are named there."""
     bytes: int
-    """Of their files."""
+    """Bytes of their files."""
     documents: int = 0
-    """Copies of indexes and records there that are to be on other targets, and are not yet."""
+    """Copies of indexes and records there that must be on other targets, and are not yet."""
     doubts: tuple[str, ...] = ()
-    """What speaks against it."""
+    """The objections."""
 
 
 class TargetReplaced(Struct, frozen=True, gc=False):
-    """Durable: what the old directory holds counts no more, should it come back."""
+    """Durable: what the old directory holds no longer counts, should it come back."""
 
     target: TargetId
     incarnation: bytes

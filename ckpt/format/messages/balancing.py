@@ -6,12 +6,16 @@ from msgspec import Struct
 
 
 class BalanceTargets(Struct, frozen=True, gc=False):
-    """Until all devices are about as full; said again while that goes on, it changes nothing."""
+    """Balance until all devices are about equally full; repeated while that goes on, it changes
+    nothing.
+    """
 
     dry_run: bool = False
-    """Nothing is begun."""
+    """Begin nothing."""
     stop: bool = False
-    """What is not moved yet stays where it is. By itself, what is too full still sheds columns."""
+    """Leave what is not moved yet where it is. Devices that are too full still shed columns by
+    themselves.
+    """
 
 
 class DeviceShare(Struct, frozen=True, gc=False):
@@ -21,20 +25,20 @@ class DeviceShare(Struct, frozen=True, gc=False):
     """POWER/RACK/HOST/DEVICE."""
     targets: tuple[str, ...]
     used_bytes: int
-    """By whomever."""
+    """Used by anybody."""
     total_bytes: int
 
 
 class TargetsBalanced(Struct, frozen=True, gc=False):
-    """To BalanceTargets: how far it is."""
+    """The answer to BalanceTargets: its progress."""
 
     running: bool
     bytes_left: int
-    """About so much is to be moved."""
+    """About how much is to be moved."""
     columns_moved: int
-    """Since this balance began, or of the last one."""
+    """Columns moved since this balance began, or by the last one."""
     bytes_moved: int
     left_s: float | None
-    """At the rate of what is made again now; None while nobody can say."""
+    """Seconds left at the present rate; None while nobody can say."""
     devices: tuple[DeviceShare, ...]
-    """The fullest first."""
+    """All devices, the fullest first."""

@@ -69,8 +69,9 @@ class BeginParts(Struct, frozen=True, gc=False):
 
 
 class TakePart(Struct, frozen=True, gc=False):
-    """One thread of a worker asks for a part, and says which it finished. A slot that has one gets
-    it again."""
+    """One thread of a worker asks for a part, and says which one it finished. A slot that has one
+    gets it again.
+    """
 
     url: str
     worker: str
@@ -127,11 +128,12 @@ class TellTrouble(Struct, frozen=True, gc=False):
 
 
 class ForgetStore(Struct, frozen=True, gc=False):
-    """Nothing is queued for it any more, and what it holds lets nothing be evicted."""
+    """Nothing is queued for the store any more, and what it holds no longer allows an eviction."""
 
     url: str
     repeated: bool = False
-    """It was asked before and nobody heard the answer: that has forgotten it, if nobody knows it.
+    """It was asked before, and the answer was lost: if nobody knows the store, that request has
+    forgotten it.
     """
 
 

@@ -20,10 +20,10 @@ encrypted."""
 OLDEST_VERSION: Final = 1
 TAGS_VERSION: Final = 2
 MOVES_VERSION: Final = 3
-"""From it on a client proves what it speaks."""
+"""From this version on a client proves which version it speaks."""
 ENCRYPT_VERSION: Final = 3
 HELLO_VERSION: Final = 2
-"""Said in each client's hello: 0.1.0 takes no other than its neighbour's."""
+"""What each client's hello says: 0.1.0 accepts only its own version and its neighbours'."""
 
 
 class Role(Enum):
@@ -95,13 +95,15 @@ class ServerProof(Struct, frozen=True, gc=False):
     boot: BootId
     epoch: Epoch
     borrows: bool = False
-    """It takes bulks where they lie, see ckpt.aio.lending."""
+    """Whether it takes bulks where they lie, see ckpt.aio.lending."""
     wire: Wire = Wire.PLAIN
-    """From here on, in both directions."""
+    """How the session is protected from here on, in both directions."""
     coordinators: tuple[str, ...] = ()
-    """Of a coordinator: where all of the cluster listen, as HOST:PORT; empty where it is single."""
+    """Of a coordinator: where all coordinators of the cluster listen, as HOST:PORT; empty where
+    there is only one.
+    """
     needs: int = 0
-    """Who speaks less is refused here; 0: nobody is."""
+    """Peers that speak less are refused here; 0: none is."""
 
 
 class Failed(Struct, frozen=True, gc=False):
@@ -118,7 +120,7 @@ class Failed(Struct, frozen=True, gc=False):
 
 
 class Ping(Struct, frozen=True, gc=False):
-    """Is the process there at work? Said to a coordinator that is one of several."""
+    """Is the process at work? Sent to a coordinator that is one of several."""
 
 
 class Pong(Struct, frozen=True, gc=False):

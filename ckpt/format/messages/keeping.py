@@ -18,7 +18,7 @@ from ckpt.format.messages.metrics import check_metric_name
 
 COUNT_MAX: Final = (1 << 63) - 1
 AGE_S_MAX: Final = 100 * 366 * 86_400
-"""A century: what shall never expire by its age needs no rule."""
+"""A century: what must never expire by its age needs no rule."""
 
 
 class Better(Enum):
@@ -37,27 +37,27 @@ class Best(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Retention(Struct, frozen=True, forbid_unknown_fields=True):
-    """The union of these stays, and the newest step always. Without any rule all stays."""
+    """The union of these stays, and always the newest step. Without any rule everything stays."""
 
     last: int | None = None
-    """So many newest steps."""
+    """How many of the newest steps stay."""
     every: int | None = None
-    """Steps that it divides."""
+    """Steps that it divides stay."""
     best: Best | None = None
     age_s: int | None = None
-    """Steps whose commit is at most so old, by the coordinator's clock."""
+    """Steps stay whose commit is at most this old, by the coordinator's clock."""
 
 
 ALL_STAYS: Final = Retention()
-"""Also what counts for a run whose rules are lost."""
+"""Also in force for a run whose rules were lost."""
 
 
 class KeepSteps(Struct, frozen=True, gc=False):
-    """These are a run's rules from now on. Idempotent. With `dry_run` nothing is changed."""
+    """Set a run's rules. Idempotent. With `dry_run` nothing is changed."""
 
     run: RunName
     retention: Retention | None = None
-    """None: it has none of its own; the cluster's count."""
+    """None: the run has no rules of its own, and the cluster's apply."""
     dry_run: bool = False
     """Answered by Answer: what would stay, what would go, and why."""
 

@@ -32,14 +32,15 @@ class Resolve(Struct, frozen=True, gc=False):
     timeout_us: int = 10_000_000
     fallback: bool = False
     turn: int = 0
-    """Which of the launch's resolutions is asked for; the same again gives the same. By number: of
-    the loads of this step that the rank's process has had confirmed the how manieth it will be."""
+    """Which of the launch's resolutions is asked for; the same turn always gets the same answer. By
+    number: the count of the process's confirmed loads of this step, including this one.
+    """
     stored: bool = False
     """The reader can read object stores: what is not to be had here, whole there, may be named."""
     away: bool = False
-    """It asked its targets in vain: a store that has it shall be named now."""
+    """It asked its targets in vain: a store that has the generation must be named now."""
     only: Generation | None = None
-    """It goes on reading what it was confirmed: no other will do."""
+    """It continues to read what was confirmed: no other generation will do."""
     for_repair: bool = False
     """With `only`, of who makes its columns again: also one that is deleted, and stays for later
     ones that refer to it, and whatever else of it is lost."""
@@ -130,7 +131,7 @@ class ConfirmLoad(Struct, frozen=True, gc=False):
 
 
 class LoadConfirmed(Struct, frozen=True, gc=False):
-    """All ranks of the launch load it, for good; or, with a reason, it is another: ask again."""
+    """All ranks of the launch load it, for good; or, with a reason, they do not: ask again."""
 
     superseded: str = ""
 

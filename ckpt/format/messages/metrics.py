@@ -13,10 +13,10 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import check_text
 
 METRICS_MAX: Final = 64
-"""Of one step."""
+"""Most metrics of one step."""
 METRIC_NAME_BYTES_MAX: Final = 128
 METRIC_NAMES_BYTES_MAX: Final = 1792
-"""All names of one step together."""
+"""Most bytes of all names of one step together."""
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -21,12 +21,12 @@ NO_CAP: Final = 0
 
 
 class RepairLimits(Struct, frozen=True, gc=False):
-    """What repair may take of each target."""
+    """Limits of what repair may take of each target."""
 
     floor_bytes: int = 8 * MiB
-    """In a second, while somebody saves or loads; above 0."""
+    """Bytes a second while somebody saves or loads; above 0."""
     cap_bytes: int = NO_CAP
-    """In a second, while nobody does."""
+    """Bytes a second while nobody does."""
 
 
 def check_limits(limits: RepairLimits) -> None:
@@ -39,18 +39,20 @@ def check_limits(limits: RepairLimits) -> None:
 
 
 class RepairRules(Struct, frozen=True, gc=False):
-    """What people have said; what is None counts as the coordinator's options have it."""
+    """What people have set; where it is None, the coordinator's options apply."""
 
     floor_bytes: int | None = None
     cap_bytes: int | None = None
     paused_at_s: float | None = None
-    """Nothing is handed out since then; None: it goes on."""
+    """Nothing is handed out since then; None: repair goes on."""
     balance_bytes_max: int | UnsetType = UNSET
-    """Somebody has asked for a balance, which moves so much at most; UNSET while none goes on."""
+    """Most bytes that a balance which somebody asked for may move; UNSET while none is under
+    way.
+    """
 
 
 def decode_repair_rules(document: bytes) -> RepairRules:
-    """Of the JSON. What cannot be read, as a later version's, counts as not said."""
+    """Decode the JSON. What cannot be read, such as a later version's, counts as not set."""
     try:
         return msgspec.json.decode(document, type=RepairRules)
     except msgspec.MsgspecError:
@@ -64,22 +66,22 @@ class SetRepair(Struct, frozen=True, gc=False):
     floor_bytes: int | None = None
     cap_bytes: int | None = None
     as_configured: bool = False
-    """First, floor and cap are those of the options again."""
+    """First reset floor and cap to those of the options."""
 
 
 class RepairSet(Struct, frozen=True, gc=False):
-    """To SetRepair: all that is said now, durable."""
+    """The answer to SetRepair: all that is set now, durable."""
 
     rules: RepairRules
 
 
 class RepairPace(Struct, frozen=True, gc=False):
-    """How fast a worker may go with a payload, until it hears again."""
+    """How fast a worker may work on a payload, until it hears again."""
 
     bytes_per_s: int = NO_CAP
-    """Of the payload, that are read."""
+    """Bytes of the payload that may be read in a second."""
     renew_us: int = 250_000
-    """The worker renews so often."""
+    """How often the worker renews its lease."""
 
 
 class LeaseRepair(Struct, frozen=True, gc=False):
@@ -90,12 +92,12 @@ class LeaseRepair(Struct, frozen=True, gc=False):
 
 
 class LostColumn(Struct, frozen=True, gc=False):
-    """To be made again, there."""
+    """A column to be made again, at this place."""
 
     column: ColumnNumber
     place: Place
     alone: bool = False
-    """It is the only one, a data column, and whole where it is: it is read there."""
+    """It is the only one, a data column that is whole where it is: it is copied from there."""
 
 
 class RepairLeased(Struct, frozen=True, gc=False):
@@ -103,7 +105,7 @@ class RepairLeased(Struct, frozen=True, gc=False):
 
     payload: PayloadId | None = None
     lost: tuple[LostColumn, ...] = ()
-    """Of it, ascending."""
+    """Its lost columns, ascending."""
     pace: RepairPace = RepairPace()
 
 
@@ -113,11 +115,11 @@ class RenewRepair(Struct, frozen=True, gc=False):
     worker: str
     payload: PayloadId
     read_bytes: int = 0
-    """Of the payload, so far."""
+    """Bytes of the payload that were read so far."""
 
 
 class EndRepair(Struct, frozen=True, gc=False):
-    """All is sealed; or why not. The targets are asked what there is."""
+    """All columns are sealed; or why not. The coordinator asks the targets what there is."""
 
     worker: str
     payload: PayloadId
@@ -125,9 +127,9 @@ class EndRepair(Struct, frozen=True, gc=False):
 
 
 class RepairNoted(Struct, frozen=True, gc=False):
-    """To RenewRepair; to EndRepair when the targets have answered."""
+    """The answer to RenewRepair; to EndRepair once the targets have answered."""
 
     counted: int = 0
     """At the end: columns that are there, and count or are about to."""
     pace: RepairPace = RepairPace()
-    """From now on."""
+    """The pace from now on."""

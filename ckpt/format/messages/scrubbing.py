@@ -8,10 +8,10 @@ from ckpt.format.messages.targets import ScrubReport
 
 
 class AskScrub(Struct, frozen=True, gc=False):
-    """How far is it?"""
+    """How far is the scrub?"""
 
     begin: bool = False
-    """Read all of it now; what is under way begins again."""
+    """Begin a pass now; one that is under way begins again."""
 
 
 class ScrubState(Struct, frozen=True, gc=False):

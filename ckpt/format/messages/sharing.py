@@ -17,7 +17,7 @@ class ShareReads(Struct, frozen=True, gc=False):
     peer: TargetAddress
     """Where I give what I have read."""
     align_bytes: int
-    """Spans are parted at multiples of it."""
+    """Spans are cut at multiples of it."""
 
 
 class NextReads(Struct, frozen=True, gc=False):

@@ -42,20 +42,20 @@ class ScrubReport(Struct, frozen=True, gc=False):
     never."""
 
     period_s: float = 0.0
-    """All is read at least so often; 0: only when somebody asks."""
+    """Everything is read at least this often; 0: only when somebody asks."""
     pass_began_s: int = 0
     pass_ended_s: int = 0
-    """Of the last pass that is over: all that was here at its begin was read."""
+    """End of the last finished pass: all that was here at its beginning was read."""
     oldest_s: int = 0
-    """The oldest last reading of a file that was read already."""
+    """When the file that has gone unread for longest was last read, among those that were read."""
     late_s: int = 0
-    """So much too late is the file that is most overdue."""
+    """By how much the most overdue file is late."""
     rot_count: int = 0
-    """Damaged parts of files that are here."""
+    """Damaged parts of files that are here now."""
     rot: tuple[Rot, ...] = ()
     """The first of them, at most ROT_NAMED_MAX."""
     whole_since_s: int = 0
-    """The begin of the last pass that is over: every byte here was read since then, or written."""
+    """Beginning of the last finished pass: every byte here was read since then, or written."""
 
 
 ROT_NAMED_MAX = 16
@@ -98,7 +98,9 @@ class RegisterTarget(Struct, frozen=True, gc=False):
     """The digest of the cluster's map that it keeps, empty without one. None: of an earlier
     version, which keeps none."""
     protocol: int = 0
-    """What one has to speak there, as a coordinator of the cluster said; 0: none did."""
+    """The protocol version that is needed there, as a coordinator of the cluster said; 0:
+    none did.
+    """
 
 
 class TargetRegistered(Struct, frozen=True, gc=False):
@@ -111,8 +113,9 @@ class TargetRegistered(Struct, frozen=True, gc=False):
     """Of this process: 16 random bytes. Two that began from copies of one catalog have one term;
     a target obeys the one of them that came first."""
     protocol: int = 0
-    """What one has to speak in this cluster. The target keeps it, and obeys nobody who speaks less
-    from then on, whatever his term is."""
+    """The protocol version that is needed in this cluster. The target keeps it, and from then on
+    obeys no peer that speaks less, whatever its term is.
+    """
 
 
 class DeviceReport(Struct, frozen=True, gc=False):
@@ -154,7 +157,7 @@ class LeaseRenewed(Struct, frozen=True, gc=False):
     catalog: CatalogPosition | None = None
     """How far the catalog is durable, for the target to keep; None before the targets vouched."""
     repair_bytes: int = 0
-    """A second, that it gives to those who make columns again while others use it; 0: any."""
+    """Bytes a second that it gives to repair while others use it; 0: any amount."""
 
 
 class KeepProtocol(Struct, frozen=True, gc=False):
@@ -331,7 +334,7 @@ class HoldingsPage(Struct, frozen=True, array_like=True, gc=False):
 
 HELD_COLUMN: Final = struct.Struct("<II16s")
 HOLDINGS_BYTES: Final = 256 << 10
-"""About so long is a page: a coordinator reads it within 20 ms."""
+"""About the size of a page: a coordinator reads it within 20 ms."""
 
 _PAGE: Final = msgspec.msgpack.Decoder(HoldingsPage)
 

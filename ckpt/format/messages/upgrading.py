@@ -9,17 +9,19 @@ class FinishUpgrade(Struct, frozen=True, gc=False):
     """From now on refuse peers that speak an older protocol than the coordinator. Idempotent."""
 
     dry_run: bool = False
-    """Say what stands against it, and change nothing."""
+    """Report the objections, and change nothing."""
     force: bool = False
     """Targets that are away are not waited for: each is upgraded before it comes back."""
 
 
 class UpgradeNoted(Struct, frozen=True, gc=False):
-    """It is finished, durably; or, of a dry run, may be where nothing stands against it."""
+    """It is finished, durably; or, of a dry run, could be finished unless something stands against
+    it.
+    """
 
     protocol: int
-    """What one has to speak, or would have to."""
+    """The version that is needed, or would be."""
     against: tuple[str, ...] = ()
-    """Of a dry run: why it would be refused."""
+    """Of a dry run: why the request would be refused."""
     away: tuple[str, ...] = ()
-    """Likewise, which `force` passes over."""
+    """Of a dry run: likewise, but `force` overrules it."""

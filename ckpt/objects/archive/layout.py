@@ -28,11 +28,11 @@ from ckpt.objects.grid import PACK_BELOW_BYTES
 from ckpt.objects.zarr_layout import archived_documents
 
 ALIGN_BYTES: Final = 64
-"""Of elements in the archive."""
+"""Alignment of elements in the archive."""
 MEMBERS_MAX: Final = 16_384
-"""In one archive: its documents are made in memory, about 2 KiB for each."""
+"""Most members of one archive: its documents are made in memory, about 2 KiB for each."""
 STACK_BYTES_MAX: Final = 64 * MiB
-"""Of all ranks' own arrays of one name that are rows of one array."""
+"""Most bytes of all ranks' own arrays of one name that become rows of one array."""
 CHUNK_BYTES_MIN: Final = 64 * KiB
 
 

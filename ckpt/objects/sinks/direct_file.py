@@ -72,7 +72,7 @@ class DirectWriter:
                 self._flush()
 
     def finish(self) -> None:
-        """What is left, whose length is no multiple of a page, goes through the cache."""
+        """Write the rest, whose length is no multiple of a page, through the cache."""
         set_direct(self._descriptor, False)
         self._flush()
 
@@ -153,12 +153,12 @@ def read_range(path: Path, start: int, end: int) -> memoryview:
 
 
 def is_direct(descriptor: int) -> bool:
-    """Whether the file goes around the page cache."""
+    """Whether the file bypasses the page cache."""
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
 
 def set_direct(descriptor: int, wanted: bool) -> None:
-    """Around the page cache from now on, if the file system can, or through it."""
+    """Bypass the page cache from now on, if the file system can, or use it."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
     with suppress(OSError):

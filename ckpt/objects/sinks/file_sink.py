@@ -25,7 +25,7 @@ from ckpt.objects.sinks.sink import PendingUpload, Upload, at_once
 
 PART: Final = ".part-"
 FOLDER_TRIES: Final = 64
-"""Of making a folder that others remove."""
+"""Tries to make a folder that others remove."""
 Value = TypeVar("Value")
 
 

@@ -34,7 +34,7 @@ from ckpt.objects.sinks.sink import (
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
-"""Without a byte."""
+"""Patience without a byte."""
 REQUEST_TIMEOUT_S: Final = 120.0
 """Of a whole request, its body included: gcsfs has no other, and waits for ever without."""
 _S3: Final = ("s3", "s3a")

@@ -33,11 +33,11 @@ from ckpt.objects.sinks.sink import (
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 120.0
-"""Of a whole request: a shard's body included."""
+"""Patience with a whole request, including a shard's body."""
 SPAN_BYTES: Final = 64 * MiB
-"""Read back by one request."""
+"""Most bytes that one request reads back."""
 _STATUS: Final = re.compile(r"status code: (\d{3})")
-"""A listing's errors are of no kind; their text has the answer's status."""
+"""obstore's errors of a listing have no kind; their text contains the answer's status."""
 _ENDPOINTS: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),

@@ -115,10 +115,10 @@ class Sink(Protocol):
 NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
 """As S3 and Google call it, and Azure."""
 EXTRAS: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
-"""Schemes that another one's extra serves."""
+"""Schemes that the extra of another scheme serves."""
 CREATE_COUNT_MAX: Final = 8
 PIECE_BYTES: Final = 8 * MiB
-"""Read back at once; a library holds it twice for a moment."""
+"""Bytes that are read back at once; a library holds them twice for a moment."""
 
 
 def no_bucket(where: str) -> NotFound:

@@ -32,7 +32,7 @@ from ckpt.base.errors import Refused
 from ckpt.erasure.code import Code
 
 WHOLE: Final = -1
-"""The domain as a whole is lost, not some of its targets."""
+"""A domain that is lost as a whole, not target by target."""
 
 
 class Hazards(Struct, frozen=True, gc=False):

@@ -30,7 +30,7 @@ YEAR_S: Final = 365.25 * 86_400
 REPLICAS: Final = Code(1, 2)
 """Three whole copies."""
 TARGETS_MAX: Final = 1 << 16
-"""A chain of more takes minutes to solve."""
+"""A chain of more targets takes minutes to solve."""
 GROUP_SIZES: Final = (12, 24, 48, 96, 192, 384)
 
 

@@ -20,7 +20,7 @@ Draw = Callable[[], float]
 """The next number of a stream, from 0 on and below 1, all equally likely."""
 
 Z_95: Final = 1.959963984540054
-"""Of the normal distribution, 95% lie within so many deviations."""
+"""95% of the normal distribution lie within so many standard deviations."""
 
 
 class Tried(Struct, frozen=True, gc=False):

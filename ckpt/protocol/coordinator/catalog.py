@@ -40,10 +40,10 @@ from ckpt.protocol.coordinator.stores import (
 )
 
 TURNS_KEPT = 16
-"""Of the resolutions of a launch, besides the first one."""
+"""Resolutions of a launch that are kept, besides the first one."""
 BEGINNING = CatalogPosition(0, 0)
 NO_GENERATION = Generation(0, 0)
-"""Below every other."""
+"""Lower than every other generation."""
 Kept = TypeVar("Kept")
 
 

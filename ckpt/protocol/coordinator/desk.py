@@ -46,7 +46,7 @@ Then = Callable[[], None]
 
 
 def nothing() -> None:
-    """As a `then`: nothing follows."""
+    """A `then` for which nothing follows."""
 
 
 SomeFact = TypeVar("SomeFact", bound=Fact)
@@ -93,9 +93,11 @@ class Desk:
         self.position: CatalogPosition | None = None
         """How far the catalog is durable; None before that."""
         self.full: NoSpace | None = None
-        """Why the catalog takes nothing more for now; what was given to it waits."""
+        """Why the catalog accepts nothing more for now; what it was given waits."""
         self.no_moves: CkptError | None = None
-        """Why no column goes to another target for now, and no target leaves. Upgrading sets it."""
+        """Why no column may move to another target for now, and no target leave. Upgrading
+        sets it.
+        """
         self.hearers: dict[type[object], tuple[Hearer, ...]] = {}
         """Of each fact, in the order in which they hear it. The machine fills it in."""
 
@@ -112,7 +114,7 @@ class Desk:
         self.hearers[fact] = cast(tuple[Hearer, ...], hearers)
 
     def tell(self, fact: Fact) -> None:
-        """All who hear of it have acted when this returns; what they raise is raised."""
+        """Announce a fact: all who hear of it have acted on return; what they raise is raised."""
         for hearer in self.hearers[type(fact)]:
             hearer(fact)
 
@@ -203,7 +205,9 @@ class Desk:
             self._actions.append(WorkLeft())
 
     def check_room(self) -> None:
-        """Ahead of what begins with an entry. Raises NoSpace while the catalog is full."""
+        """Check that there is room, before something that begins with an entry. Raises NoSpace
+        while the catalog is full.
+        """
         if self.full is not None:
             raise NoSpace(self.full.message, hint=self.full.hint)
 

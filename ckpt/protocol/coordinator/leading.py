@@ -28,9 +28,9 @@ from ckpt.base.units import US_PER_S
 from ckpt.protocol.events import Ticked
 
 AFTER_YOU_US: Final = 3 * US_PER_S
-"""So long who has stepped down leaves a free key to the others."""
+"""How long a coordinator that has stepped down leaves a free key to the others."""
 RETRY_US: Final = US_PER_S // 4
-"""Between two campaigns of mine that failed."""
+"""Pause between two failed campaigns of this coordinator."""
 
 
 class LeadingState(Enum):

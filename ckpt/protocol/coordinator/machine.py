@@ -125,7 +125,7 @@ Event = (
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
 LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
-"""What a target may still say when nobody waits for it any more."""
+"""What a target may still answer when nobody waits for it any more."""
 
 
 class CoordinatorMachine:

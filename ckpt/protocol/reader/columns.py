@@ -21,15 +21,15 @@ from ckpt.protocol.runs.run_sets import Owed, RunSet
 RETRY_US: Final = (100_000, 2_000_000)
 """First and longest rest before a column that is away is tried again."""
 STRIKES_MAX: Final = 4
-"""So often may bytes of a column be damaged on their way."""
+"""How often bytes of a column may be damaged on their way."""
 WRONG_CELLS_MAX: Final = 3
-"""A column with so many cells that are not the manifest's is another payload's."""
+"""A column with so many cells that differ from the manifest belongs to another payload."""
 RATE_BYTES_MIN: Final = 2 * MiB
-"""A peer that gave less says nothing about rates."""
+"""A peer that gave less than this says nothing about rates."""
 EFFORT_MAX: Final = 16
-"""However little is wanted: a column that is slower by this and ReadLimits.slow_fraction is ill."""
+"""A column that is slower by this and ReadLimits.slow_fraction is ill, however little is wanted."""
 SILENT_LAST: Final = 5
-"""Times hedge_us: silence after which a column is given up although no peer does better."""
+"""After so many times hedge_us of silence a column is given up, even if no peer does better."""
 
 
 @dataclass(slots=True)

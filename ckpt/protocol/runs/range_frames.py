@@ -19,11 +19,11 @@ from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.runs.wire_runs import to_wire
 
 LONG_BYTES: Final = BLOCK_BYTES
-"""From here on a range comes alone."""
+"""A range of at least this length comes alone."""
 TOGETHER_MAX: Final = 1024
 """Names of ranges in one frame: they must fit its meta. A comb has one."""
 TOGETHER_BYTES_MAX: Final = 4 * MiB
-"""Copied into one frame."""
+"""Most bytes that are copied into one frame."""
 
 assert TOGETHER_BYTES_MAX <= FRAME_BULK_BYTES_MAX
 

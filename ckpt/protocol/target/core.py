@@ -42,13 +42,13 @@ DOCUMENTS = "documents"
 STAGING = "staging"
 ASIDE = "aside"
 ABSENCE_US = 600_000
-"""A target ticks more often by far: of a longer silence of everything its device is not charged."""
+"""A target ticks far more often: a longer silence of everything is not charged to its device."""
 DIRECTORIES = (COLUMNS, DOCUMENTS, STAGING, ASIDE)
 
 META_BUDGET_BYTES = 48 * KiB
-"""Of a list in one reply, below the frame's limit."""
+"""Most bytes of a list in one reply, below the frame's limit."""
 PROOF_BYTES_MAX = 420
-"""Of one encoded proof, its run's name not counted."""
+"""Most bytes of one encoded proof, its run's name not counted."""
 ATTEST_COLUMNS_MAX = 64
 """Columns that one Attest may ask about, so that the answer fits one frame."""
 
@@ -185,7 +185,7 @@ LEVELS = frozenset(
         "scrub_ended_timestamp_seconds",
     }
 )  # fmt: skip
-"""Among the counters, what also falls."""
+"""Counters that also fall."""
 
 
 @dataclass(slots=True)

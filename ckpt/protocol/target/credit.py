@@ -29,7 +29,7 @@ from ckpt.protocol.target.core import Core
 from ckpt.protocol.target.stream import Stream, StreamState
 
 DORMANT_US: Final = US_PER_S
-"""Credit that was not touched for so long is lent to streams that wait."""
+"""Credit that was not used for this long is lent to streams that wait."""
 
 
 class Credit:

@@ -116,9 +116,9 @@ DiskAction = (
 )
 
 FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
-"""The device is in order, and has no more room."""
+"""The device is in order, but has no more room."""
 PASSING_ERRNOS = frozenset({"EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EINTR", "EBUSY"})
-"""Why a read failed that says nothing of the bytes: it is repeated later."""
+"""Why a read failed that says nothing about the bytes: it is repeated later."""
 
 # --------------------------------------------------------------------------- events
 

@@ -26,7 +26,9 @@ from ckpt.protocol.target.pieces import Block, BlockTable, DiskPiece, blocks_bet
 from ckpt.protocol.target.read_jobs import ReadQuestion
 
 KEEP_US: Final = US_PER_S
-"""Unused for so long, a read is forgotten: the disk is asked again, and its damage seen."""
+"""A read that is unused for this long is forgotten: the disk is asked again, and its damage
+seen.
+"""
 
 Place = tuple[str, int]
 """File of a column, and the number of a group of blocks in it."""

@@ -27,7 +27,7 @@ from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocat
 
 NO_SPACE_RETRY_US = 5_000_000
 CONSUMED_MAX = 4096
-"""Reservations that are remembered when they have become columns."""
+"""Reservations that are remembered after they have become columns."""
 
 
 class ReservationState(Enum):

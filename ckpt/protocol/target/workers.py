@@ -15,7 +15,7 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import Core
 
 AHEAD_US: Final = 200_000
-"""What was not read for so long may be read at once: ticks are that far apart."""
+"""Time without a read that may be made up for at once: ticks are that far apart."""
 
 
 class Workers:

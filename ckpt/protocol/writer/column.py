@@ -12,11 +12,11 @@ from ckpt.format.messages.saving import Place
 from ckpt.format.messages.writing import ColumnProof, TargetPace
 
 REFILL_US: Final = 50_000
-"""A socket that is full again so soon was full all the time."""
+"""A socket that is full again this soon was full all the time."""
 
 
 IDLE: Final = TargetPace(write_us=0, seal_us=0, waiting_count=0)
-"""What a target says that has nothing to say."""
+"""The pace of a target that has nothing to report."""
 
 
 class ColumnState(Enum):
@@ -40,11 +40,11 @@ class Column:
     stream: int = 0
     """0 without a stream."""
     sealed_stream: int = 0
-    """On which its proof came; its target may be asked there whether it lives."""
+    """The stream on which its proof came; its target may be asked there whether it lives."""
     credit_bytes: int = 0
     next_stripe: int = 0
     sent_bytes: int = 0
-    """Of the current stream."""
+    """Bytes sent on the current stream."""
     waiting_since_us: int | None = None
     """Since when the column waits for somebody else; None while the next step is ours."""
     progress_us: int = -1
@@ -52,37 +52,37 @@ class Column:
     heard_us: int = -1
     """When its target last said anything, if only that others come first."""
     pace: TargetPace | None = None
-    """What its target said last of itself."""
+    """What its target last reported of itself."""
     answers: bool = False
-    """Its target may be asked whether it lives. `questions.py` alone changes the next two:"""
+    """Whether its target may be asked if it lives."""
     asked_us: int | None = None
-    """since when it owes an answer, and"""
+    """Since when its target owes an answer. Only `questions.py` changes this and `unheard_us`."""
     unheard_us: int = 0
-    """for how long of that we have listened."""
+    """For how long since then we have listened."""
     longest_us: int = 0
     """The longest that a target of this column has taken to answer a begin or a question."""
     opened_us: int = 0
-    """When the stream began, and"""
+    """When the stream began."""
     open_us: int | None = None
-    """how long its target took to accept it."""
+    """How long its target took to accept the stream."""
     sent_us: int = 0
-    """When its last fragment went."""
+    """When its last fragment was sent."""
     seal_asked_us: int = 0
-    """When the seal was asked for, and"""
+    """When the seal was asked for."""
     seal_us: int | None = None
-    """how long that took."""
+    """How long the seal took."""
     blocked_since_us: int | None = None
-    """Since when its socket is full; moments in which it was not do not count."""
+    """Since when its socket is full; moments in which it was not are ignored."""
     had_stripes: tuple[int, ...] = ()
-    """How many each column of the payload had sent by then."""
+    """How many stripes each column of the payload had sent by then."""
     moved_us: int = -1
-    """When the socket took bytes last."""
+    """When the socket last took bytes."""
     slow_since_us: int | None = None
     """Since when its target is slower than its peers."""
     late: bool = False
     """Its target failed it, by silence or slowness, and no spare could take it yet."""
     asked: bool = False
-    """An AskSpares is not answered yet."""
+    """An AskSpares has no answer yet."""
     failed: list[tuple[TargetId, BootId]] = field(default_factory=list)
     """Where it was tried in vain; a target that came back with a new boot may be tried again."""
     proof: ColumnProof | None = None

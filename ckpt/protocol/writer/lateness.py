@@ -28,38 +28,43 @@ from ckpt.base.units import MiB
 from ckpt.protocol.writer.column import Column, ColumnState
 
 HEDGE_LAST_US: Final = 5 * HEDGE_US
-"""When the peers are silent too, the fault is likely not the column's own:
-it keeps its place so long.
+"""When the peers are silent as well, the fault is probably not the column's own: it keeps its place
+for this long.
 """
 OPEN_US_MIN: Final = 100_000
-"""A begin that is not answered by then, and"""
+"""A BeginColumn is tried elsewhere after this and OPEN_FACTOR, if a spare is at hand."""
 OPEN_FACTOR: Final = 8
-"""so many times later than all of its peers' were, is tried elsewhere where a spare is at hand:
-nothing has been sent yet.
-"""
+"""So many times what all of its peers took: nothing has been sent yet, so moving is cheap."""
 SLOW_AFTER_US: Final = 500_000
 """Before this, sent bytes say more about socket buffers and scheduling than about links."""
 SLOW_AFTER_US_MIN: Final = 150_000
-"""And where a run's columns are there in no time."""
+"""The same where a run's columns take little time."""
 SLOW_FRACTION: Final = 4
-"""Of what passed with the others; they"""
+"""A link is slow when so many times fewer stripes pass than with the others."""
 TURNS: Final = 8
-"""have sent so many stripes meanwhile: targets, and hosts, take from one stream after the other."""
+"""Stripes that the others must have sent in that time: targets, and hosts, take from one stream
+after the other.
+"""
 LATE_FACTOR: Final = 8
-"""Devices of one cluster differ by less, those that fail by more."""
+"""Devices of one cluster differ by less; those that fail, by more."""
 GOOD_WRITE_US: Final = 40_000
 """A device that writes a MiB within this is not called slow, however fast its peers are."""
 GOOD_SEAL_US: Final = 1_000_000
-"""Nor one that takes less for one step of a seal: a sync waits for what is being written;"""
+"""A device that takes less for one step of a seal is not called slow: a sync waits for what is
+being written.
+"""
 GOOD_SEAL_US_MIN: Final = 200_000
-"""where a run's columns are there in no time, that time, as long as any queue there; but no less
-than this."""
+"""Where a run's columns take less than GOOD_SEAL_US, their time is the limit, since it contains any
+queue; but never less than this.
+"""
 LAST_WRITE_US: Final = 5_000
-"""What a good device takes for a MiB when it holds up the payload: all others are done,"""
+"""What a good device takes for a MiB, for the last column, which holds up its payload."""
 LAST_STILL_US: Final = 100_000
-"""For so long it may end nothing, whatever a step takes its peers."""
+"""How long the device of the last column may end nothing, whatever a step takes its peers."""
 LAST_SHARE: Final = 8
-"""and such a part of their time is over since."""
+"""A column is the last one when all others are done, for one part in so many of the time that the
+slowest of them took.
+"""
 
 
 def is_silent(column: Column, columns: Sequence[Column], now_us: int) -> bool:
@@ -83,7 +88,7 @@ def is_silent(column: Column, columns: Sequence[Column], now_us: int) -> bool:
 
 
 def is_late_to_open(column: Column, columns: Sequence[Column], now_us: int) -> bool:
-    """Its peers' targets have answered the begin, long ago, and are heard of still."""
+    """Whether its peers' targets have answered the begin, long ago, and are still heard of."""
     if column.state is not ColumnState.OPENING or column.waiting_since_us is None or column.failed:
         return False
     peers = _peers(column, columns)
@@ -98,7 +103,7 @@ def is_late_to_open(column: Column, columns: Sequence[Column], now_us: int) -> b
 
 def slow_after_us(usual_us: int | None) -> int:
     """How long a full socket is watched, where a column of this run usually takes `usual_us`; None:
-    nobody knows.
+    that is not known.
     """
     if usual_us is None:
         return SLOW_AFTER_US

@@ -59,7 +59,7 @@ from ckpt.protocol.writer.questions import Questions
 TICK_GAP_US_MAX: Final = 500_000
 """Shells tick every 100 ms. A longer gap is our own absence and is not charged to targets."""
 MOVING: Final = (ColumnState.OPENING, ColumnState.STREAMING, ColumnState.SEALING)
-"""With a live stream."""
+"""States in which a column has a live stream."""
 
 
 class PayloadWriter:

@@ -31,26 +31,26 @@ from ckpt.protocol.writer.column import Column, ColumnState
 from ckpt.protocol.writer.lateness import is_slow
 
 LOOK_US_MAX: Final = 50_000
-"""Shells tick more often. Of a longer gap no more is charged to anybody."""
+"""Shells tick more often; of a longer gap, no more than this is charged to anybody."""
 ASK_US_MIN: Final = 50_000
-"""A silence that is not worth a question yet,"""
+"""A silence is worth a question only after the longest of this and the next two."""
 ASK_SHARE: Final = 8
-"""nor is such a part of what the payload has taken so far,"""
+"""One part in so many of the time that the payload has taken so far."""
 ASK_US_PER_WAITING: Final = 2_000
-"""nor so much for each stream that waits there: targets are asked 500 times a second at most."""
+"""For each stream that waits there: targets are asked 500 times a second at most."""
 ANSWER_US: Final = 100_000
-"""What an answer may take, whatever others took;"""
+"""How long an answer may take, whatever others took."""
 ANSWER_US_MIN: Final = 50_000
-"""and where a column of this run is there in no time."""
+"""The same where a column of this run takes little time."""
 ANSWER_FACTOR: Final = 8
-"""So many times the longest answer of the payload makes a target mute."""
+"""A target is mute after so many times the longest answer of the payload."""
 FRESH_US: Final = 50_000
-"""What two targets say is compared when it was said within so long."""
+"""What two targets said is compared if it was said within this."""
 
 
 def answer_us(usual_us: int | None) -> int:
-    """What an answer may take where a column of this run usually takes `usual_us`; None: nobody
-    knows.
+    """How long an answer may take where a column of this run usually takes `usual_us`; None: that
+    is not known.
     """
     if usual_us is None:
         return ANSWER_US
@@ -104,7 +104,7 @@ class Questions:
         return not is_slow(column, self._columns, now_us, self._usual_us)
 
     def is_mute(self, column: Column) -> bool:
-        """It owes an answer that its peers have given, long ago."""
+        """Whether it owes an answer that its peers gave long ago."""
         since_us = column.asked_us
         if since_us is None or column.waiting_since_us is None:
             return False

@@ -21,7 +21,7 @@ from ckpt.protocol.coordinator.reading.checks import check, quoted
 from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
-"""With less the catalog cannot grow."""
+"""With less free space the catalog cannot grow."""
 _STOPPED: Final = "Tt"
 #: Commands that name their directory themselves.
 _STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
@@ -49,7 +49,7 @@ class Local:
         self._anew = f"ckpt local stop {quoted(str(directory))} && ckpt ls"
 
     def advise(self, found: Check) -> Check:
-        """The same check with what mends it here."""
+        """The same check, with the next step that fits this cluster."""
         if found.name == "DEVICE_FAILING" and not self._restarts:
             return replace(found, command=self._anew)
         known = [self._targets[id] for id in found.targets if id in self._targets]
@@ -62,7 +62,7 @@ class Local:
         return replace(found, remedy=remedy, command=" && ".join(commands))
 
     def coordinator_down(self, reason: str, pid: int | None) -> Check:
-        """The supervisor runs, its coordinator does not answer."""
+        """The supervisor runs, but its coordinator does not answer."""
         log = self._log("coordinator")
         text = f"{reason}; it said last: {last_line(log)}" if pid is None else reason
         state = process_state(pid)
@@ -80,7 +80,7 @@ class Local:
         return check("COORDINATOR_DOWN", text, remedy, command)
 
     def catalog_corrupt(self) -> Check:
-        """Its coordinator ended so."""
+        """The coordinator ended because it could not read its catalog."""
         said = last_line(self._log("coordinator")).removeprefix("ckptd coordinator: ")
         where = quoted(str(self._directory))
         command = f"ckpt local stop {where} && ckpt catalog rebuild {where}"
@@ -105,12 +105,12 @@ class Local:
 
 
 def is_corrupt(exit_code: int | None) -> bool:
-    """Whether a coordinator that ended so could not read its catalog."""
+    """Whether a coordinator that ended in this way could not read its catalog."""
     return exit_code == Corrupt.exit_code
 
 
 def with_store(found: Check, store: str | None) -> Check:
-    """Its commands name the store as it was named to us; without one it is in the environment."""
+    """Its commands name the store as the user named it; without a name the environment has it."""
     if store is None:
         return found
     return replace(found, command=_each(found.command, lambda line: _named(line, store)))

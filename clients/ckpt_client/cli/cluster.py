@@ -56,7 +56,7 @@ from ckpt_client.locate import READY_NAME, Locator
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
 HOLD_NAME: Final = "held"
-"""In a target's directory: the supervisor does not start it."""
+"""A file with this name in a target's directory keeps the supervisor from starting it."""
 READY_POLL_S: Final = 0.05
 
 View = TypeVar("View")
@@ -85,7 +85,7 @@ class LocalReady(msgspec.Struct, frozen=True):
 
 
 class CatalogCopy(msgspec.Struct, frozen=True):
-    """A copy of a catalog that was made."""
+    """A copy of a catalog, once it is complete."""
 
     path: str
     cluster: str
@@ -93,7 +93,7 @@ class CatalogCopy(msgspec.Struct, frozen=True):
 
 
 class LocalMade(msgspec.Struct, frozen=True):
-    """What the commands need of DIR/cluster.toml."""
+    """The fields of DIR/cluster.toml that commands need."""
 
     cluster: str
     host: str
@@ -128,12 +128,12 @@ class Conversation:
         return self._ask(list[RunView], "runs")
 
     def steps(self, run: RunName) -> list[StepView]:
-        """Ascending; none for a run that never committed."""
+        """The run's steps, ascending; none for a run that never committed."""
         return self._ask(list[StepView], "steps", run)
 
     def newest(self, run: RunName) -> Step:
-        """The step that a load without a number gets, else the last one that is known. Raises
-        NotFound for a run that never committed.
+        """The step that a load without a number gets, or the last known step if there is none.
+        Raises NotFound for a run that never committed.
         """
         steps = self.steps(run)
         if not steps:
@@ -143,8 +143,8 @@ class Conversation:
     def which(
         self, run: RunName, step: Step | str | None
     ) -> tuple[RunName, Step, Generation | None]:
-        """What `parse_which` has read stands for: by a name the generation that has it, else the
-        step's newest (None). Raises NotFound.
+        """Resolve what `parse_which` has read: a name to the generation that has it, a number to
+        the step's newest generation (None). Raises NotFound.
         """
         if step is None:
             return run, self.newest(run), None
@@ -153,8 +153,8 @@ class Conversation:
         return run, *labels.named(self.control, run, step)
 
     def show(self, run: RunName, step: Step, generation: Generation | None = None) -> ShowView:
-        """Raises NotFound; Refused by a coordinator of an earlier version, which tells of the
-        newest generation alone.
+        """All that the coordinator knows of a step. Raises NotFound; Refused by a coordinator of an
+        earlier version, which shows only the newest generation.
         """
         view = self._ask(ShowView, "show", run, step, generation)
         shown = view.generations[-1].generation
@@ -166,22 +166,26 @@ class Conversation:
         return view
 
     def delete(self, run: RunName, step: Step) -> StepDeleted:
-        """Bytes that are freed, and that stay for later steps. Raises NotFound."""
+        """Delete a step. Returns the bytes that are freed, and those that stay for later steps.
+        Raises NotFound.
+        """
         message = DeleteStep(run, step)
         answer, _ = self.control.call(message, StepDeleted, timeout_s=self.timeout_s)
         return answer
 
     def back_up(self) -> CatalogCopy:
-        """A copy of the catalog, on the coordinator's host. Raises why it is not to be trusted."""
+        """Copy the catalog, on the coordinator's host. Raises the reason when it is not to be
+        trusted.
+        """
         return self._ask(CatalogCopy, "backup")
 
     def forget_store(self, url: str) -> None:
-        """Nothing is drained there any more. Raises NotFound, Busy while a worker serves it."""
+        """Stop draining to this store. Raises NotFound, Busy while a worker serves it."""
         self.control.call(ForgetStore(url), DrainNoted, timeout_s=self.timeout_s)
 
     def replace_target(self, id: TargetId, incarnation: bytes) -> TargetReplaced:
-        """The directory that asks for its place is this target. Raises NotFound when none does,
-        Refused when several do and none is named, Busy while the target is live.
+        """Make the directory that asks for the target's place this target. Raises NotFound when
+        none asks, Refused when several do and none is named, Busy while the target is live.
         """
         message = ReplaceTarget(id, incarnation)
         answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
@@ -190,29 +194,37 @@ class Conversation:
     def change_target(
         self, id: TargetId, standing: str, *, force: bool, dry_run: bool
     ) -> TargetChanged:
-        """How it stands from now on. Raises NotFound, Refused with what speaks against it, Busy
-        for one that serves and is to be removed.
+        """Set a target's standing. Raises NotFound, Refused with the obstacles, Busy for a target
+        that is to be removed and still serves.
         """
         message = ChangeTarget(id, standing, force=force, dry_run=dry_run)
         answer, _ = self.control.call(message, TargetChanged, timeout_s=self.timeout_s)
         return answer
 
     def balance_targets(self, *, dry_run: bool, stop: bool) -> TargetsBalanced:
-        """How far it is. Raises Refused where nothing is to be balanced, or can be."""
+        """Start or stop a balance; returns its progress. Raises Refused when there is nothing to
+        balance, or nothing can be moved.
+        """
         message = BalanceTargets(dry_run=dry_run, stop=stop)
         answer, _ = self.control.call(message, TargetsBalanced, timeout_s=self.timeout_s)
         return answer
 
     def repair(self) -> RepairView:
-        """What lacks columns, and what came of it. Refused by a coordinator that makes none."""
+        """What lacks columns, and what repair has done. Raises Refused where the coordinator has no
+        repair.
+        """
         return self._ask(RepairView, "repair")
 
     def set_repair(self, message: SetRepair) -> None:
-        """It counts, durable, when this returns. Raises Refused for what is no limit."""
+        """Change the limits of repair; they are durable on return. Raises Refused for an invalid
+        limit.
+        """
         self.control.call(message, RepairSet, timeout_s=self.timeout_s)
 
     def upgrade(self) -> UpgradeView:
-        """Who speaks what. Raises Refused by a coordinator of an earlier version."""
+        """Which version every process speaks. Raises Refused by a coordinator of an earlier
+        version.
+        """
         try:
             return self._ask(UpgradeView, "upgrade")
         except Refused:
@@ -225,17 +237,19 @@ class Conversation:
             ) from None
 
     def finish_upgrade(self, *, dry_run: bool, force: bool) -> UpgradeNoted:
-        """Durable, but for a dry run. Raises Refused naming who stands against it."""
+        """Finish the upgrade: durable on return, unless it is a dry run. Raises Refused, which
+        names the processes that stand against it.
+        """
         message = FinishUpgrade(dry_run=dry_run, force=force)
         answer, _ = self.control.call(message, UpgradeNoted, timeout_s=self.timeout_s)
         return answer
 
     def coordinators(self) -> CoordinatorsView:
-        """Who leads, who stands by."""
+        """The coordinators: which one leads, which stand by."""
         return self._ask(CoordinatorsView, "coordinators")
 
     def step_down(self, id: str = "") -> SteppedDown:
-        """Another one leads soon. Raises NotFound when `id` does not lead, Refused when nobody
+        """Let another coordinator lead. Raises NotFound when `id` does not lead, Refused when none
         stands by.
         """
         answer, _ = self.control.call(StepDown(id), SteppedDown, timeout_s=self.timeout_s)
@@ -256,7 +270,9 @@ class Conversation:
 
 @contextmanager
 def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conversation]:
-    """The named store's coordinator; a local cluster that rests is started, as `ckpt.open` does."""
+    """Ask the named store's coordinator; starts a local cluster that is stopped, as `ckpt.open`
+    does.
+    """
     url = parse_url(arguments.store)
     timeout_s: float = arguments.timeout
     match url:
@@ -330,7 +346,9 @@ def read_local_ready(directory: Path) -> LocalReady | None:
 
 
 def wait_local_ready(directory: Path, timeout_s: float) -> LocalReady | None:
-    """The ready file, also of a supervisor that is just starting; None without one in time."""
+    """The ready file; waits for a supervisor that is just starting. None if it does not come in
+    time.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         ready = read_local_ready(directory)
@@ -367,12 +385,14 @@ def parse_which(text: str) -> tuple[RunName, Step | str | None]:
 
 
 def is_running(pid: int | None) -> bool:
-    """Whether there is such a process, one that has ended and waits for its parent not counted."""
+    """Whether there is such a process; one that has ended and waits for its parent does not
+    count.
+    """
     return process_state(pid) != ""
 
 
 def allocated_bytes(directory: Path) -> int:
-    """What the files under it take on the device."""
+    """Bytes that the files under it occupy on the device."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

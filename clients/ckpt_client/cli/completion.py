@@ -35,13 +35,13 @@ class CompletedCommand:
 
 Commands = Sequence[CompletedCommand]
 CompletedOptions = Sequence[CompletedOption]
-"""`common`: those that stand before a command and after it."""
+"""`common`: options that may stand before and after the command."""
 
 
 def completed_command(
     name: str, help_text: str, parser: argparse.ArgumentParser
 ) -> CompletedCommand:
-    """What a parser takes."""
+    """Everything that a parser accepts."""
     options, words = [], tuple[str, ...]()
     for action in parser._actions:
         choices = tuple(map(str, action.choices or ()))
@@ -57,7 +57,7 @@ def completed_command(
 
 
 def bash_script(commands: Commands, common: CompletedOptions) -> str:
-    """For `source <(ckpt completion bash)`. What is not known completes as a file."""
+    """For `source <(ckpt completion bash)`. Unknown words complete as files."""
     names = [command.name for command in commands]
     lines = [
         "_ckpt() {",

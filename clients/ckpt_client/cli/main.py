@@ -169,14 +169,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse, whose complaints are ours."""
+    """argparse, with errors in our format."""
 
     def error(self, message: str) -> NoReturn:
         raise Refused(message, hint=hint_of(message, self))
 
 
 class ShowVersion(argparse.Action):
-    """argparse's own wants the version before it is asked for; looking it up is dear."""
+    """argparse's own action wants the version before anybody asks for it; looking it up is slow."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -290,7 +290,7 @@ def _top_parser() -> CommandParser:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options that stand before or after the verb; neither takes back what the other said."""
+    """Options that may stand before or after the verb; neither place overrides the other."""
     common = parser.add_argument_group("common options")
     suppress_default = argparse.SUPPRESS
     common.add_argument(

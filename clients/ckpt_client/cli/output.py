@@ -25,9 +25,9 @@ from ckpt.base.printable import printable, printable_json
 from ckpt.base.units import format_bytes, format_seconds
 
 SLOW_S = 2.0
-"""What takes longer says so."""
+"""A longer wait is announced."""
 REPEAT_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Pause between two lines of progress where there is no terminal."""
 
 RATE_BYTES_LEAST = 1 << 20
 
@@ -42,12 +42,12 @@ class Tone(Enum):
 
 
 AHEAD_S: Final = 60.0
-"""Clocks of one cluster are as close; a time further ahead is shown as such."""
+"""The clocks of one cluster differ by no more; a time further ahead is shown as such."""
 _TONE: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone)})m)")
 
 
 class Output:
-    """I write for one command. `json` decides which of the two voices is used."""
+    """I write the output of one command, for people or, with `json`, for programs."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Output:
             self._stdout.flush()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
-        """Columns as wide as needed; a head that starts with `>` is set flush right."""
+        """Columns as wide as needed; a column whose head starts with `>` is right-aligned."""
         for number, text in enumerate(table_lines(head, rows, indent)):
             self.line(self.tone(text, Tone.HEAD) if number == 0 else text)
 
@@ -122,7 +122,7 @@ class Output:
 
     @contextlib.contextmanager
     def waiting(self, what: str, progress: Callable[[], str] = str) -> Iterator[None]:
-        """Tell what is waited for when that takes more than SLOW_S: live, or a line now and then.
+        """Show what is waited for once that takes more than SLOW_S: live, or a line now and then.
 
         `progress` is called from another thread and says how far it is.
         """
@@ -184,7 +184,7 @@ def table_lines(
 
 
 def columns_of(text: str) -> int:
-    """How wide a terminal shows it: wide characters count twice, combining ones not at all."""
+    """Columns that a terminal needs to show it: wide characters take two, combining ones none."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text
@@ -192,7 +192,7 @@ def columns_of(text: str) -> int:
 
 
 def rate_text(count_bytes: int, seconds: float) -> str:
-    """`1.25 GiB in 3.1 s (413 MiB/s)`; no rate where it would say nothing."""
+    """`1.25 GiB in 3.1 s (413 MiB/s)`, without the rate where it would mean nothing."""
     text = f"{format_bytes(count_bytes)} in {format_seconds(seconds)}"
     if count_bytes < RATE_BYTES_LEAST or seconds <= 0:
         return text
@@ -215,7 +215,7 @@ def age_text(at_s: float) -> str:
 
 
 def show_error(output: Output, error: CkptError) -> int:
-    """Report it; the exit code."""
+    """Report the error; returns the exit code."""
     message = error.message
     if error.retry_after_s is not None:
         message = f"{message}; retry after {error.retry_after_s:g} s"

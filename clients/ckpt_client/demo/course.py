@@ -44,7 +44,9 @@ class StrikeRecord:
     glimpse: Glimpse
     victims: tuple[str, ...]
     attempt_after: AttemptNow | None
-    """The save under way, as the coordinator knew it when all were dead; None: it had ended."""
+    """The save that was under way, as the coordinator knew it when all were dead; None if it had
+    ended.
+    """
     trainer_count: int
     stager_count: int
     killed_s: float
@@ -61,7 +63,7 @@ class Said:
     saves: list[SaveReturned] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
     step: int = 0
-    """The last one that every rank has done."""
+    """The last step that every rank has done."""
     first_step_s: float | None = None
     """On the monotonic clock: all ranks had done a step."""
     steps: dict[int, int] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ckpt_client.demo.adam import Floats32
 
 ROUND_TIMEOUT_MS: Final = 120_000
-"""A peer that hangs for so long is taken for dead."""
+"""A peer that hangs for this long counts as dead."""
 SOCKET_BUFFER_BYTES: Final = 1 << 20
 
 
@@ -69,7 +69,7 @@ class Mesh:
         return total
 
     def gather(self, vector: Floats32) -> None:
-        """Fill in the others' slices of `vector`; mine is what they get."""
+        """Receive the other ranks' slices of `vector`, and send them mine."""
         mine = vector[self.slice_of(len(vector), self.rank)]
         self._exchange(
             dict.fromkeys(self._sockets, mine),

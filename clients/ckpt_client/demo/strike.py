@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 LATEST_SHARE: Final = 0.6
-"""With more than this stored, a burst may be over before a signal arrives."""
+"""With a larger share stored than this, a burst may be over before a signal arrives."""
 
 
 class TargetNow(msgspec.Struct, frozen=True):
@@ -89,12 +89,12 @@ class HalfwayWatch:
 
     @property
     def fragments_per_save(self) -> int:
-        """As the save before showed; 0 while that is not known."""
+        """Fragments of a save, as the one before showed; 0 while that is not known."""
         before, now = self._quiet.get(self._next - self._save_every), self._quiet.get(self._next)
         return now - before if before is not None and now is not None else 0
 
     def look(self, status: StatusNow) -> Glimpse | None:
-        """The burst, if it is under way, has stored something, and has enough left to be hit."""
+        """The burst, if it is under way, has stored something, and has enough left to be struck."""
         total = self.fragments_per_save
         attempt = status.attempt(self._next)
         if not total or attempt is None or attempt.ranks_certified:

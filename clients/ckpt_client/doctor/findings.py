@@ -25,15 +25,15 @@ ANSWER_S: Final = 1.0
 AHEAD_S: Final = 2.0
 """Clocks that are kept by NTP are closer."""
 OPEN_FILES_SPARE: Final = 256
-"""What a trainer has open beside its sessions to targets: data, libraries, logs."""
+"""Descriptors that a trainer has open besides its sessions to targets: data, libraries, logs."""
 HALVES: Final = 2
-"""Of a rank's arena: one is filled while the other is sent."""
+"""Halves of a rank's arena: one is filled while the other is sent."""
 MEMORY_SPARE: Final = 0.9
-"""Of free memory: who takes more is killed by what else grows."""
+"""Share of the free memory: a process that takes more is killed when something else grows."""
 
 
 class Level(Enum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     OK = "OK"
     WARN = "WARN"
@@ -132,8 +132,8 @@ def judge_targets(reaches: Sequence[TargetReach], code: Code) -> Finding:
 
 
 def judge_clock(now_s: float, newest_commit_s: float, *, is_same_host: bool) -> Finding:
-    """Safety needs no clock (P12); ages and logs do. The coordinator's clock is known only by its
-    newest commit, which cannot lie ahead.
+    """Safety needs no clock (P12), but ages and logs do. The coordinator's clock is known only by
+    its newest commit, which cannot lie in the future.
     """
     if is_same_host:
         return Finding("clock", Level.OK, "the cluster is on this host: one clock")

@@ -34,16 +34,16 @@ from ckpt_client.load.tier_reading import TierReading
 from ckpt_client.load.verify import verify_unreported
 
 NAMED_MAX: Final = 4
-"""Of differences, and of damaged columns, in one outcome."""
+"""Most differences, or damaged columns, that one outcome names."""
 INDEX_PATIENCE_S: Final = 10.0
 
 
 class DrillOutcome(Struct, frozen=True):
-    """What came of one scenario."""
+    """The result of one scenario."""
 
     scenario: str
     lost: tuple[str, ...]
-    """Targets that the reader did without."""
+    """Targets that the reader had to do without."""
     state: str
     """`read` (of the plain load), `equal`, `whole`; `differs`, `unreadable`, `damaged`; `skipped`:
     it was never promised."""
@@ -51,7 +51,7 @@ class DrillOutcome(Struct, frozen=True):
     read_bytes: int
     seconds: float
     rebuilt_bytes: int = 0
-    """Of a load: decoded from parity."""
+    """Bytes that a load decoded from parity."""
 
     @property
     def passed(self) -> bool:
@@ -59,7 +59,7 @@ class DrillOutcome(Struct, frozen=True):
 
 
 class CheckpointDrill:
-    """I drill one generation. Each method is one scenario, and tells its outcome. Close me."""
+    """I drill one generation. Each method is one scenario, and returns its outcome. Close me."""
 
     def __init__(
         self,
@@ -93,8 +93,10 @@ class CheckpointDrill:
         return self._pinned.record.info.checkpoint
 
     def plain_load(self) -> DrillOutcome:
-        """The load that the others are compared with, from wherever a load here has it: also from
-        the memory of a stager, which the others do without. Raises what loading raises."""
+        """The load that the others are compared with. It takes bytes from wherever a load here
+        finds them, also from a stager's memory, which the others do not use. Raises what loading
+        raises.
+        """
         begun_s = time.monotonic()
         reading = TierReading(self._pinned, None, ProgressTeller(None))
         self._plain = self._digest(reading)
@@ -104,8 +106,9 @@ class CheckpointDrill:
         return DrillOutcome("plain load", (), "read", detail, size, time.monotonic() - begun_s)
 
     def load_without(self, loss: SupposedLoss) -> DrillOutcome:
-        """As if these targets were gone. Raises when the coordinator does not name the generation:
-        that is no matter of the loss."""
+        """Load as if these targets were gone. Raises when the coordinator does not name the
+        generation, which has nothing to do with the loss.
+        """
         context = replace(self._context, avoid=loss.targets)
         pinned = _pinned(context, *self._key, self._timeout_s)
 
@@ -120,7 +123,7 @@ class CheckpointDrill:
             return self._compared(f"without {loss.what}", _ids(loss), load)
 
     def load_from_store(self, stores: Sequence[str], targets: Sequence[TargetId]) -> DrillOutcome:
-        """As if the tier as a whole were gone: from an object store, without the cluster."""
+        """Load as if the whole tier were gone: from an object store, without the cluster."""
 
         def load() -> _Load:
             reading, url = _stored_reading(self.checkpoint, stores)
@@ -129,7 +132,7 @@ class CheckpointDrill:
         return self._compared("without the tier", tuple(sorted(targets)), load)
 
     def every_column(self) -> DrillOutcome:
-        """Each column read whole by its target, also those of homes."""
+        """Have every target read its columns whole, also those of homes."""
         run, step, only = self._key
         report = verify_unreported(self._context, run, step, timeout_s=self._timeout_s, only=only)
         wrong = [
@@ -147,7 +150,7 @@ class CheckpointDrill:
         )
 
     def every_index_copy(self) -> DrillOutcome:
-        """Each copy of the index read whole, also of those of homes."""
+        """Read each copy of the index whole, also those of homes."""
         begun_s = time.monotonic()
         wrong, size, count = [], 0, 0
         for source in self._pinned.finder.index_sources():
@@ -167,7 +170,9 @@ class CheckpointDrill:
         )
 
     def promised_losses(self, domains: Domains, seed: int) -> Iterator[DrillOutcome]:
-        """Loads under the worst domain, and under as many targets as the commit stated, drawn."""
+        """Loads without the worst domain, and without as many targets, drawn at random, as the
+        commit promised.
+        """
         info = self._pinned.record.info
         payloads = [found.columns for found in self._pinned.finder.payloads()]
         worst = worst_domain(payloads, domains, check_level(info.domain_level))

@@ -24,7 +24,7 @@ from ckpt_client.load.batches import Batch, WholeBox, batches
 from ckpt_client.load.reading import Reading
 
 MEMORY_BYTES: Final = 64 * MiB
-"""Of arrays, at once."""
+"""Bytes of arrays that are read at once."""
 
 OnBytes = Callable[[int], None]
 
@@ -34,7 +34,7 @@ class ArrayName(NamedTuple):
 
     name: str
     rank: Rank | None
-    """Whose own it is; None for one of all ranks."""
+    """The rank that it belongs to; None for one of all ranks."""
     dtype: str
     shape: tuple[int, ...]
 
@@ -44,15 +44,15 @@ class ArrayName(NamedTuple):
 
 @dataclass(slots=True)
 class ContentsDigest:
-    """What one whole read gave."""
+    """What one complete read gave."""
 
     trees: dict[Rank, bytes] = field(default_factory=dict)
-    """Of each rank: its structure and plain values."""
+    """Each rank's structure and plain values."""
     arrays: dict[ArrayName, bytes] = field(default_factory=dict)
     read_bytes: int = 0
 
     def differences(self, other: ContentsDigest) -> list[str]:
-        """The names of what only one has, or of what is not the same in both; ascending."""
+        """Names that only one of them has, or that are not the same in both; ascending."""
         trees = {r for r, _ in self.trees.items() ^ other.trees.items()}
         arrays = {name for name, _ in self.arrays.items() ^ other.arrays.items()}
         return [f"the tree of rank {rank}" for rank in sorted(trees)] + sorted(map(str, arrays))
@@ -66,7 +66,9 @@ class _Wanted(NamedTuple):
 
 
 def contents_digest(reading: Reading, on_bytes: OnBytes) -> ContentsDigest:
-    """Read all of it. Raises as `Reading.read`. on_bytes: called with how many more are here."""
+    """Read all of it and digest it. Raises as `Reading.read`. on_bytes: called with the bytes that
+    have come since its last call.
+    """
     digest = ContentsDigest()
     documents = reading.documents(reading.ranks())
     for rank, node in documents.items():

@@ -16,7 +16,7 @@ from ckpt.base.near import did_you_mean
 from ckpt.plan.placement import Level, check_level, domain_key
 
 Domains = Mapping[TargetId, Domain]
-"""All targets, and where each stands."""
+"""All targets, with the failure domain of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ def of_names(text: str, domains: Domains) -> SupposedLoss:
 
 
 def of_domain(text: str, domains: Domains) -> SupposedLoss:
-    """`rack=r1`, or with what it stands in, `rack=p1/r1`. Raises Refused when it does not say which
-    domain, NotFound when there is none."""
+    """`rack=r1`, or with the domain around it, `rack=p1/r1`. Raises Refused when that is ambiguous,
+    NotFound when there is none.
+    """
     level_text, equals, name = text.partition("=")
     if not (equals and name):
         raise Refused(
@@ -72,7 +73,7 @@ def of_domain(text: str, domains: Domains) -> SupposedLoss:
 
 
 def together(losses: Sequence[SupposedLoss]) -> SupposedLoss:
-    """All of them at once."""
+    """All of these losses at once."""
     every = frozenset[TargetId]().union(*(loss.targets for loss in losses))
     return SupposedLoss(", ".join(loss.what for loss in losses), every)
 
@@ -80,8 +81,8 @@ def together(losses: Sequence[SupposedLoss]) -> SupposedLoss:
 def worst_domain(
     columns: Iterable[Sequence[TargetId | None]], domains: Domains, level: Level
 ) -> SupposedLoss:
-    """The domain that holds most columns of one payload; among equals most of all, then the first
-    by name. `columns`: of each payload, by target.
+    """The domain that holds most columns of one payload; among equals the one that holds most in
+    all, then the first by name. `columns`: of each payload, by target.
     """
     most = Counter[str]()
     every = Counter[str]()
@@ -98,7 +99,9 @@ def worst_domain(
 
 
 def at_random(held: Iterable[TargetId], count: int, seed: int) -> SupposedLoss:
-    """So many of the targets that hold something, or all; the same ones for a seed."""
+    """So many of the targets that hold something, or all of them; one seed always gives the
+    same.
+    """
     known = sorted(set(held))
     drawn = Random(seed).sample(known, min(count, len(known)))
     noun = "target" if len(drawn) == 1 else "targets"

@@ -25,12 +25,12 @@ class Incoming(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def mapped(self) -> Array:
-        """Its elements: a file's pages where that can be, else memory of its own."""
+        """Its elements: the pages of a file where possible, otherwise memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldArray:
-    """An array that can be read only whole, once more with each `mapped`."""
+    """An array that can only be read whole, again with each `mapped`."""
 
     name: str
     dtype: str

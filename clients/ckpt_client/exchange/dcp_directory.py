@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int:
-    """Write the directory; how many bytes its tensors have.
+    """Write the directory; returns the bytes of its tensors.
 
     Raises NotInstalled without torch; Refused names the array whose type torch has not, or says
     that the directory is not empty.

@@ -30,7 +30,7 @@ LOCAL_HEADER_BYTES: Final = 30
 
 
 def write_npz(source: Source, arrays: Sequence[NamedArray], path: Path) -> Iterable[int]:
-    """Write the archive; yields how many bytes each step wrote."""
+    """Write the archive; yields the bytes that each step wrote."""
     logical: dict[str, str] = {}
     with WholeFile(path) as file, zipfile.ZipFile(_Appending(file), "w") as archive:
         for array in arrays:

@@ -43,7 +43,7 @@ _NAMES: Final = {code: name for name, code in _CODES.items()}
 def write_safetensors(
     source: Source, arrays: Sequence[NamedArray], folder: Path, file_bytes: int = FILE_BYTES
 ) -> Iterable[int]:
-    """Write the files and, last, the index; yields how many bytes each step wrote.
+    """Write the files and, last, the index; yields the bytes that each step wrote.
 
     Raises Refused naming the array whose type the format has not.
     """

@@ -12,7 +12,7 @@ from ckpt.format.checksum import Buffer
 
 
 class WholeFile:
-    """Left without `complete`, by whatever way, nothing stays."""
+    """A file that stays only if `complete` was called, however the block was left."""
 
     def __init__(self, path: Path) -> None:
         """Raises Refused for what is there and is no file: a rename would replace it, for root even
@@ -42,7 +42,7 @@ class WholeFile:
         self._file.write(data)
 
     def complete(self) -> None:
-        """Durable, then visible."""
+        """Make it durable, then visible."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._aside.rename(self.path)

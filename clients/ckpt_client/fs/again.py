@@ -27,7 +27,8 @@ def is_of_files(stored: StoredCheckpoint) -> bool:
 
 
 def write_again(stored: StoredCheckpoint, url: LocalUrl | RemoteUrl) -> Generation:
-    """Which generation its step is from now on. One file at a time is in memory.
+    """Write a step from an object store into the tier again; returns its new generation. One file
+    at a time is in memory.
 
     Raises what reading the object store and writing files raise; nothing of it is visible then.
     """

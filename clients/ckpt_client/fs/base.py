@@ -49,5 +49,5 @@ class LiveFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships 
         return self._holder.get()
 
     def close(self) -> None:
-        """End all connections; what is not committed is given up. Using it opens it again."""
+        """End all connections; what is not committed is given up. The next use connects again."""
         self._holder.close()

@@ -120,7 +120,7 @@ class WriteFile(io.BufferedRandom):
         super().__init__(io.FileIO(self._spool.duplicate(), "r+"), buffer_size=WRITE_BUFFER_BYTES)
 
     def readable(self) -> bool:
-        """As a file that is opened for writing says."""
+        """False, as for every file that is opened for writing."""
         return False
 
     def __exit__(
@@ -134,7 +134,7 @@ class WriteFile(io.BufferedRandom):
         self.close()
 
     def spoil(self) -> None:
-        """Nothing of it shall be stored, whoever closes it."""
+        """Nothing of it will be stored, whoever closes it."""
         self._unwanted = True
 
     def discard(self) -> None:

@@ -66,7 +66,9 @@ class CkptFileSystemBase(LiveFileSystem):
         raise FileNotFoundError(path)
 
     def exists(self, path: str, **_: object) -> bool:
-        """Of committed files; what cannot be reached raises, it is not taken for missing."""
+        """Whether a committed file or folder has that path. Raises when the cluster cannot be
+        reached: that does not count as missing.
+        """
         try:
             self.info(path)
         except FileNotFoundError:
@@ -85,7 +87,7 @@ class CkptFileSystemBase(LiveFileSystem):
         return [entries[name] for name in sorted(entries)] if detail else sorted(entries)
 
     def created(self, path: str) -> datetime:
-        """When it was committed, as people's clocks have it."""
+        """When it was committed, by the coordinator's wall clock."""
         return datetime.fromtimestamp(float(self.info(path)["created"]), tz=UTC)
 
     modified = created
@@ -215,8 +217,8 @@ class CkptFileSystemBase(LiveFileSystem):
             hold.close()
 
     def open_stream(self, path: str) -> io.BufferedReader:
-        """For who reads a file from its begin to its end, or large ranges: nothing is kept, large
-        reads go straight into the caller's memory.
+        """Open a file for reading from beginning to end, or in large ranges: nothing is cached, and
+        large reads go straight into the caller's memory.
         """
         stream = RangeStream(*self._hold(self._strip_protocol(path)))
         return io.BufferedReader(stream, buffer_size=STREAM_BUFFER_BYTES)
@@ -224,8 +226,8 @@ class CkptFileSystemBase(LiveFileSystem):
     # ----------------------------------------------------------------------- writing
 
     def stage(self, path: str) -> WriteFile:
-        """A new file of a step that is on its targets when it is closed, and waits for whoever
-        commits (sealing.SealedFolder).
+        """Open a new file of a step. It is on its targets once it is closed, and waits for whoever
+        commits the step (sealing.SealedFolder).
         """
         return self._create(self._strip_protocol(path), autocommit=False)
 

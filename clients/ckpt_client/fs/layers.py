@@ -32,7 +32,7 @@ class TextOptions:
 
     @classmethod
     def taken_from(cls, options: dict[str, object]) -> Self:
-        """They leave the options, as fsspec's `open` has it. Raises TypeError."""
+        """Take them out of the options, as fsspec's `open` does. Raises TypeError."""
         names = ("encoding", "errors", "newline")
         found = {name: options.pop(name) for name in names if name in options}
         texts = {name: text for name, text in found.items() if isinstance(text, str | None)}

@@ -30,7 +30,9 @@ class Live:
         self.steps = Steps(self.connection)
         self.publisher = Publisher(self.connection)
         self.writing: WeakValueDictionary[str, WriteFile] = WeakValueDictionary()
-        """Files that are being written, by path; a forgotten one goes, with its memory."""
+        """Files that are being written, by path; a file that nobody refers to goes, with its
+        memory.
+        """
 
     def close(self) -> None:
         """What is not committed is given up."""
@@ -40,7 +42,9 @@ class Live:
 
 
 class LiveHolder:
-    """I make one Live for all threads of a process: what one of them writes another commits."""
+    """I make one Live for all threads of a process, so that one thread can commit what another
+    wrote.
+    """
 
     def __init__(self, url: LocalUrl | RemoteUrl) -> None:
         self._url = url

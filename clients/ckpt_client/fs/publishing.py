@@ -37,7 +37,7 @@ MEMBERS_WAIT_S: Final = 20.0
 """After a restart of the coordinator the writers of other files come back within seconds."""
 POLL_S: Final = 0.25
 ALONE_TRIES_MAX: Final = 5
-"""A file alone that another writer of its name overtook is written again."""
+"""Tries for a single file that another writer of its name has overtaken."""
 _members: Final = msgspec.json.Decoder(MembersView)
 
 
@@ -67,7 +67,7 @@ class Publisher:
     # ----------------------------------------------------------------------- one file
 
     def publish_alone(self, spot: Spot, spool: Spool) -> None:
-        """Committed when this returns. Raises Refused when its step has other files."""
+        """Commit a single file; durable on return. Raises Refused when its step has other files."""
         for tries in range(1, ALONE_TRIES_MAX + 1):
             try:
                 sent = self._send(spot, spool, spot.name)
@@ -84,13 +84,13 @@ class Publisher:
                     raise
 
     def stage(self, path: str, spot: Spot, spool: Spool) -> None:
-        """On its targets when this returns; visible with its step."""
+        """Send it to its targets; it is there on return, and visible with its step."""
         sent = self._send(spot, spool, spot.name)
         with self._lock:
             self._pending[path] = _Pending(spot, sent)
 
     def park(self, path: str, spool: Spool) -> None:
-        """Keep it here until it is renamed."""
+        """Keep the file here until it is renamed."""
         with self._lock:
             self._parked[path] = spool
 
@@ -112,7 +112,7 @@ class Publisher:
     # ----------------------------------------------------------------------- commits
 
     def commit_metadata(self, path: str, spot: Spot) -> None:
-        """The parked file at `path` gets its name and closes its step, with the data files that it
+        """Give the parked file at `path` its name and close its step, with the data files that it
         names. Raises FileNotFoundError, and Refused by name when one of them is not there.
         """
         with self._lock:
@@ -135,7 +135,7 @@ class Publisher:
             self._parked.pop(path, None)
 
     def commit_paths(self, paths: Iterable[str]) -> None:
-        """The end of a transaction: one commit for each step, in order."""
+        """End a transaction: one commit for each step, in order."""
         steps: defaultdict[CheckpointId, list[Member]] = defaultdict(list)
         with self._lock:
             for path in dict.fromkeys(paths):
@@ -147,7 +147,9 @@ class Publisher:
             self._drop_committed(checkpoint)
 
     def commit_members(self, checkpoint: CheckpointId, members: list[Member]) -> None:
-        """Exactly those of an open list, whoever wrote them. Raises Refused when one has gone."""
+        """Commit exactly the files of an open list, whoever wrote them. Raises Refused when one has
+        gone.
+        """
         self._commit(checkpoint, members, alone=False)
         self._drop_committed(checkpoint)
 

@@ -53,12 +53,14 @@ def seal_name(rank: int, world_size: int, members: Iterable[Member]) -> str:
 
 
 def digest_of(members: Iterable[Member]) -> int:
-    """The same in whatever order they come; of two sets together the exclusive or of both."""
+    """The same for any order of the files; that of two sets together is the exclusive or of
+    both.
+    """
     return reduce(xor, (_digest(member) for member in members), 0)
 
 
 def disagreement(files: list[Member], seals: list[RankSeal], world_size: int) -> str:
-    """Why these files are not what all ranks have written; empty when they are."""
+    """Why these files are not what all ranks have written; empty if they are."""
     if {seal.world_size for seal in seals} - {world_size}:
         return f"it was sealed by ranks of another world size than {world_size}"
     absent = sorted(set(range(world_size)) - {seal.rank for seal in seals})
@@ -95,7 +97,7 @@ class SealedFolder:
         return self._fs.stage(f"{self.path}/{name}")
 
     def seal(self, rank: int, world_size: int) -> None:
-        """This rank has written everything."""
+        """Declare that this rank has written all its files."""
         written = self._fs.live.publisher.staged(self.path)
         self.create(seal_name(rank, world_size, written)).close()
 

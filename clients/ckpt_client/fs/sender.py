@@ -40,7 +40,7 @@ from ckpt_client.fs.spool import Spool
 from ckpt_client.locate import Locator, client_name, dial_us
 
 FILES_MAX: Final = 1024
-"""Of this process, that wait for their commit."""
+"""Files of this process that may wait for their commit."""
 TICK_MS: Final = 50
 IDLE_TICK_MS: Final = 500
 SEND_TIMEOUT_S: Final = 600.0
@@ -149,7 +149,7 @@ class FileSender:
         return Sent(job.payload, member)
 
     def give_up(self, sent: Sent) -> None:
-        """The file shall not be committed: its space goes back."""
+        """Give up a file that will not be committed: its space goes back."""
 
         def drop() -> None:
             for job in self._jobs.values():

@@ -31,7 +31,7 @@ from ckpt_client.load.contents import Contents, Want
 
 HELD_S: Final = 30.0
 IDLE_MAX: Final = 8
-"""Steps that are held and have no file open."""
+"""Steps that stay held while none of their files is open."""
 SWEEP_S: Final = 5.0
 LISTS_MAX: Final = 1024
 RESOLVE_TIMEOUT_S: Final = 30.0

@@ -34,8 +34,9 @@ class DifferenceKind(Enum):
 
 @dataclass(slots=True)
 class Shift:
-    """How far the values of one array have gone, added part by part. NaN and infinities are left
-    out of the sums."""
+    """How far the values of one array have moved, added part by part. NaN and infinities are left
+    out of the sums.
+    """
 
     changed_count: int = 0
     """Elements whose bytes differ."""

@@ -21,12 +21,12 @@ from typing import Final
 from ckpt.plan.boxes import Extent, volume_of
 
 ALIGN_BYTES: Final = 64
-"""Of where a piece starts in its slot: enough for every element type."""
+"""Each piece starts at a multiple of it in its slot: enough for every element type."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBox:
-    """A box, as far as it matters here."""
+    """The shape and element size of a box."""
 
     shape: Extent
     item_bytes: int
@@ -37,9 +37,9 @@ class BoxPart:
     """A part of a box, itself a box, and where in the slot its bytes lie in C order."""
 
     box: int
-    """Its number among those that were given."""
+    """Number of its box among those that were given."""
     start: Extent
-    """In the box."""
+    """Where the part begins in the box."""
     shape: Extent
     first: int
     end: int

@@ -123,7 +123,7 @@ class Checkpoint:
 
     @property
     def info(self) -> CommitInfo:
-        """All that the coordinator said at its commit."""
+        """All that the coordinator reported at its commit."""
         return self._pinned.resolved.info
 
     @property
@@ -138,7 +138,7 @@ class Checkpoint:
 
     @property
     def generation(self) -> Generation:
-        """Which attempt to write the step it is: that differs when a step was saved again."""
+        """Which attempt to write the step it is; differs when a step was saved again."""
         return self.info.checkpoint.generation
 
     @property
@@ -148,7 +148,7 @@ class Checkpoint:
 
     @property
     def redundancy(self) -> RedundancyAtCommit:
-        """At its commit."""
+        """What it survived losing when it was committed."""
         info = self.info
         return RedundancyAtCommit(
             info.targets_survivable, info.domains_survivable, info.domain_level
@@ -162,17 +162,17 @@ class Checkpoint:
 
     @property
     def statistics(self) -> tuple[ReceiverStatistics, ...]:
-        """Of the last load's reads from the tier, and from ranks that read it too."""
+        """Statistics of the last load's reads from the tier, and from ranks that read the same."""
         return () if self._last is None else self._last.tier_statistics
 
     @property
     def store_statistics(self) -> StoreStatistics | None:
-        """Of the last load, when it read an object store."""
+        """Statistics of the last load's reads from an object store, if it read one."""
         return None if self._last is None else self._last.store_statistics
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Newer steps that were passed over, each with its reason."""
+        """Newer steps that were skipped, each with its reason."""
         return self._pinned.resolved.skipped
 
     def tensors(self) -> list[TensorInfo]:

@@ -14,7 +14,9 @@ from typing import Final
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
 
 COUNTS_MAX: Final = 4096
-"""A forgotten count begins again: its rank no longer moves on with its launch, but loads no mix."""
+"""A count that is forgotten begins again: its rank no longer moves on with its launch, but never
+loads a mix of steps.
+"""
 
 Key = tuple[str, RunName, LaunchNumber, Rank, Step]
 """(cluster, run, launch, rank, step)."""
@@ -32,7 +34,7 @@ def next_load(key: Key) -> int:
 
 
 def confirmed(key: Key, number: int) -> None:
-    """That load was."""
+    """Note that the load was confirmed."""
     with _lock:
         _counts[key] = max(number, _counts.get(key, 0))
         while len(_counts) > COUNTS_MAX:

@@ -19,7 +19,7 @@ from ckpt.format.index.pages import IndexPayload
 from ckpt.format.layout import Layout
 
 ALONE_BYTES: Final = 16 * MiB
-"""Less is read by the caller alone."""
+"""Fewer bytes are read by the calling thread alone."""
 
 
 def is_committed(content: memoryview, payload: IndexPayload) -> bool:

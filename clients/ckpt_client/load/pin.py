@@ -108,12 +108,15 @@ class Pinned:
 
     @property
     def pin_lost(self) -> bool:
-        """The session that held the pin ended: the generation may be deleted meanwhile."""
+        """Whether the session that held the pin has ended: the generation may have been deleted
+        since.
+        """
         return self._pin_session != self.session_count
 
     def resolve_past(self, error: CkptError) -> DamageJudged:
-        """Have damage examined that was met, of a payload or of an index: once it is proved, the
-        coordinator names another generation, or another place of this one."""
+        """Report damage to a payload or an index, to have it examined: once it is proved, the
+        coordinator names another generation, or another place of this one.
+        """
         before = self.resolved.info.checkpoint
         _log.warning(printable(f"damage: {error.message}; asking the coordinator to judge"))
         judged = self.judge(error)
@@ -126,16 +129,19 @@ class Pinned:
         return judged
 
     def judge(self, error: CkptError) -> DamageJudged:
-        """What the coordinator finds of damage that was met. Raises as `have_judged`."""
+        """What the coordinator finds about damage. Raises as `have_judged`."""
         return have_judged(self._connection(), self.resolved.info.checkpoint, error)
 
     def judging_index(self) -> AbstractContextManager[None]:
-        """An index that cannot be read within is judged: Lost when that is proved."""
+        """An index that cannot be read within is examined: Lost is raised when its loss is
+        proved.
+        """
         return judging(self._connection(), self.resolved.info.checkpoint)
 
     def resolve_moved(self, payload: PayloadId) -> bool:
-        """Resolve the same again; whether columns of that payload have other holders by now.
-        Raises as `resolve`, `PayloadFinder.find`."""
+        """Resolve the same generation again. Returns whether columns of that payload have moved
+        since. Raises as `resolve`, `PayloadFinder.find`.
+        """
         before = self.resolved.info.checkpoint
         home = payload.checkpoint.generation if payload.checkpoint != before else None
         key = PayloadKey(home, payload.rank)
@@ -145,7 +151,7 @@ class Pinned:
         return not same or self.finder.find(key).columns != known
 
     def begin(self) -> None:
-        """Say that it is read from now on, so that ranks which finish earlier wait for this one."""
+        """Announce that reading begins, so that ranks that finish earlier wait for this one."""
         asked = self.question
         if self._is_confirmed:
             return

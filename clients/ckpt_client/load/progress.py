@@ -13,7 +13,7 @@ PROGRESS_EVERY_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load is that takes longer than two seconds."""
+    """How far a load is, once it takes longer than two seconds."""
 
     done_bytes: int
     total_bytes: int

@@ -22,5 +22,6 @@ class ReaderContext:
     durable: str = ""
     """URL of the object store to read what the tier lost; empty for none."""
     avoid: frozenset[TargetId] = frozenset()
-    """Targets that a drill does without, as if they were not live. With any, the memory of a stager
-    on this host is done without as well."""
+    """Targets that a drill treats as if they were not live. If there are any, it does not use the
+    memory of a stager on this host either.
+    """

@@ -68,8 +68,8 @@ class Ring(Generic[Memory]):
             point.wait()
 
     def close(self) -> None:
-        """As `wait_copied`, and let the memory go. What the device says to that is of no use to
-        who gives up; who wants to know has waited before.
+        """As `wait_copied`, then free the memory. Errors of the device are ignored here; call
+        `wait_copied` first to see them.
         """
         for _, point in self._sent:
             with suppress(CkptError):

@@ -64,8 +64,8 @@ def open_reading(pinned: Pinned, share_key: str | None, progress: ProgressTeller
 
 
 def goes_to_store(pinned: Pinned, reason: str) -> bool:
-    """Whether what the tier does not give now is whole in a store, the same generation: then the
-    next attempt reads that.
+    """Whether a store has, whole, the generation that the tier cannot give now: then the next
+    attempt reads that.
     """
     if pinned.resolved.stored or not pinned.context.durable:
         return False

@@ -39,9 +39,9 @@ from ckpt_client.load.pin import Pinned
 from ckpt_client.load.reader_context import ReaderContext
 
 COLUMN_TIMEOUT_S: Final = 600.0
-"""To read one column whole, after all others that its target was asked for."""
+"""Patience with a target that reads one column whole, after all others that it was asked for."""
 AT_ONCE_MAX: Final = 32
-"""Columns under way; a target reads its own one after another."""
+"""Columns under way; each target reads its own one after another."""
 REPORTED_MAX: Final = 4
 """Lost payloads that the coordinator is asked about, one after another, until one is proved: each
 has it read all columns of that payload."""
@@ -189,7 +189,7 @@ def verify_unreported(
     timeout_s: float,
     only: Generation | None,
 ) -> VerifyReport:
-    """The same, and nobody hears of what is found: `lost` is what the targets say."""
+    """The same, without reporting what is found: `lost` is what the targets say."""
     with closing(_pinned(context, run, step, only, timeout_s)) as pinned:
         return _read(pinned, pinned.finder.payloads(), lambda _done, _count: None)
 

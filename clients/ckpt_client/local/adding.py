@@ -37,8 +37,8 @@ class LocalPlaces:
         return target_ids(self.directory, self.made)
 
     def add(self, wanted: Path | None, id: str | None, *, force: bool) -> str:
-        """The id of a target in `wanted`, or below DIR. Its supervisor starts it. Raises Refused,
-        CkptError.
+        """Add a target in `wanted`, or below DIR, which its supervisor starts; returns its id.
+        Raises Refused, CkptError.
         """
         id = self._free_id(id)
         if wanted is not None:

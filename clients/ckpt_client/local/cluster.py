@@ -114,8 +114,8 @@ def is_supervised(directory: Path) -> bool:
 
 
 def serving(directory: Path) -> ReadyFile | None:
-    """What the supervisor that holds DIR has said; None while it says nothing, and of one that was
-    killed: its children end soon, and its word stays until the next one takes it away.
+    """What the supervisor that holds DIR reports; None while it reports nothing, or if it was
+    killed: its children end soon, and its report stays until the next supervisor removes it.
     """
     ready, holder = read_ready(directory), _holder(directory)
     if ready is None or not is_supervised(directory) or has_ended(holder):
@@ -124,7 +124,9 @@ def serving(directory: Path) -> ReadyFile | None:
 
 
 def has_fallen(directory: Path) -> bool:
-    """Whether what served DIR was killed: who stops in order says that it serves no more."""
+    """Whether what served DIR was killed: a supervisor that stops in order reports that it
+    stopped.
+    """
     return (directory / READY_NAME).exists() and not is_supervised(directory)
 
 

@@ -59,8 +59,8 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, with the packages that run here found there too, from any directory, and no thread
-    pools that nobody asked for.
+    """This process's environment, so that the child finds the same packages from any directory, and
+    without thread pools that nobody asked for.
     """
     # By name: the facade `ckpt` stands above this module, which cannot import it.
     roots = [str(Path(sys.modules[name].__path__[0]).parent) for name in ("ckpt", "ckpt_client")]

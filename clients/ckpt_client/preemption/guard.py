@@ -52,7 +52,7 @@ ranks than it trains with, rank 0 for all, say.
 """
 HOLD_S_MAX: Final = 15.0
 LOOK_S: Final = 1.0
-"""How often the guard's thread looks around."""
+"""How often the guard's thread checks what has changed."""
 DURATION_TIMEOUT_S: Final = 2.0
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _log = logging.getLogger("ckpt.preemption")
@@ -222,7 +222,7 @@ class PreemptionGuard:
         return None if left_s is None or expected_s is None else expected_s <= left_s
 
     def close(self) -> None:
-        """Signals do again what they did before, and the other ranks wait for this one no more.
+        """Restore the earlier signal handlers; the other ranks no longer wait for this one.
         Idempotent.
         """
         if self._closed:

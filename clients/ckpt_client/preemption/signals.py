@@ -50,8 +50,8 @@ class SignalWatch:
         _watches.add(self)
 
     def close(self) -> None:
-        """What was there before is there again. Where somebody has put a handler over this one, or
-        from another thread, signals are only passed on from now on. Idempotent.
+        """Restore the earlier handlers. If somebody has set a handler since, or from another
+        thread, signals are only passed on from now on. Idempotent.
         """
         self._closed = True
         for number, before in self._before.items():

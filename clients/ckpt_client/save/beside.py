@@ -8,8 +8,8 @@ from concurrent.futures import wait as wait_for
 
 
 class Beside:
-    """I run what I am given in order, on a thread that begins with the first. At the interpreter's
-    end what was given is still run.
+    """I run what I am given in order, on a thread that starts with the first job. Jobs that were
+    given still run at the interpreter's end.
     """
 
     def __init__(self) -> None:
@@ -17,13 +17,13 @@ class Beside:
         self._last: Future[None] | None = None
 
     def run(self, work: Callable[[], None]) -> None:
-        """After all that was given before. `work` raises nothing."""
+        """Run `work` after all that was given before. `work` raises nothing."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-staging")
         self._last = self._thread.submit(work)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Until nothing is left to run; False when the time is over first."""
+        """Wait until nothing is left to run; False when the time is over first."""
         return self._last is None or not wait_for([self._last], timeout_s).not_done
 
     def close(self) -> None:

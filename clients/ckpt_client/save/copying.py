@@ -33,7 +33,7 @@ class Copier(Protocol):
 
     @property
     def accelerators(self) -> Sequence[Accelerator]:
-        """On which arrays lie; none for those in host memory."""
+        """The accelerators on which arrays lie; none for arrays in host memory."""
 
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
         """An array over these bytes, of the element type and shape."""
@@ -48,7 +48,7 @@ class Copier(Protocol):
         """The same with bytes [start, start + len(target)) of the array's elements in C order."""
 
     def finish(self) -> None:
-        """Until all that is queued is there."""
+        """Wait until all that is queued is copied."""
 
 
 class NumpyCopier:
@@ -126,7 +126,7 @@ class HalfWriter:
             check_finite(packing.layout.names[leaf], self._copied(packing.layout, leaf))
 
     def release(self) -> None:
-        """Before the memory is given up: no accelerator copies into it any more."""
+        """No accelerator copies into the half any more; call it before the memory is freed."""
         with self._readying:
             self._released = True
             while self._locked:

@@ -155,17 +155,17 @@ class Save:
 
     @property
     def ended(self) -> bool:
-        """Known to be committed or failed; does not look for news."""
+        """Whether it is known to have committed or failed; does not ask."""
         return self.skipped or self._commit is not None or self._error is not None
 
     @property
     def failure_told(self) -> bool:
-        """Known to have failed, and the error was raised or reported."""
+        """Whether it is known to have failed, and the error was raised or reported."""
         return self._error is not None and self._error_told
 
     @property
     def error(self) -> CkptError | None:
-        """What ended it, if that is known; looking at it tells nobody."""
+        """The error that ended it, if that is known; reading it does not count as reporting it."""
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> Commit:
@@ -201,7 +201,7 @@ class Save:
             )
 
     def mark_told(self) -> None:
-        """How it ends is said elsewhere, to all whom it concerns: no later save raises it."""
+        """Its end is reported elsewhere, to all whom it concerns: no later save raises it."""
         self._error_told = True
 
     def warn(self) -> None:
@@ -227,11 +227,11 @@ class Save:
         self.skipped = True
 
     def fail(self, error: CkptError) -> None:
-        """The save has failed; the stager sends nothing more of it."""
+        """Mark the save as failed; the stager sends nothing more about it."""
         self._error = error
 
     def take_error(self) -> CkptError | None:
-        """The error, when there is one that was not raised yet; from now on it was."""
+        """The error, if it was not raised yet; it counts as raised from now on."""
         if self._error is None or self._error_told:
             return None
         self._error_told = True

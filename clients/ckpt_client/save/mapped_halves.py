@@ -48,7 +48,7 @@ class MappedHalves:
         return [one for one in found if one is not None]
 
     def clear(self) -> None:
-        """Mapped memory would outlive the stager here."""
+        """Forget all of them: mapped memory would outlive the stager here."""
         for half in (*self._mapped, *self._unmapped):
             self._drop(half)
 

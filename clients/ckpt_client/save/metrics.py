@@ -10,7 +10,9 @@ from ckpt.format.messages.metrics import check_metrics
 
 
 def given_metrics(metrics: Mapping[str, SupportsFloat] | None) -> dict[str, float]:
-    """As they are saved; empty for none. Raises Refused naming what is no finite number."""
+    """The metrics as they are saved; empty for none. Raises Refused, which names what is not a
+    finite number.
+    """
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):

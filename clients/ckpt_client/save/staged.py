@@ -63,7 +63,7 @@ class Staged:
     # ----------------------------------------------------------------------- for who copies
 
     def is_met(self, thread: threading.Thread) -> bool:
-        """It waits for this, or was given word that its changes come after the copies."""
+        """Whether it waits for this save, or will change the state only after the copies."""
         return thread.ident in self._met
 
     def note_queued(self) -> None:

@@ -183,14 +183,14 @@ class StagerLink:
         raise error_from_wire(refusal.code, refusal.message, refusal.hint)
 
     def drop(self, number: int) -> None:
-        """Nothing was staged after all."""
+        """Give back the memory that was asked for: nothing was staged."""
         with self._news:
             self._asking.discard(number)
         with suppress(CkptError):
             self._send(wire.DropStaging(number))
 
     def refuse(self, number: int, run: str, step: int, why: str) -> None:
-        """Nothing was staged, and nothing will be: the ranks that saved the step hear why."""
+        """Refuse the step: nothing will be staged, and the ranks that saved it hear why."""
         with self._news:
             self._asking.discard(number)
         with suppress(CkptError):
@@ -207,7 +207,7 @@ class StagerLink:
         references: bool,
         metrics: dict[str, float],
     ) -> None:
-        """From here on the save is the stager's; `save` hears of its end."""
+        """Hand the save over to the stager; `save` hears how it ends."""
         with self._news:
             self._pending[number] = save
         try:
@@ -276,8 +276,9 @@ class StagerLink:
             self._socket.shutdown(socket.SHUT_RDWR)  # Wakes a thread that reads it.
 
     def park(self) -> bool:
-        """`close`, and keep the line for another store. False when it is closed after all: it does
-        not answer, or saves are under way, whose halves another store would have to wait for.
+        """`close`, but keep the connection for another store. False when it is closed after all:
+        the stager does not answer, or saves are under way, whose halves another store would have to
+        wait for.
         """
         parked = False
         with suppress(CkptError):
@@ -293,8 +294,8 @@ class StagerLink:
         return True
 
     def attach_again(self) -> bool:
-        """Another store has this stager now. False when it has gone, or does not answer: then it
-        is closed.
+        """Give this stager to another store. False, and closed, when it has gone or does not
+        answer.
         """
         attached = False
         with suppress(CkptError):
@@ -311,7 +312,7 @@ class StagerLink:
     # ----------------------------------------------------------------------- listening
 
     def take_news(self) -> None:
-        """Note what is there already; a stager's end is news too."""
+        """Read what is there already; the stager's end counts as news."""
         with suppress(CkptError):
             self.wait_until(lambda: False, 0.0)
 

@@ -121,8 +121,8 @@ class Stagers:
         return max((one for one in known if one is not None), default=None)
 
     def wait(self, deadline_s: float | None) -> int:
-        """Until no save is under way: the number of those that still are at the deadline, a time
-        of `time.monotonic`.
+        """Wait until no save is under way. Returns how many still are at the deadline, a time of
+        `time.monotonic`.
         """
         if not self.beside.drain(_left_s(deadline_s)):
             return 1

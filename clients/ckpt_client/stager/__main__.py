@@ -15,8 +15,9 @@ from typing import Final
 from ckpt.aio.private import keep_private
 
 NICE: Final = 10
-"""A tenth of a trainer's share where both want a processor: a rank that has staged must not slow
-those that still copy, nor the training that goes on."""
+"""A tenth of a trainer's share of the processor, where both want it: a rank that has staged must
+slow neither ranks that still copy nor the training that goes on.
+"""
 
 
 def main() -> int:

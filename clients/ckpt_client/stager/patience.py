@@ -17,15 +17,14 @@ from typing import Final
 from ckpt_client.stager.wire import HandOver
 
 HOLD_US_MAX: Final = 50_000
-"""Ranks that began together are done within less, whatever they copy."""
+"""Ranks that began together finish within less, whatever they copy."""
 LOOK_MS: Final = 5
 LOADAVG: Final = Path("/proc/loadavg")
 
 
 def is_crowded(loadavg: Path = LOADAVG, cpu_count: int = os.cpu_count() or 1) -> bool:
-    """Whether the host has as many tasks that run or want to as processors, without this one.
-
-    Of a host that does not tell: no.
+    """Whether the host has at least as many runnable tasks as processors, without this one. False
+    on a host that does not say.
     """
     with suppress(OSError, ValueError, IndexError):
         running, _, _ = loadavg.read_text().split()[3].partition("/")
@@ -34,7 +33,7 @@ def is_crowded(loadavg: Path = LOADAVG, cpu_count: int = os.cpu_count() or 1) ->
 
 
 class CrowdPatience:
-    """I keep one save that was handed over. I expect to be asked every LOOK_MS while I keep one."""
+    """I keep one save that was handed over. Ask me every LOOK_MS while I keep one."""
 
     def __init__(self, crowded: Callable[[], bool] = is_crowded) -> None:
         self._crowded = crowded

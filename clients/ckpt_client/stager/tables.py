@@ -58,7 +58,7 @@ class _Committed:
     samples: Samples
 
     def base(self) -> Base:
-        """For a worker: it takes milliseconds."""
+        """The base, which a worker makes, because that takes milliseconds."""
         return base_of(self.table, self.home, self.payload_bytes, self.payloads)
 
 
@@ -114,7 +114,7 @@ class Tables:
             pending.forgotten = True
 
     def has_base(self, order: TableOrder) -> bool:
-        """Whether it is compared before it may be opened."""
+        """Whether there is a base to compare it with before it is opened."""
         return order.refer and order.run in self._committed
 
     def make(self, order: TableOrder, prints: Fingerprinter) -> None:
@@ -164,7 +164,7 @@ class Tables:
             self._committed.popitem(last=False)
 
     def failed(self, save: int) -> None:
-        """It will never commit."""
+        """Note that it will never commit."""
         self._pending.pop(save, None)
 
     def compared_with_others(self, run: RunName, names: Collection[str]) -> None:

@@ -51,8 +51,8 @@ class Attach(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class Prepare(_Packet, frozen=True, tag=True, array_like=True):
-    """Fault halves of this size in before they are needed. What HalfOpen said before the answer
-    holds no more, but for the last one after a half's new memory.
+    """Fault in halves of this size before they are needed. HalfOpen messages from before the answer
+    are void, except the last one after a half's new memory.
     """
 
     half_bytes: int
@@ -77,7 +77,7 @@ class DropStaging(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class RefuseStep(_Packet, frozen=True, tag=True, array_like=True):
-    """This rank saves nothing at this step, and its peers shall hear why; a half that the save was
+    """This rank saves nothing at this step, and its peers hear why; a half that the save was
     granted holds nothing.
     """
 
@@ -88,7 +88,7 @@ class RefuseStep(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class HandOver(_Packet, frozen=True, tag=True, array_like=True):
-    """All is in the half: the save is the stager's from here on."""
+    """The save's bytes are all in the half: from here on the save is the stager's."""
 
     save: int
     payload_bytes: int
@@ -99,7 +99,8 @@ class HandOver(_Packet, frozen=True, tag=True, array_like=True):
     stall_us: int
     fault_in_us: int
     unchanged: str
-    """`warn`: fingerprint every tensor and compare it with the save before; `ignore`: copies only.
+    """`warn`: fingerprint every tensor and compare it with the save before; `ignore`: copies
+    only.
     """
     references: bool
     """Refer to an earlier generation's bytes where they are the same."""

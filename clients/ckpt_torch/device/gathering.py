@@ -37,10 +37,12 @@ _BITS: Final = {
 
 
 class Gathering(Protocol):
-    """Small tensors that get into the buffer together."""
+    """Small tensors that are copied into the buffer together."""
 
     def gather(self, sources: Sequence[object]) -> None:
-        """Queue it on the current stream; `sources` are all of the plan. Every bit is kept."""
+        """Queue the copy on the current stream; `sources` are all of the plan. Every bit is
+        kept.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,19 +130,19 @@ class CkptIO(CheckpointIO):
         return state
 
     def remove_checkpoint(self, path: FilePath) -> None:
-        """Take that path away, and what it named if no other path does, once the saves that were
-        made before are committed. A path that names nothing removes nothing.
+        """Remove this path, and the checkpoint if no other path names it, once all earlier saves
+        are committed. A path that names nothing removes nothing.
         """
         where = self._where()
         self._paths.remove(where.store, where.run, paths.name_of(path))
 
     def link(self, path: FilePath, to: FilePath) -> None:
-        """Another path of what was saved to `to`, as a link is among files."""
+        """Give what was saved to `to` another path, like a link to a file."""
         where = self._where()
         self._paths.link(where.store, where.run, paths.name_of(path), paths.name_of(to))
 
     def is_taken(self, path: FilePath) -> bool:
-        """Whether a save of the run has that path, or will have it. Raises Unavailable."""
+        """Whether a save of the run has that path, or will get it. Raises Unavailable."""
         where = self._where()
         return self._paths.is_taken(where.store, where.run, paths.name_of(path))
 
@@ -207,7 +207,7 @@ class CkptIO(CheckpointIO):
         return {key: value for key, value in whole.items() if key not in without}
 
     def wait(self) -> None:
-        """Until all saves are committed and named. Raises the first error."""
+        """Wait until all saves are committed and have their names. Raises the first error."""
         wait_for(self._pending)
         self._paths.wait()
 

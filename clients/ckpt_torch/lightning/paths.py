@@ -37,7 +37,7 @@ def name_of(path: FilePath) -> str:
 
 
 def absolute(path: FilePath) -> str:
-    """The same of any path."""
+    """The same for any path."""
     text = os.fspath(path)
     return text.rstrip("/") if "://" in text else os.path.abspath(text)
 
@@ -91,22 +91,24 @@ class Paths:
         return Paths, ()
 
     def wait_named(self, step: int) -> None:
-        """Until what was saved of this step before has its name: the next save of the step would
-        replace what has none.
+        """Wait until earlier saves of this step have their names: the next save of the step would
+        replace one without a name.
         """
         naming = self._naming.get(step)
         if naming is not None:
             wait([naming])
 
     def is_taken(self, store: Store, run: str, path: str) -> bool:
-        """Whether a save has, or will have, this path in the run. Raises Unavailable."""
+        """Whether a save of the run has this path, or will get it. Raises Unavailable."""
         coming = self._coming.get(path)
         if coming is not None and not coming[0].done():
             return coming[1]
         return path in store.names(run)
 
     def name(self, store: Store, path: str, step: int, commit: Future[Commit]) -> None:
-        """Once it is committed. A save that fails names nothing: who waits for it hears of it."""
+        """Name a save once it is committed. One that fails gets no name; whoever waits for it gets
+        the error.
+        """
 
         def name() -> None:
             wait([commit])
@@ -119,7 +121,7 @@ class Paths:
         self._naming[step] = self._submit(name, path, taken=True)
 
     def link(self, store: Store, run: str, path: str, to: str) -> None:
-        """Another path of what `to` names once all that was begun is done."""
+        """Give another path to what `to` names, once all that was begun is done."""
 
         def link() -> None:
             store.tag(run, store.names(run)[to], path, replace=True)
@@ -127,7 +129,7 @@ class Paths:
         self._submit(link, path, taken=True)
 
     def remove(self, store: Store, run: str, path: str) -> None:
-        """Take the path away, and what it named if nothing else names it."""
+        """Remove the path, and what it names if nothing else names it."""
         self._submit(lambda: store.untag(run, path, delete=True), path, taken=False)
 
     def _submit(self, work: Callable[[], None], path: str, *, taken: bool) -> Future[None]:
@@ -154,13 +156,13 @@ class Paths:
             warn(f"{len(late)} changes of Lightning's paths were not made: see ckpt ls")
 
     def wait(self) -> None:
-        """Until all is done. Raises the first error."""
+        """Wait until all of it is done. Raises the first error."""
         while self._pending:
             wait(self._pending[:1])
             self._pending.pop(0).result()
 
     def close(self) -> None:
-        """After `wait`: the thread ends."""
+        """End the thread; call it after `wait`."""
         if self._turns is not None:
             self._turns.put(None)
             self._turns = None

@@ -66,15 +66,16 @@ def async_load(
 
 
 class Loading:
-    """A load under way."""
+    """A load that is under way."""
 
     def __init__(
         self, state_dict: dict[str, object], state: dict[str, object], order: Sequence[str]
     ) -> None:
         """Made by `async_load`."""
         self.prefixes: Mapping[str, Future[None]] = {prefix: _begun() for prefix in order}
-        """By prefix, as `order` has them: done when what lies there can be used. Raises what ended
-        the load before."""
+        """One future for each prefix, in the order of `order`: done when what lies there can be
+        used. Raises what ended the load before that.
+        """
         self._state_dict = state_dict
         self._state = state
         self._read: Future[tuple[NewLeaves, int]] = _begun()

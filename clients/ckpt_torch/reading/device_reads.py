@@ -99,7 +99,7 @@ class DeviceReads:
             contents.fill(also)
 
     def wait_copied(self) -> None:
-        """Until all that was filled is in its place. Raises Aborted."""
+        """Wait until all that was filled is in its place. Raises Aborted."""
         for lane in self._lanes.values():
             lane.ring.wait_copied()
 

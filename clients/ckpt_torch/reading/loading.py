@@ -81,7 +81,9 @@ def fill(
     *,
     allow_pickle: bool = False,
 ) -> None:
-    """`load` of a checkpoint that is resolved, and stays open. Raises what `load` raises."""
+    """`load` of a checkpoint that is resolved already, and stays open. Raises what `load`
+    raises.
+    """
     state = asked(state_dict)
     job = LoadJob(state, who, LoadOrder((), ()), strict=False, allow_pickle=allow_pickle)
     with DeviceReads(tensors_of(state)) as devices:
@@ -124,12 +126,12 @@ class LoadJob:
 
 
 def names_of(state: Mapping[str, object]) -> Iterator[str]:
-    """Of all leaves."""
+    """The names of all leaves."""
     return (name for name, _ in leaves(state))
 
 
 def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
-    """What this rank has of all tensors."""
+    """This rank's part of all tensors."""
     for _, leaf in leaves(state):
         if isinstance(leaf, DTensor):
             yield leaf.to_local()
@@ -140,7 +142,7 @@ def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
 
 
 def give_back(state_dict: dict[str, object], state: dict[str, object], found: NewLeaves) -> None:
-    """Put what was not filled in place into the caller's dict, and into its objects."""
+    """Put what was not filled in place into the caller's dict and objects."""
     refill(state, found.value)
     for key, value in state.items():
         target = state_dict[key]

@@ -50,7 +50,7 @@ class LoadOrder:
 
     @property
     def part_count(self) -> int:
-        """With the rest."""
+        """How many parts there are, with the rest."""
         return len(self._prefixes) + 1
 
     def part_of(self, name: str) -> int:
@@ -58,8 +58,8 @@ class LoadOrder:
         return self._parts.get(name, len(self._prefixes))
 
     def begin(self, checkpoint: CheckpointId) -> None:
-        """This is read from now on. Raises Lost when parts of another were handed out: they are not
-        changed.
+        """Note that this checkpoint is read from now on. Raises Lost when parts of another were
+        handed out: those are not changed.
         """
         if self._handed is not None and self._handed != checkpoint:
             parts = listed(self._prefixes[: self._handed_count])
@@ -69,7 +69,7 @@ class LoadOrder:
             )
 
     def is_handed_out(self, part: int) -> bool:
-        """Its tensors are the caller's: they are not written again."""
+        """Whether its tensors belong to the caller already: then they are not written again."""
         return part < self._handed_count
 
     @property
@@ -78,7 +78,7 @@ class LoadOrder:
         return self._on_part is not None
 
     def hand_out(self, part: int, checkpoint: CheckpointId) -> None:
-        """All bytes of the part are in place, and verified."""
+        """Hand out the part: all its bytes are in place, and verified."""
         if self._on_part is None or part >= len(self._prefixes) or self.is_handed_out(part):
             return
         self._handed, self._handed_count = checkpoint, part + 1

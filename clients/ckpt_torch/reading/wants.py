@@ -45,7 +45,7 @@ class NewLeaves:
         return self.values.get(name, leaf)
 
     def check_pickles(self, allowed: bool) -> None:
-        """Raises Refused for any that is not allowed."""
+        """Raises Refused for any pickle that is not allowed."""
         if self.pickles and not allowed:
             raise Refused(
                 f"{listed(sorted(self.pickles))}: stored as a pickle, which runs code when loaded",

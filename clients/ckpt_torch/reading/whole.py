@@ -45,7 +45,7 @@ def load_whole(
 
 
 def whole_of(checkpoint: Checkpoint, *, allow_pickle: bool = False) -> object:
-    """The same of a resolved checkpoint, which stays open."""
+    """The same for a resolved checkpoint, which stays open."""
     return _made(checkpoint.load(whole=True), (), allow_pickle)
 
 

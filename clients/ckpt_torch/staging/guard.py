@@ -20,7 +20,7 @@ from ckpt_client.save.staged import stagings_under_way
 from ckpt_torch.staging.steps import begin_guard, end_guard
 
 SPOKEN_S: Final = 0.001
-"""A shorter wait is not spoken of."""
+"""A shorter wait is not logged."""
 _log = logging.getLogger("ckpt.save")
 
 
@@ -62,7 +62,7 @@ class StagingGuard:
         self.remove()
 
     def remove(self) -> None:
-        """Guard no more. Idempotent."""
+        """Stop guarding. Idempotent."""
         while self._handles:
             self._handles.pop().remove()
         end_guard(self, self._optimizers)

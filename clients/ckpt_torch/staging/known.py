@@ -42,7 +42,7 @@ from ckpt_torch.tree import is_plain
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """What the last save of a store came to; nothing of it holds a tensor."""
+    """The form of a store's last save; it holds no tensor."""
 
     rank: int
     world_size: int
@@ -58,7 +58,7 @@ class Known:
     """They have not met: nothing was saved yet, and `holders` is a guess."""
 
     def agrees(self, holders: Holders) -> bool:
-        """Whether this is what the ranks have come to now."""
+        """Whether this is what the ranks have agreed on now."""
         return holders is self.holders or (self.supposed and holders == self.holders)
 
     def values(self, found: Found) -> dict[str, Scalar]:
@@ -77,13 +77,13 @@ def recall(store: Store, who: Who) -> Known | None:
 
 
 def recognise(known: Known, state: Mapping[str, object]) -> Found | None:
-    """What the state holds, when it is of the known form."""
+    """What the state holds, if it has the known form."""
     with torch.no_grad():  # Else a DTensor's local tensor is a view with a history.
         return known.form.recognise(state)
 
 
 def confirm(store: Store, known: Known, holders: Holders) -> None:
-    """The ranks have met, and came to what was known or supposed."""
+    """The ranks have met, and agreed on what was known or supposed."""
     if known.supposed:
         _known[store] = replace(known, holders=holders, supposed=False)
 

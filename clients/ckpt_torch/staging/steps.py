@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class StepWatcher(Protocol):
-    """Wants to hear of steps, as long as anybody else keeps it."""
+    """Hears of optimizer steps for as long as anybody else keeps it."""
 
     def note_step(self, addresses: set[int]) -> None:
         """Memory at these addresses, of whole storages, is about to change."""
@@ -40,7 +40,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 def begin_guard(guard: object, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Their steps wait from now on; without any, those of all optimizers."""
+    """Let the steps of these optimizers wait from now on; without any, those of all optimizers."""
     found = list(optimizers)
     _guarded.update(found)
     if not found:
@@ -48,7 +48,7 @@ def begin_guard(guard: object, optimizers: Iterable[torch.optim.Optimizer]) -> N
 
 
 def end_guard(guard: object, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """They wait no more."""
+    """Their steps no longer wait."""
     _guarded.difference_update(optimizers)
     if guard in _guards_of_all:
         _guards_of_all.remove(guard)

@@ -147,7 +147,7 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """The state changes next: what is copied comes first."""
+        """The state changes next, so whatever is still to be copied is copied first."""
         for staged in stagings_under_way():
             staged.follow()
 
@@ -181,7 +181,7 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Note what was measured. Which step is the best is known when the Trainer goes on."""
+        """Note what was measured. Which step is the best is known when the Trainer continues."""
         if self._measured is not None:
             self._measured.update(cast(dict[str, object], kwargs["metrics"]))
 

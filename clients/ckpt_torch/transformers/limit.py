@@ -23,7 +23,9 @@ step with the highest is the best: of equal ones the Trainer takes the first, `k
 
 
 def best_step(where: Where, newest: int) -> int | None:
-    """What a training that goes on from the step `newest` has as its best; None without one."""
+    """The best step so far of a training that continues from the step `newest`; None without
+    one.
+    """
     commits = where.store.steps(where.run)
     known = [one.step for one in commits if BEST in one.metrics and one.step <= newest]
     return max(known, default=None)
@@ -46,8 +48,8 @@ class SaveLimit:
             )
 
     def say(self, best: int | None, saving: int | None = None) -> None:
-        """Before the save of a step, or when all saves are committed. `best` is the best step, that
-        one included. Raises Unavailable.
+        """Set the rules, before a step is saved or once all saves are committed. `best` is the best
+        step, that one included. Raises Unavailable.
         """
         last = self._count
         if best is not None and self._steps_since(best, saving) >= last:

@@ -59,7 +59,7 @@ def from_pretrained(
 
 
 def described(model: torch.nn.Module) -> dict[str, object]:
-    """Its weights, and its configuration where it has one."""
+    """Its weights, and its configuration if it has one."""
     config = getattr(model, "config", None)
     if not isinstance(config, PreTrainedConfig):
         return {"model": model.state_dict()}

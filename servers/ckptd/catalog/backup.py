@@ -49,7 +49,7 @@ class BackupConfig:
 
 
 def backup_path(directory: Path, position: CatalogPosition) -> Path:
-    """Where a copy of this position lies."""
+    """Where the copy of a catalog at this position is put."""
     return directory / FOLDER / f"catalog-{position}.sqlite"
 
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_backup(path: Path, cluster: str) -> CatalogImage:
-    """What a copy says. Raises Refused for another cluster's, Corrupt, Unavailable."""
+    """The contents of a copy. Raises Refused for another cluster's, Corrupt, Unavailable."""
     if not path.is_file():
         raise Refused(f"there is no file {path}")
     try:
@@ -102,8 +102,8 @@ def read_backup(path: Path, cluster: str) -> CatalogImage:
 
 
 def take_from(backup: CatalogImage, image: CatalogImage, seen: Set[CheckpointId]) -> None:
-    """Into a rebuilt image, before homes are looked for: what only the copy knows. `seen` is all
-    that targets hold anything of.
+    """Add to a rebuilt image, before homes are looked for, what only the copy knows. `seen` are all
+    generations of which targets hold anything.
     """
     for id, row in backup.rows.items():
         known = image.rows.get(id)

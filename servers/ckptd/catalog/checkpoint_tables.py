@@ -38,7 +38,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
 
 
 def insert(connection: sqlite3.Connection, row: CatalogRow) -> None:
-    """A row that is new, or takes the place of one."""
+    """Insert a row that is new, or takes the place of another."""
     connection.execute(
         "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*key_of(row.checkpoint), *_values(row)),
@@ -70,7 +70,7 @@ def move(connection: sqlite3.Connection, checkpoint: CheckpointId, entry: Catalo
 
 
 def forget(connection: sqlite3.Connection, checkpoint: CheckpointId) -> None:
-    """Its row goes."""
+    """Delete its row."""
     connection.execute(f"DELETE FROM checkpoint WHERE {KEY}", key_of(checkpoint))
 
 

@@ -30,7 +30,7 @@ class Heard:
 
 
 def hear(cluster: str, sources: Sequence[TargetSource], backup: CatalogImage | None) -> Heard:
-    """Ask every source. Raises Unavailable when nobody answers who counts."""
+    """Ask every source. Raises Unavailable when no source that counts answers."""
     heard, answers = Heard(), []
     for source in sources:
         try:

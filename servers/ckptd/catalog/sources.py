@@ -38,11 +38,13 @@ class Holdings:
     term: int
     """The highest that it is known to have acknowledged."""
     protocol: int = OLDEST_VERSION
-    """What it needs of whoever speaks with it: the upgrade of its cluster is finished with that."""
+    """The protocol version that it demands of its peers, since its cluster's upgrade is
+    finished.
+    """
     map: ClusterMap | None = None
     """The cluster's map that it keeps; None without one that can be read."""
     target: TargetId = TargetId("")
-    """Who it says it is; empty where that is not said."""
+    """The target's id, as it says; empty if it does not say."""
 
 
 class TargetSource(Protocol):

@@ -82,7 +82,7 @@ CATALOG_NAME: Final = "catalog.sqlite"
 SCHEMA_VERSION: Final = standing_tables.SCHEMA_VERSION
 APPLICATION_ID: Final = 0x636B7074  # "ckpt"
 TICKETS_WAITING_MAX: Final = 1 << 20
-"""Above it the disk has stood still for minutes: better to stop than to grow."""
+"""With more waiting, the disk has stood still for minutes: better to stop than to grow."""
 
 _TERM_MAX: Final = (1 << 31) - 1
 _SCHEMA: Final = """
@@ -194,7 +194,7 @@ class SqliteCatalog:
             self._changed.notify()
 
     async def close(self) -> None:
-        """Write what waits, end the writer, close the file, free the lock."""
+        """Write what waits, end the writer, close the file, and free the lock."""
         # It blocks for a sync or two: its caller has nothing else to do any more.
         with self._changed:
             self._closing = True

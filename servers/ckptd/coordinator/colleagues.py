@@ -41,16 +41,16 @@ from ckptd.http.exposition import Family
 from ckptd.log import Reporter
 
 ASK_S: Final = 2.0
-"""For the roll; etcd may not answer."""
+"""Patience with the roll; etcd may not answer."""
 STANDING: Final = "standing"
-"""What who leads asks of who stands by, over the session that it holds."""
+"""The question of the leader to standbys, in the session that it holds."""
 STANDING_S: Final = 0.5
-"""For the answers."""
+"""Patience with their answers."""
 SLOW_S: Final = 0.2
 
 
 class CopyState(msgspec.Struct, frozen=True):
-    """What who stands by says of itself."""
+    """What a standby says of itself."""
 
     id: str
     revision: int
@@ -58,7 +58,7 @@ class CopyState(msgspec.Struct, frozen=True):
 
 
 class Term(Protocol):
-    """What there is to know of who leads here, and to ask of it."""
+    """What can be known and asked of the term that this process leads."""
 
     @property
     def number(self) -> int:
@@ -78,14 +78,14 @@ class Term(Protocol):
 
     @property
     def silence(self) -> str:
-        """Why etcd says nothing; empty while it speaks."""
+        """Why etcd does not answer; empty while it does."""
 
     @property
     def missing(self) -> str:
         """Why there is no catalog to lead; empty while there is."""
 
     def step_down(self) -> None:
-        """Let another one lead."""
+        """Let another coordinator lead."""
 
 
 class Colleagues:
@@ -112,7 +112,7 @@ class Colleagues:
         self._warned = ""
 
     async def look(self) -> None:
-        """Who runs now; peers hear of it. Raises Unavailable."""
+        """Look who runs now, and tell peers. Raises Unavailable."""
         self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
         if self._term.number:
             self._front.named(self.addresses)
@@ -129,7 +129,7 @@ class Colleagues:
     # ----------------------------------------------------------------------- the front's people
 
     def answers(self, session: Session, request: int, message: Message) -> bool:
-        """False when the message is a term's."""
+        """Answer a question about coordinators. False when the message belongs to a term."""
         match message:
             case Ask(what) if what == COORDINATORS:
                 self._begin(self._tell(session, request))
@@ -140,7 +140,7 @@ class Colleagues:
         return True
 
     def opened(self, session: Session, peer: Established) -> None:
-        """Who stands by holds this one."""
+        """Note a session that a standby may hold."""
         self._standing_by[session] = peer
 
     def speaking(self) -> Mapping[str, int]:

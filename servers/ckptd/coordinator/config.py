@@ -56,16 +56,17 @@ class CoordinatorConfig:
     spare_count: Annotated[int, "TARGETS"] = 1
     """Spare targets for each payload."""
     orphan_grace_s: int = 60
-    """So long after a restart, streams may use space that the coordinator before gave out, where
-    none of its saves is under way."""
+    """How long after a restart streams may use space that the previous coordinator reserved, if
+    none of its saves is under way.
+    """
     repair: bool = True
-    """Make again what is lost: copies of documents here, columns by ckptd repair."""
+    """Restore lost redundancy: copies of documents here, columns by ckptd repair."""
     rebuild_after_s: int = 300
     """Once a target is away for this long, ckptd repair makes its columns again elsewhere."""
     repair_floor_bytes: Annotated[int, "BYTES/S"] = 8 * MiB
-    """What repair may take of each target while somebody saves or loads."""
+    """Most bytes a second that repair may take of each target while somebody saves or loads."""
     repair_cap_bytes: Annotated[int, "BYTES/S"] = 0
-    """What repair may take of each target while nobody saves or loads; 0 is no cap."""
+    """Most bytes a second that repair may take of each target while nobody does; 0 is no cap."""
     balance_above_percent: int = 85
     """When more than this of a device's space is taken, ckptd repair moves columns to emptier
     devices; 0: never by itself."""
@@ -77,14 +78,16 @@ class CoordinatorConfig:
     evict_below_percent: int = 70
     """Eviction stops below this."""
     nearfull_percent: int = 85
-    """TARGET_NEARFULL stands while columns and other files hold this much of a device, less its
-    reserve."""
+    """TARGET_NEARFULL is reported while columns and other files hold this much of a device, less
+    its reserve.
+    """
     full_percent: int = 95
-    """TARGET_FULL stands, likewise."""
+    """TARGET_FULL is reported from this on, likewise."""
     wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
-    """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
-    hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
-    where the network is trusted."""
+    """Protection of what is said over TCP: auto, a tag on bulks from and to other hosts, so that
+    nobody on the way can change them; mac, a tag on all bulks; encrypt, everything is encrypted, so
+    that nobody can read it; plain, no tags, where the network is trusted.
+    """
     log_level: Annotated[str, "info|warning|error"] = "info"
     """Log events of this severity and above."""
 

@@ -71,24 +71,25 @@ from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.log import Reporter
 
 LOOK_S: Final = 0.25
-"""Between two looks at the leader's key."""
+"""Pause between two looks at the leader's key."""
 CAMPAIGN_S: Final = 2.0
-"""For one campaign; etcd may not answer."""
+"""Patience with one campaign; etcd may not answer."""
 MIRROR_S: Final = 0.5
-"""For the copy of who stood by to come to the new term; else all is read."""
+"""How long a standby's copy may take to reach the new term; after that everything is read."""
 SILENT_S: Final = 1.0
-"""etcd has lost its majority, where nothing is heard of it for so long."""
+"""etcd counts as silent, without a majority, when nothing is heard of it for so long."""
 ROOM_S: Final = 1.0
-"""Between two tries to be written down in an etcd that is full."""
+"""Pause between two tries to write the roll's entry into an etcd that is full."""
 ROLL_S: Final = 2.0
-"""Between two looks at who runs."""
+"""Pause between two looks at who runs."""
 
 
 async def contend(
     config: CoordinatorConfig, secret: bytes, report: Reporter, end: ProcessEnd
 ) -> None:
-    """Until `end` says stop. Raises what made a start impossible: Unavailable naming each member
-    of etcd after 30 s, Refused, Corrupt, Unauthorized; Busy for an id that another process has.
+    """Run until `end` says stop. Raises what made a start impossible: Unavailable naming each
+    member of etcd after 30 s, Refused, Corrupt, Unauthorized; Busy for an id that another process
+    has.
     """
     url, known = etcd_place(config.directory, config.cluster or None, config.catalog)
     client = EtcdClient(url)
@@ -122,7 +123,7 @@ class Contender:
         self.limits_checked = False
         """A full etcd does not say how much it takes at once: it is asked before I lead."""
         self.silence = ""
-        """Why etcd says nothing; empty while it speaks."""
+        """Why etcd does not answer; empty while it does."""
         self.missing = ""
         """Why there is nothing to lead; empty while there is a catalog, as far as I know."""
         self._config = config
@@ -168,11 +169,11 @@ class Contender:
 
     @property
     def state(self) -> LeadingState:
-        """Where I stand."""
+        """The state of the leading machine."""
         return self._machine.state
 
     async def run(self, deadline: float) -> None:
-        """Until the process is to end; nothing of mine is left then."""
+        """Run until the process is to end; then nothing of this coordinator is left."""
         try:
             await self.roll.join(deadline)
         except NoSpace as error:
@@ -199,7 +200,7 @@ class Contender:
 
     @property
     def number(self) -> int:
-        """Of the term in which I lead; 0 while I do not."""
+        """The number of the term that this process leads; 0 while it does not lead."""
         leads = self.state is LeadingState.LEADING and self._fence is not None
         return self._fence.term if leads and self._fence is not None else 0
 
@@ -209,7 +210,7 @@ class Contender:
         return self._full if self._catalog is None else self._catalog.full
 
     def step_down(self) -> None:
-        """Let another one lead."""
+        """Let another coordinator lead."""
         self._feed(StepDownAsked(now_us()))
 
     # ----------------------------------------------------------------------- events

@@ -9,8 +9,8 @@ from ckptd.catalog.etcd.roll import Coordinator
 
 
 def other_codes(known: Mapping[str, Coordinator]) -> str:
-    """Who would plan saves by which code; empty where all that say it agree: whoever leads next may
-    want more targets, or survive fewer losses.
+    """Coordinators that would plan saves with another code; empty if all that report one agree. The
+    next leader may need more targets, or survive fewer losses.
     """
     codes = {id: one.code for id, one in sorted(known.items()) if one.code}
     if len(set(codes.values())) < 2:
@@ -19,7 +19,7 @@ def other_codes(known: Mapping[str, Coordinator]) -> str:
 
 
 def out_of_reach(known: Mapping[str, Coordinator]) -> str:
-    """Who listens on its host alone, where they are of several; empty for nobody."""
+    """Which of several coordinators listen only on their own host; empty if none does."""
     if len({one.host for one in known.values()}) < 2:
         return ""
     alone = [id for id, one in sorted(known.items()) if is_loopback(_host(one.address))]

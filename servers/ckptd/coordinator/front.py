@@ -47,18 +47,18 @@ from ckptd.target.metrics import build_info
 
 TICK_S: Final = 0.05
 SLOT_BYTES: Final = 64 * MiB
-"""For bulks of requests (tables); what does not fit waits in the sender."""
+"""Memory for bulks of requests (tables); what does not fit waits in the sender."""
 CLOSE_LINGER_S: Final = 1.0
 
 
 class People(Protocol):
-    """Who answers what is asked about the coordinators themselves, beside every term."""
+    """Answers what is asked about the coordinators themselves, independent of any term."""
 
     def answers(self, session: Session, request: int, message: Message) -> bool:
-        """False when the message is a term's."""
+        """Answer a question about coordinators. False when the message belongs to a term."""
 
     def opened(self, session: Session, peer: Established) -> None:
-        """Who stands by holds this one."""
+        """Note a session that a standby may hold."""
 
     def speaking(self) -> Mapping[str, int]:
         """Which version of the protocol each other coordinator speaks, by its id."""
@@ -120,16 +120,16 @@ class Front:
         return self.people
 
     def named(self, coordinators: tuple[str, ...]) -> None:
-        """Peers hear from now on that these are all."""
+        """Name these to peers from now on as all coordinators."""
         self.server.identity = replace(self.server.identity, coordinators=coordinators)
 
     def retire(self) -> CoordinatorShell | None:
-        """Hear nobody and let nobody in any more; returns whose sessions those are that stand."""
+        """Let nobody in and hear nobody any more; returns the sessions that are open."""
         shell, self._shell = self._shell, None
         return shell
 
     async def run(self, stop: asyncio.Event, tick: Callable[[], None] = lambda: None) -> None:
-        """Let time pass until then."""
+        """Run the shell's clock until then."""
         while not stop.is_set():
             tick()
             if self._shell is not None:
@@ -141,7 +141,7 @@ class Front:
     # ----------------------------------------------------------------------- the port
 
     def turn_away(self, role: Role) -> Failed | None:
-        """The server asks for each peer that proved itself."""
+        """Why a peer that proved itself is not let in; the server asks for each."""
         if self._shell is not None or self.reception.admits(role):
             return None
         if self.leader:
@@ -181,7 +181,7 @@ class Front:
                 self._shell.closed(session, reason)
 
     async def part(self, reason: str, linger_s: float) -> None:
-        """End every session, after what was said to it has left."""
+        """End every session, once what was said to it has been sent."""
         self._sessions.clear()
         self.reception.close()
         await self.server.part(reason, linger_s=linger_s)

@@ -26,9 +26,9 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Caller, Established
 
 PROBE_S: Final = 0.5
-"""For the port to refuse."""
+"""Patience with the port."""
 REST_S: Final = (0.02, 0.5)
-"""First and longest between two probes."""
+"""First and longest pause between two probes."""
 
 
 class LeaderWatch:
@@ -60,7 +60,7 @@ class LeaderWatch:
             self._task = asyncio.get_running_loop().create_task(self._watch(holder))
 
     async def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         task = self._task
         self.follow(None)
         if task is not None:

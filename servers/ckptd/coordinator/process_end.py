@@ -16,7 +16,7 @@ class ProcessEnd:
         self.failure: CkptError | None = None
 
     def fail(self, error: CkptError) -> None:
-        """The first one counts."""
+        """End the process because of this error; only the first one counts."""
         self.failure = self.failure or error
         self.stop.set()
 

@@ -20,7 +20,7 @@ from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView, St
 from ckpt.protocol.events import Session
 
 ASK_AGAIN_US: Final = US_PER_S // 5
-"""So soon somebody may lead again."""
+"""How soon somebody may lead again."""
 COORDINATORS: Final = "coordinators"
 """The question that People answer."""
 
@@ -55,23 +55,23 @@ class Reception:
 
     def __init__(self, house: House) -> None:
         self.why = ""
-        """Nobody can lead, as far as is known here."""
+        """Why nobody can lead, as far as is known here."""
         self._house = house
         #: Of people who came meanwhile.
         self._guests: set[Session] = set()
 
     def admits(self, role: Role) -> bool:
-        """Trainers and readers rather wait."""
+        """Whether this peer is let in; trainers and readers wait instead."""
         return bool(self.why) and role is Role.ADMIN
 
     def refusal(self) -> Failed:
-        """For all others."""
+        """The error for all others."""
         why = f": {self.why}" if self.why else ""
         text = f"no coordinator leads now{why}"
         return Failed(Unavailable.code, text, retry_after_us=ASK_AGAIN_US)
 
     def close(self) -> None:
-        """Somebody leads: who is here goes there."""
+        """Close: somebody leads, and whoever is here goes there."""
         self.why = ""
         guests, self._guests = self._guests, set()
         for session in guests:
@@ -80,7 +80,7 @@ class Reception:
     # ----------------------------------------------------------------------- sessions
 
     def opened(self, session: Session) -> None:
-        """One that was let in."""
+        """Note a session that was let in."""
         self._guests.add(session)
 
     def closed(self, session: Session) -> None:
@@ -88,7 +88,7 @@ class Reception:
         self._guests.discard(session)
 
     def received(self, session: Session, request: int, message: Message) -> None:
-        """Nothing of who is not mine: it belongs to a term that is over."""
+        """Handle a frame; one of another session is ignored: it belongs to a term that is over."""
         if session not in self._guests:
             return
         house = self._house

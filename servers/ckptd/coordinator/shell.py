@@ -57,7 +57,7 @@ from ckptd.log import Reporter
 
 _FINISH_STEP_S: Final = 0.01
 FINISH_S: Final = 10.0
-"""So long what waits for the catalog has at a term's end."""
+"""How long what waits for the catalog may take at a term's end."""
 
 BACKUP: Final = "backup"
 """The question that this shell answers itself: the machine has no catalog file."""
@@ -127,7 +127,7 @@ class CoordinatorShell:
         return not self.ended and self._catalog.full is None
 
     def end(self) -> None:
-        """The term is over: all that comes now is too late."""
+        """End the term: whatever comes from now on is too late."""
         self.ended = True
 
     # ----------------------------------------------------------------------- sessions
@@ -183,7 +183,7 @@ class CoordinatorShell:
             self._server.identity = replace(self._server.identity, needs=needs)
 
     def tick(self) -> None:
-        """Time passes; where it leapt, this process was stopped, or its loop was."""
+        """Let time pass. If the clock leapt, this process or its loop was stopped."""
         last_us, self._ticked_us = self._ticked_us, now_us()
         gap_us = self._ticked_us - last_us
         if gap_us >= STANDSTILL_US:

@@ -36,7 +36,7 @@ from ckptd.log import configure, reporter
 from ckptd.worker_process import set_by_signals, worker_name
 
 STOP_GRACE_S: Final = 5.0
-"""For workers to abort what they began; what is left is the next process's."""
+"""How long workers may take to abort what they began; the next process cleans up the rest."""
 
 
 @dataclass(frozen=True, slots=True)

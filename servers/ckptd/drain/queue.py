@@ -37,9 +37,9 @@ from ckpt.plan.drains import StorePolicy
 
 RENEW_S: Final = 3.0
 WAIT_S: Final = 0.2
-"""Between two questions for a part while others are at the last ones."""
+"""Pause between two questions for a part while others are at the last ones."""
 ANSWER_S: Final = 60.0
-"""The coordinator may be starting again."""
+"""Patience with a coordinator that may be starting again."""
 TROUBLE_CHARS_MAX: Final = 1000
 
 Answer = TypeVar("Answer", bound=Message)

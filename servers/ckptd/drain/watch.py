@@ -16,7 +16,7 @@ from ckpt.format.messages.asking import Ask
 from ckpt.protocol.coordinator.reading.answers import RunView, StatusView, StepView
 
 BURST_ASK_S: Final = 0.5
-"""The status is asked for no more often."""
+"""The status is not asked for more often than this."""
 ASIDE_S_MAX: Final = 60.0
 """A save that takes longer than this is no burst: draining goes on beside it."""
 
@@ -24,7 +24,7 @@ View = TypeVar("View")
 
 
 class CoordinatorWatch:
-    """I ask one coordinator; several threads may use me."""
+    """I ask one coordinator. Thread safe."""
 
     def __init__(self, rpc: RpcClient) -> None:
         self._rpc = rpc

@@ -38,7 +38,7 @@ SCARCE: Final = (
     "more memory or more processes for the drain, or less memory_bytes, fewer threads, fewer stores"
 )
 REST_S_MAX: Final = 10.0
-"""Between two tries of a store that fails; each failure is logged."""
+"""Pause between two tries of a store that fails; each failure is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StoreWorker:
         return self._policy.url
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
-        """Until `stopped` is set; what is under way then is left to the next process."""
+        """Serve until `stopped` is set; what is under way then is left to the next process."""
         heartbeat = Heartbeat(self._queue)
         self._limits.pace.is_stopped = lambda: stopped.is_set() or heartbeat.lost.is_set()
         rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)

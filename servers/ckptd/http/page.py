@@ -33,7 +33,9 @@ code { user-select: all; }
 """
 HEALTH: Final = {"HEALTH_OK": "ok", "HEALTH_WARN": "warning", "HEALTH_ERR": "error"}
 NEAR, FULL = 0.85, 0.95
-"""From here on a bar has another colour. Checks have the marks that are in force."""
+"""A bar that is fuller than this has another colour. Checks use the thresholds that are in
+force.
+"""
 
 
 def render_page(status: Json, runs: object) -> str:

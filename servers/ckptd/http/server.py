@@ -51,9 +51,9 @@ from ckptd.http.auth import (
 from ckptd.http.page import render_page
 
 CONNECTIONS_MAX: Final = 64
-"""Of those who have shown a credential."""
+"""Connections of peers that have shown a credential."""
 SEATS_MAX: Final = 256
-"""Of those who have not."""
+"""Connections of peers that have not."""
 BODY_BYTES_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 4096
 QUESTIONS: Final = ("status", "runs", "steps", "show", "sessions")

@@ -62,11 +62,11 @@ class ClusterFile:
     capacity_bytes: int
     """Space of all targets together; 0 is what the device has."""
     pretend_domains: bool
-    """Each target is a device of its own, in placement and reports."""
+    """Whether placement and reports treat each target as a device of its own."""
     cell_bytes: int
     """Size of one fragment."""
     unprotected: bool
-    """A code without parity (M = 0) was asked for."""
+    """Whether a code without parity (M = 0) was asked for."""
     created_by: str
     """The program that made DIR."""
 

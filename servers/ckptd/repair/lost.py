@@ -23,7 +23,9 @@ from ckpt.transfer.payload_finder import PayloadFinder
 
 ANSWER_S: Final = 30.0
 READ_S: Final = 10.0
-"""With too few columns in reach: how long to try them again. The coordinator leases it again."""
+"""How long to keep trying when too few columns are in reach. After that the coordinator leases the
+payload again.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from ckpt.base.errors import Aborted
 
 POLL_S: Final = 0.2
-"""So soon who waits sees that it is to end."""
+"""How soon a hand that waits notices that it is to end."""
 
 
 class MemoryShares:
@@ -34,8 +34,8 @@ class MemoryShares:
         let_go: Callable[[], None],
         is_stopped: Callable[[], bool],
     ) -> None:
-        """Return when its share is so large. Where it has to wait, `let_go` gives back the memory
-        that it had before. Raises Aborted when `is_stopped` says so.
+        """Wait until its share is this large. While it waits, `let_go` gives back the memory that
+        it had before. Raises Aborted when `is_stopped` says so.
         """
         with self._changed:
             if self._shares.get(hand, 0) >= size and not self._waiting:
@@ -55,7 +55,7 @@ class MemoryShares:
                 self._changed.notify_all()
 
     def give_back(self, hand: Hashable) -> None:
-        """It has no memory any more. Idempotent."""
+        """Give back all of its memory. Idempotent."""
         with self._changed:
             self._shares.pop(hand, None)
             self._changed.notify_all()

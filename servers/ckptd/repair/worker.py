@@ -44,7 +44,7 @@ from ckptd.scarcity import scarcity_is_unavailable
 
 RENEW_US_MIN: Final = 10_000
 REST_S_MAX: Final = 10.0
-"""Between two tries to reach a coordinator; each failure is logged."""
+"""Pause between two tries to reach a coordinator; each failure is logged."""
 ERROR_CHARS_MAX: Final = 500
 HANDS: Final = 2
 MEMORY_BYTES_MAX: Final = 160 * MiB
@@ -83,7 +83,7 @@ class RepairWorker:
         self._report = reporter("ckptd.repair.worker")
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
-        """Until `stopped` is set; what is under way then is another worker's."""
+        """Work until `stopped` is set; what is under way then is left to another worker."""
         rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)
         try:
             while not stopped.is_set():

@@ -78,23 +78,28 @@ class TargetConfig:
     """Memory for blocks that are read; at most three quarters of it keep blocks that others may
     want."""
     scrub: bool = True
-    """Read all that it keeps again and again, past the page cache, to find rot before a reader
-    does."""
+    """Scrub: read all that it keeps again and again, without the page cache, to find rot before a
+    reader does.
+    """
     scrub_period_s: float = 7 * 86_400.0
-    """Everything is read at least this often, and for the first time within a seventh of it."""
+    """Scrub everything at least this often, and new files for the first time within a seventh of
+    it.
+    """
     scrub_percent: int = SCRUB_PERCENT
-    """The share of the device's time for that, at most, and only while no column is written or
-    read."""
+    """Most of the device's time that the scrub may take, as a share, and only while no column is
+    written or read.
+    """
     direct: bool = True
-    """Bypass the page cache where the file system can."""
+    """Bypass the page cache if the file system can."""
     unix: bool = True
     """Listen on a Unix socket as well, for stagers of this host."""
     http: Annotated[str, "HOST:PORT"] = ""
     """Where it serves health and metrics; port 0 takes a free one, empty for none."""
     wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
-    """Bulks over TCP have a tag, so that nobody on the way can change them: auto, from and to other
-    hosts; mac, all; encrypt, all that is said over TCP, so that nobody can read it; plain, none,
-    where the network is trusted."""
+    """Protection of what is said over TCP: auto, a tag on bulks from and to other hosts, so that
+    nobody on the way can change them; mac, a tag on all bulks; encrypt, everything is encrypted, so
+    that nobody can read it; plain, no tags, where the network is trusted.
+    """
     log_level: Annotated[str, "info|warning|error"] = "info"
     """Log events of this severity and above."""
 

@@ -29,7 +29,7 @@ PROBE_OP: Final = 0
 """The number of all operations of mine; a machine's own begin at 1."""
 PROBE_US: Final = 2 * US_PER_S
 OVERDUE_US: Final = 20 * US_PER_S
-"""A sync of a large column may stand before it."""
+"""Patience: a sync of a large column may come before it."""
 
 _FILE: Final = f"{STAGING}/probe"
 
@@ -51,7 +51,7 @@ class DiskProbe:
         self._next_us = 0
 
     def tick(self, now_us: int) -> None:
-        """Ask when it is time."""
+        """Probe when it is time."""
         if self._asked_us is not None or now_us < self._next_us:
             return
         self._asked_us, self._failed = now_us, False
@@ -77,6 +77,8 @@ class DiskProbe:
             self._asked_us = None
 
     def takes_writes(self, now_us: int) -> bool:
-        """As far as is known; False before the first probe has ended."""
+        """Whether the device takes writes, as far as is known; False before the first probe has
+        ended.
+        """
         overdue = self._asked_us is not None and now_us - self._asked_us > OVERDUE_US
         return self._took_writes and not overdue

@@ -32,11 +32,13 @@ class TargetReports:
         self._serving = shell, server, pool
 
     def why_not_ready(self) -> str:
-        """One line."""
+        """One line for people."""
         return "not ready"
 
     def is_ready(self) -> bool:
-        """It is joined to the coordinator, its device takes writes, and nobody asked it to stop."""
+        """Whether it is joined to the coordinator, its device takes writes, and nobody asked it to
+        stop.
+        """
         if self._serving is None or self._stop.is_set():
             return False
         shell, _, _ = self._serving

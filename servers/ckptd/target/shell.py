@@ -57,7 +57,7 @@ TICK_S: Final = 0.1
 SPACE_US: Final = US_PER_S
 """How often the device's free space is measured."""
 READS_PER_TURN: Final = 4
-"""Disk reads before other events of the loop get their turn."""
+"""Disk reads in one turn of the loop, before other events get theirs."""
 
 
 class TargetShell:
@@ -100,12 +100,12 @@ class TargetShell:
         self._probe = DiskProbe(self._worker.put)
 
     def takes_writes(self, now: int) -> bool:
-        """Whether the device does; False while nobody has found out."""
+        """Whether the device takes writes; False while that is not known."""
         return self._probe is not None and self._probe.takes_writes(now)
 
     @property
     def sync_s(self) -> Histogram:
-        """How long syncs took."""
+        """Durations of syncs."""
         return self._worker.sync_s
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class TargetShell:
     # ----------------------------------------------------------------------- sessions
 
     def opened(self, session: Session, peer: Established) -> None:
-        """A peer came to our port."""
+        """Note a peer that came to our port."""
         if peer.role in (Role.COORDINATOR, Role.TARGET):
             # The coordinator is dialed, never let in: only then its word is a command.
             self._close(CloseSession(session, f"a {peer.role.value} has no business here"))
@@ -176,7 +176,7 @@ class TargetShell:
         self.feed(SessionClosed(now_us(), session))
 
     def coordinator_opened(self, session: Session, peer: Established) -> None:
-        """The dialed session stands."""
+        """Note that the session that was dialed stands."""
         self._coordinator = session
         self._report("info", "coordinator reached", {"cluster": peer.cluster})
         event = SessionOpened(now_us(), session, Role.COORDINATOR, peer.name, peer.version)

@@ -90,11 +90,11 @@ class Claims:
         return [each for each in self.standing(now_us) if each.replaces and each.target == target]
 
     def is_renamed(self, message: RegisterTarget) -> bool:
-        """Whether its directory is known as another target."""
+        """Whether its directory is known under another target's name."""
         return self._of_another_name(message) is not None
 
     def seen(self, message: RegisterTarget) -> TargetSeen:
-        """What is to be known of a process that is taken in."""
+        """What will be known of a process that is taken in."""
         known = self._known.get(message.target)
         kept = message.incarnation or (known.incarnation if known is not None else b"")
         standing = TargetStanding.IN if known is None else known.standing
@@ -134,21 +134,21 @@ class Claims:
         return self._know(seen)
 
     def standing_of(self, target: TargetId) -> TargetStanding:
-        """As people said last, durable or about to be."""
+        """The standing that people set last, durable or about to be."""
         return self._known[target].standing
 
     def stand(self, target: TargetId, standing: TargetStanding) -> TargetSeen:
-        """People have said so. Returns what is known of it now."""
+        """Set a target's standing. Returns what is known of the target now."""
         seen = replace(self._known[target], standing=standing)
         self._know(seen)
         return seen
 
     def left(self, target: TargetId, now_us: int) -> None:
-        """The session of its seat ended."""
+        """Note that the session of its seat ended."""
         self._left_us[target] = now_us
 
     def excuse(self, gap_us: int) -> None:
-        """The coordinator stood still for so long, and heard nobody."""
+        """Excuse all: the coordinator stood still for so long, and heard nobody."""
         self._left_us = {target: left_us + gap_us for target, left_us in self._left_us.items()}
 
     def answered(

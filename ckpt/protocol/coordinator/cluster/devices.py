@@ -13,7 +13,7 @@ from ckpt.protocol.coordinator.cluster.membership import Target
 OTHERS_HOLD: Final = "other files hold most of it: remove them, or add targets"
 OWN_HOLD: Final = "delete steps (ckpt rm RUN@STEP) or add targets"
 NAMED_MAX: Final = 3
-"""So many devices are named in one message."""
+"""Most devices that one message names."""
 
 
 @dataclass(frozen=True, slots=True)

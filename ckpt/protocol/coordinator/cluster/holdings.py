@@ -54,38 +54,38 @@ class HeldDocuments:
         self._held: dict[CheckpointId, tuple[DocumentSummary, ...]] = {}
 
     def add(self, document: DocumentSummary) -> None:
-        """It is there as well."""
+        """Note that the document is there as well."""
         held = self._held.get(document.checkpoint, ())
         if document not in held:
             self._held[document.checkpoint] = (*held, document)
 
     def put(self, document: DocumentSummary) -> None:
-        """It is there, in the place of any other of its kind."""
+        """Note that the document is there, in the place of any other of its kind."""
         kept = [one for one in self.of(document.checkpoint) if one.kind is not document.kind]
         self._held[document.checkpoint] = (*kept, document)
 
     def of(self, checkpoint: CheckpointId) -> Sequence[DocumentSummary]:
-        """Those of one generation."""
+        """The documents of one generation."""
         return self._held.get(checkpoint, ())
 
     def holds_any(self, documents: Iterable[DocumentSummary]) -> bool:
-        """Whether one of these is there."""
+        """Whether one of these documents is there."""
         return any(one in self._held.get(one.checkpoint, ()) for one in documents)
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """All but its tombstone has gone."""
+        """Note that all but the tombstone has gone."""
         self._keep(checkpoint, [one for one in self.of(checkpoint) if _is_tombstone(one)])
 
     def drop_tombstone(self, checkpoint: CheckpointId) -> None:
-        """That has gone."""
+        """Note that the tombstone has gone."""
         self._keep(checkpoint, [one for one in self.of(checkpoint) if not _is_tombstone(one)])
 
     def has_tombstone(self, checkpoint: CheckpointId) -> bool:
-        """Of that generation."""
+        """Whether the tombstone of that generation is there."""
         return any(map(_is_tombstone, self.of(checkpoint)))
 
     def has_more(self, checkpoint: CheckpointId) -> bool:
-        """Than its tombstone."""
+        """Whether there is more of it than its tombstone."""
         return not all(map(_is_tombstone, self.of(checkpoint)))
 
     def checkpoints(self) -> set[CheckpointId]:
@@ -120,7 +120,7 @@ class ProvedColumns:
         self._held: dict[CheckpointId, bytes | dict[ColumnId, bytes]] = {}
 
     def add(self, proof: ColumnProof) -> None:
-        """Its maker was verified."""
+        """Add a proof whose maker was verified."""
         column = proof.column
         self._unpacked(column.payload.checkpoint)[column] = proof.manifest_digest
 
@@ -135,7 +135,7 @@ class ProvedColumns:
             before.update(_taken_apart(checkpoint, columns))
 
     def digest(self, column: ColumnId) -> bytes | None:
-        """None: it is not held."""
+        """The digest of its manifest; None: the column is not held."""
         return self.of(column.payload.checkpoint).get(column)
 
     def of(self, checkpoint: CheckpointId) -> Mapping[ColumnId, bytes]:
@@ -147,7 +147,7 @@ class ProvedColumns:
         return checkpoint in self._held
 
     def checkpoints(self) -> set[CheckpointId]:
-        """Generations of which something is held."""
+        """Generations of which some column is held."""
         return set(self._held)
 
     def discard(self, column: ColumnId) -> None:
@@ -159,7 +159,7 @@ class ProvedColumns:
             del self._held[checkpoint]
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Nothing of it counts any more."""
+        """Forget all columns of a generation."""
         self._held.pop(checkpoint, None)
 
     def _unpacked(self, checkpoint: CheckpointId) -> dict[ColumnId, bytes]:

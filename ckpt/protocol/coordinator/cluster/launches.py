@@ -29,9 +29,9 @@ from ckpt.protocol.coordinator.cluster.guards import LaunchGuards
 from ckpt.protocol.events import Session
 
 LONG_AGO_US = -(1 << 62)
-"""Before every time that is known."""
+"""Earlier than every time that is known."""
 LAUNCHES_KEPT = 256
-"""Of each run; older ones without a live process are forgotten."""
+"""Launches of each run that are kept; older ones without a live process are forgotten."""
 
 
 @dataclass(slots=True)
@@ -62,16 +62,16 @@ class LaunchedRank:
 
     @property
     def here(self) -> bool:
-        """It has not ended, and somebody is connected who would report that."""
+        """Whether it has not ended, and somebody is connected who would report that."""
         return bool(self.sessions) and not self.left
 
     @property
     def live(self) -> bool:
-        """It has a store open: no other process may come in its place."""
+        """Whether it has a store open: then no other process may take its place."""
         return bool(self.sessions - self.closed) and not self.left
 
     def joined(self, session: Session, *, from_stager: bool) -> None:
-        """It speaks here, and has a store open as far as is known."""
+        """Note that it speaks here, and has a store open as far as is known."""
         if session not in self.sessions:
             self.left_us = None  # A stager that had reported its end reports it again.
         self.sessions.add(session)
@@ -143,7 +143,7 @@ class Launch:
         return bool(self.readers) or any(member.live for member in self.members.values())
 
     def away_since_us(self, rank: Rank) -> int | None:
-        """Since when a rank's stager is away that never said that it leaves; None for others."""
+        """Since when the stager of a rank is away that never announced it; None for others."""
         member = self.members.get(rank)
         if member is None or member.left or not member.watched:
             return None
@@ -169,7 +169,7 @@ class Launch:
         return member.left_us if member is not None else None
 
     def joined_us(self, rank: Rank) -> int:
-        """When the rank's process came; LONG_AGO_US when that is not known."""
+        """When the rank's process came; LONG_AGO_US if that is not known."""
         member = self.members.get(rank)
         return member.joined_us if member is not None else LONG_AGO_US
 
@@ -195,7 +195,8 @@ class Launch:
 
     def is_past(self, rank: Rank, step: Step, before_us: int) -> bool:
         """Whether the rank's process had handed over this step, or a later one, before that time,
-        and nothing since."""
+        and nothing since.
+        """
         saved, member = self.saved.get(rank), self.members.get(rank)
         if saved is None or member is None or saved.process != member.process:
             return False

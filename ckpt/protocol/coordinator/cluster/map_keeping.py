@@ -23,13 +23,13 @@ from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.events import Buffer
 
 TARGETS_A_TICK: Final = 32
-"""So that a new version costs no burst its place on the wire."""
+"""Targets that get a new version in one tick, so that it costs no burst its place on the wire."""
 PATIENCE_US: Final = 30_000_000
 """A target that has not answered by then is asked again."""
 REST_US: Final = 5_000_000
-"""Before one that could not store it is asked again."""
+"""Pause before a target that could not store it is asked again."""
 WAIT_US: Final = 5_000_000
-"""Nobody waits for longer: the catalog has it."""
+"""Nobody waits for longer: the catalog has the map."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,22 +50,22 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
 LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
-"""What a failing target seems to carry: placement takes the least loaded first."""
+"""The load that a failing target seems to have: placement takes the least loaded first."""
 GATHERING_US = 2 * LEASE_US
-"""After its start a coordinator waits so long for targets before it says they are missing."""
+"""How long a coordinator waits for targets after its start before it says that they are missing."""
 POWER_UP_US: Final = 60_000_000
-"""And so long for those of its catalog, while a save would fail without them: where power was lost,
-many machines with disks start more slowly than one coordinator.
+"""How long it waits for targets of its catalog while a save would fail without them: after a loss
+of power, many machines with disks start more slowly than one coordinator.
 """
 RESERVE_GOOD_US = 250_000
-"""A target that reserves once within this is not passed over for being slow,"""
+"""A target that reserves within this is not skipped as slow."""
 RESERVE_FACTOR = 8
-"""nor one that takes less than so many times what the others take."""
+"""Nor is a target that takes less than so many times what the others take."""
 
 WELL = DeviceReport({}, 0)
-"""Of a target that has reported no failure."""
+"""The report of a target without any failure."""
 DEVICE_TEXT_MAX = 200
-"""Of what a target says of its device, so much is kept."""
+"""Characters that are kept of what a target says of its device."""
 
 
 class TargetState(Enum):
@@ -187,7 +187,7 @@ class Membership:
         return self._born_us is None or self._desk.now_us - self._born_us < span_us
 
     def is_expected(self, target: Target) -> bool:
-        """This coordinator is new, and knows the target from its catalog alone."""
+        """Whether this coordinator is new, and knows the target only from its catalog."""
         return self._is_young and target.boot == BootId(0)
 
     def is_powering_up(self, target: Target) -> bool:
@@ -195,16 +195,18 @@ class Membership:
         return self._began_within(POWER_UP_US) and target.boot == BootId(0)
 
     def is_late(self, target: Target) -> bool:
-        """Its lease ran out on an open session, less than another lease ago."""
+        """Whether its lease ran out on an open session, less than another lease ago."""
         since = target.silent_since_us
         return since is not None and self._desk.now_us - since < 2 * LEASE_US
 
     def may_return(self, target: Target) -> bool:
-        """Its session ended within its lease: unless it ended as well, it is about to dial."""
+        """Whether its session ended within its lease: unless its process ended as well, it will
+        dial soon.
+        """
         return target.state is TargetState.DOWN and self._desk.now_us < target.lease_ends_us
 
     def is_coming(self, target: Target) -> bool:
-        """It does not count now, and likely will soon."""
+        """Whether it does not count now, and probably will soon."""
         return target.state is not TargetState.REMOVED and (
             target.state is TargetState.RECONCILING
             or self.is_late(target)
@@ -213,7 +215,7 @@ class Membership:
         )
 
     def away_since_us(self, target: Target) -> int:
-        """Of one that is down; from this coordinator's start on when that is all it knows."""
+        """Since when a target has been down; since this coordinator's start if no more is known."""
         if target.left_us is not None:
             return target.left_us
         return self._desk.now_us if self._born_us is None else self._born_us
@@ -222,7 +224,7 @@ class Membership:
         return [target for target in self.all() if self.is_coming(target)]
 
     def silence(self) -> str:
-        """Who is away without a word, and for how long; empty when nobody is."""
+        """Which targets are away without a word, and for how long; empty if none is."""
         now = self._desk.now_us
         away = [t for t in self.all() if t.silent_since_us is not None]
         texts = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
@@ -260,7 +262,7 @@ class Membership:
         return [target for target in self.live() if target.is_failing]
 
     def failing_text(self) -> str:
-        """Which these are and why; empty when there are none."""
+        """Which targets fail, and why; empty if none does."""
         texts = [f"{target.id} ({target.device.latest})" for target in self.failing()]
         return f"; the device fails of {', '.join(texts)}" if texts else ""
 
@@ -291,7 +293,9 @@ class Membership:
             target.slowness.noted(self._desk.now_us)
 
     def is_busy(self, target: Target) -> bool:
-        """It has not answered yet, but reserves about as fast as others do: many have asked it."""
+        """Whether it has not answered yet, but reserves about as fast as others do: many have asked
+        it.
+        """
         now = self._desk.now_us
         if target.state is not TargetState.LIVE or target.reserving.hangs(now):
             return False
@@ -304,7 +308,9 @@ class Membership:
         return self.targets[id] if id is not None else None
 
     def accepts(self, proof_target: TargetId, boot: BootId) -> bool:
-        """Whether a proof of this target and boot may count: only of the process that is here."""
+        """Whether a proof by this target and boot may count: only one by the process that is
+        here.
+        """
         target = self.targets.get(proof_target)
         return target is not None and target.session is not None and target.boot == boot
 
@@ -351,7 +357,7 @@ class Membership:
         return target
 
     def stand(self, id: TargetId, standing: catalog.TargetStanding) -> None:
-        """It stands so from now on; that is durable."""
+        """Set its standing, which is durable already."""
         target = self.targets[id]
         target.standing = standing
         if standing is catalog.TargetStanding.REMOVED:
@@ -375,7 +381,7 @@ class Membership:
         self._desk.send(session, request, renewed)
 
     def session_closed(self, session: Session) -> None:
-        """A target without its session does not count; it may register again at once."""
+        """Note that its session ended: it does not count now, but may register again at once."""
         target = self.target_of(session)
         if target is not None:
             self._take_down(target)
@@ -389,7 +395,7 @@ class Membership:
         self.seats.excuse(gap_us)
 
     def tick(self) -> None:
-        """Leases end."""
+        """End leases that have run out."""
         if self._born_us is None:
             self._born_us = self._desk.now_us
         if self._desk.now_us - self._faded_us >= MEMORY_US:

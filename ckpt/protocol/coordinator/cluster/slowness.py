@@ -31,11 +31,11 @@ class Slowness:
     _pause_us: int = 0
 
     def holds(self, now_us: int) -> bool:
-        """Whether others come before it."""
+        """Whether other targets come before it."""
         return now_us < self.until_us
 
     def noted(self, now_us: int) -> None:
-        """A save went on without it, or elsewhere. All ranks of a burst say so."""
+        """Note that a save went on without it, or elsewhere. All ranks of a burst report that."""
         if not self._pause_us or now_us >= self.until_us + SLOW_LAST_US:
             self._pause_us = SLOW_US
         elif not self.holds(now_us):

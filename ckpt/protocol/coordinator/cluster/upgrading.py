@@ -31,9 +31,9 @@ from ckpt.protocol.events import Buffer, Session, SessionOpened
 
 FINISH: Final = "ckpt upgrade finish"
 NAMED_MAX: Final = 3
-"""So many peers of a role are named in one sentence."""
+"""Most peers of a role that one sentence names."""
 WORDS: Final = {Role.ADMIN: "command", Role.DRAIN: "worker"}
-"""What people call those whose role has another name."""
+"""What people call a role, if that differs from its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Upgrading:
 
     @property
     def needs(self) -> int:
-        """What one has to speak, durably."""
+        """The version that is needed here, durably."""
         return self._desk.needs
 
     @property
@@ -108,7 +108,9 @@ class Upgrading:
     # ----------------------------------------------------------------------- finishing
 
     def finish(self, session: Session, request: int, message: FinishUpgrade) -> None:
-        """Answered when it is durable. Raises Refused naming who stands against it."""
+        """Finish the upgrade; answered when that is durable. Raises Refused, which names the
+        processes that stand against it.
+        """
         against, away = tuple(self.against()), tuple(self.away())
         needs = max(self._desk.needs, PROTOCOL_VERSION)
         noted = UpgradeNoted(needs)
@@ -131,7 +133,7 @@ class Upgrading:
             self._finish(needs, partial(self._desk.send, session, request, noted))
 
     def against(self) -> Iterator[str]:
-        """Who is here and speaks less than this coordinator does."""
+        """The processes that are here and speak less than this coordinator does."""
         older: dict[tuple[str, int], list[str]] = {}
         for peer in self.peers.values():
             if peer.version < PROTOCOL_VERSION:

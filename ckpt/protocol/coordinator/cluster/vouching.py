@@ -66,7 +66,9 @@ from ckpt.protocol.events import Buffer, Received, Session
 
 HELD_COUNT_MAX = 65_536
 HELD_BYTES_MAX = 64 << 20
-"""Requests that wait for the targets, and what they carry; who asks for more is cut off."""
+"""Most requests that wait for the targets, and most bytes of them; a peer that asks for more is cut
+off.
+"""
 
 NOBODY: Final[frozenset[TargetId]] = frozenset()
 
@@ -92,7 +94,7 @@ class Allowance:
     domains: int = 0
 
     def covers(self, other: Allowance) -> bool:
-        """Whether it allows all that the other one does."""
+        """Whether it allows all that the other one allows."""
         return (
             other.absent <= self.absent
             and other.targets <= self.targets

@@ -56,7 +56,7 @@ class KeptCheckpoint:
     index: frozenset[DocumentSummary]
     """How a target may list it."""
     placement: Placement | None
-    """None: its index was not read since this coordinator began (placing.py)."""
+    """None: its index has not been read since this coordinator began (placing.py)."""
     moved: dict[tuple[Rank, ColumnNumber], TargetId] = field(default_factory=dict)
     """Holders that the index does not name, durable; in `placement` as well. Only Adopter adds."""
     surplus: dict[ColumnId, set[TargetId]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class KeptCheckpoint:
     unsettled: bool = False
     """Its targets may have other labels, which were no answer. Only Labeling changes it."""
     dropping: bool = False
-    """Its columns go: nobody can hold it any more."""
+    """Its columns are being deleted: nobody can hold it any more."""
     unread: str = ""
     """Why its index could not be read, when that was last tried."""
 
@@ -93,32 +93,32 @@ class KeptCheckpoint:
 
     @property
     def is_pinned(self) -> bool:
-        """Somebody has said so; a reader's pin is another thing."""
+        """Whether somebody has pinned it; a reader's pin is something else."""
         return self.labels is not None and self.labels.pinned
 
     @property
     def is_aside(self) -> bool:
-        """A rollback has set it aside: it stays, and is never the newest."""
+        """Whether a rollback has set it aside: it stays, and is never the newest."""
         return is_aside(self.names)
 
     @property
     def is_kept(self) -> bool:
-        """It has a name or is pinned, or is about to: neither retention nor room for others takes
-        it away.
+        """Whether it has a name or is pinned, or is about to: neither retention nor eviction
+        removes it.
         """
         return self.unsettled or (self.labels is not None and self.labels.keeps)
 
     @property
     def is_needed(self) -> bool:
-        """It can be read, or is deleted and later ones refer to it: what is lost of it is made
-        again.
+        """Whether it can be read, or is deleted and later ones refer to it: then what is lost of it
+        is made again.
         """
         held = self.state is RowState.TOMBSTONED and bool(self.users) and not self.dropping
         return self.state is RowState.COMMITTED or held
 
     @property
     def document_copies(self) -> int:
-        """So many targets should hold its index, and so many its record: m may be lost."""
+        """On how many targets its index should be, and on how many its record: m may be lost."""
         return self.code.m + 1
 
     @property
@@ -185,7 +185,7 @@ class Checkpoints:
         return checkpoint
 
     def place(self, checkpoint: KeptCheckpoint, placement: Placement) -> None:
-        """Its index was read."""
+        """Note where its columns are, once its index was read."""
         checkpoint.placement, checkpoint.unread = dict(placement), ""
         self._put_moved(checkpoint, checkpoint.moved)
 
@@ -332,7 +332,9 @@ class Checkpoints:
         ) and bool(self.index_copies(checkpoint))
 
     def is_about_to_be_placed(self, checkpoint: KeptCheckpoint) -> bool:
-        """A start has not come to it, or one of its homes: nothing is known that is wrong."""
+        """Whether a start has not come to it yet, or to one of its homes: nothing is known to be
+        wrong.
+        """
         return any(
             one.placement is None and not one.unread and bool(self.index_copies(one))
             for one in (checkpoint, *self.homes_of(checkpoint))
@@ -387,7 +389,7 @@ class Checkpoints:
         return redundancy_of(checkpoint.code, here, domains, self._level)
 
     def columns_missing(self, checkpoint: KeptCheckpoint) -> int:
-        """Of those that it holds itself."""
+        """How many of its own columns are missing."""
         return self._columns_of_map(checkpoint).columns_missing
 
     def documents_missing(self, checkpoint: KeptCheckpoint, counts: DocumentCounts) -> int:

@@ -63,9 +63,9 @@ from ckpt.protocol.events import Buffer, Session
 GONE_ROWS_MAX = 10_000
 """Rows of aborted and deleted generations that stay in the catalog."""
 GONE_ROWS_BATCH = 256
-"""So many more gather before they are forgotten together, in one write."""
+"""How many more gather before they are forgotten together, in one write."""
 DROP_RETRY_US = 2_000_000
-"""So long after a target refused to drop something it is asked again."""
+"""How long after a target refused to drop something it is asked again."""
 
 
 class Deleter:

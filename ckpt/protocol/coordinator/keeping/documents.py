@@ -40,15 +40,15 @@ from ckpt.protocol.coordinator.desk import Desk, Reply, Then
 from ckpt.protocol.events import Buffer, Session
 
 PATIENCE_US = 300_000
-"""A target that has not stored a small document within this gets company."""
+"""A target that has not stored a small document within this is joined by another one."""
 PATIENCE_BYTES_PER_US = 20
-"""And this much longer for a large one."""
+"""How much longer a large document may take."""
 COMPANY_US_MIN = 50_000
-"""Nor is one alone for longer than this and"""
+"""Once most others have stored it, a target is joined by another one, but not before this."""
 COMPANY_FACTOR = 2
-"""so many times what most others took."""
+"""Nor before so many times what they took."""
 LATE_FACTOR = 8
-"""Devices of one cluster differ by less: one that took so many times as long is slow."""
+"""Devices of one cluster differ by less: one that takes so many times as long is slow."""
 
 
 @dataclass(frozen=True, slots=True)

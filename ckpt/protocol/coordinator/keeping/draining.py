@@ -61,9 +61,9 @@ from ckpt.protocol.events import Buffer, Session
 LEASE_US = 15 * US_PER_S
 GRACE_US = 2 * US_PER_S
 REST_US = 30 * US_PER_S
-"""Before a checkpoint that failed is leased again."""
+"""Pause before a checkpoint that failed is leased again."""
 UNREACHED_US = 300 * US_PER_S
-"""A store that was never opened is forgotten so long after a worker's last word of it."""
+"""How long after a worker's last word a store that was never opened is forgotten."""
 UNREACHED_COUNT_MAX = 64
 
 DrainRequest = (

@@ -35,7 +35,7 @@ for."""
 LOOK_US = US_PER_S
 ROOM_RETRY_S = 2.0
 DRAIN_RETRY_S = (5.0, 60.0)
-"""Least and most that a refused save is asked to wait for the drain."""
+"""Shortest and longest time that a refused save is asked to wait for the drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Evictor:
         #: The most bytes that a save since the last look needed on a device and did not find.
         self._wanted_bytes = 0
         self.evicted_count = 0
-        """Since this coordinator began."""
+        """Checkpoints that were evicted since this coordinator began."""
         self.evicted_bytes = 0
 
     def tick(self) -> None:

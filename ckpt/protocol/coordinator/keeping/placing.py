@@ -39,13 +39,13 @@ from ckpt.protocol.events import Buffer
 READS_AT_ONCE: Final = 2
 """One of 16,384 ranks takes 0.3 s of this process, in turns of 0.15 s at most."""
 PART_BYTES: Final = 256 * KiB
-"""Asked for first, and then as much as is here: most indexes end before."""
+"""Bytes that are asked for first, and then as many as have come: most indexes end before."""
 PATIENCE_US: Final = US_PER_S // 2
 """Who has not given a part by then is passed over for the next copy."""
 RETRY_US: Final = 5 * US_PER_S
 
 Found = Callable[[Placement | None], None]
-"""Hears once; None: no target that is here gives it now."""
+"""Called once with the placement; None: no target that is here can give it now."""
 
 
 class _NotHere(Exception):

@@ -23,7 +23,7 @@ class Redundancy:
 
 
 GONE: Final = Redundancy(-1, 0, 0)
-"""Of a home that is not there, and of what is not placed yet."""
+"""That of a home that is gone, and of what is not placed yet."""
 
 
 def redundancy_of(

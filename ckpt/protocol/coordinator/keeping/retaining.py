@@ -37,7 +37,7 @@ from ckpt.protocol.coordinator.said import RetentionSaid
 from ckpt.protocol.events import Session
 
 LOOK_US: Final = 60_000_000
-"""So often rules by age are looked at without a commit."""
+"""How often rules by age are applied without a commit."""
 RUNS_MAX: Final = 10_000
 """Runs with rules of their own; the rows of all are read at a start."""
 
@@ -83,11 +83,11 @@ class Retaining:
         self._ages = AgeClock(max(dates)[1] if dates else None)
 
     def own(self, run: RunName) -> Retention | None:
-        """Its own rules, None without; ALL_STAYS where they are lost."""
+        """The run's own rules; None if it has none, ALL_STAYS if they were lost."""
         return self._said.get(run)
 
     def counting(self, run: RunName) -> Retention:
-        """The rules that count for it."""
+        """The rules in force for a run."""
         return self._said.get(run, self.clusters)
 
     def lost(self) -> list[RunName]:

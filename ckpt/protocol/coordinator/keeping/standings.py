@@ -42,7 +42,7 @@ from ckpt.protocol.events import Session
 StandingRequest = ReplaceTarget | ChangeTarget
 _SAID: Final = {one.value: one for one in TargetStanding if one is not TargetStanding.ABSENT}
 NAMED_MAX: Final = 3
-"""So many checkpoints are named in one doubt."""
+"""Most checkpoints that one objection names."""
 
 
 class Standings:

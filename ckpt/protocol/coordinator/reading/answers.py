@@ -35,7 +35,7 @@ class ScrubView(Struct, frozen=True):
     """What a target knows of the bytes that it keeps. Times are seconds of the Unix epoch."""
 
     period_s: float
-    """All is read at least so often; 0: only when somebody asks."""
+    """Everything is read at least this often; 0: only when somebody asks."""
     pass_began_s: int
     """Of the pass under way, else of the last one; 0: none began."""
     pass_ended_s: int
@@ -43,7 +43,7 @@ class ScrubView(Struct, frozen=True):
     oldest_s: int
     """The oldest last reading of a file that was read at all; 0: none was."""
     late_s: int
-    """So much too late is the file that is most overdue."""
+    """By how much the most overdue file is late."""
     rot_count: int
     """Damaged parts of files, now."""
     rot: tuple[RotView, ...]
@@ -72,7 +72,7 @@ class TargetView(Struct, frozen=True):
     device_failing: bool = False
     """It refuses what it is asked: no new columns go there, while others will do."""
     device_error: str = ""
-    """What it refused last, since the target began."""
+    """The last error that its device reported, since the target started."""
     device_errors: dict[str, int] = {}
     """How much it refused since then, by kind: write, read, sync, create, space. Empty: nothing."""
     wire: str = ""
@@ -81,7 +81,7 @@ class TargetView(Struct, frozen=True):
     scrub: ScrubView | None = None
     """None: it is of an earlier version, or was not here yet."""
     standing: str = "in"
-    """What people have said of it: in, draining, out."""
+    """Its standing, as people set it: in, draining, out."""
 
 
 class Check(Struct, frozen=True):
@@ -138,7 +138,7 @@ class StepView(Struct, frozen=True):
     slowest_rank: int
     slowest_target: str
     readers: int
-    """Loads that hold it at this moment."""
+    """Loads that hold it now."""
     reason: str
     targets_survivable_at_commit: int
     domains_survivable_at_commit: int
@@ -155,7 +155,7 @@ class StepView(Struct, frozen=True):
     gpu_s: float = 0.0
     """What the training paid: `stall_s` once for each rank, as all wait for the slowest."""
     metrics: dict[str, float] = {}
-    """What its save was given."""
+    """The metrics that its save was given."""
     aside: bool = False
     """A rollback has set it aside: nobody gets it as the newest."""
     stored: tuple[str, ...] = ()
@@ -356,10 +356,10 @@ class StoreStatus(Struct, frozen=True):
     keep: int | None = None
     runs: tuple[str, ...] = ()
     conditional: bool = True
-    """False: the store does not create an object only once, so one worker at a time is let."""
+    """False: the store has no conditional create, so one worker at a time gets a lease."""
     workers: tuple[str, ...] = ()
     backlog: int = 0
-    """Checkpoints that it needs and has not."""
+    """Checkpoints that it needs and does not have."""
     backlog_bytes: int = 0
     oldest_undrained: str = ""
     """RUN@STEP; empty without one."""
@@ -367,20 +367,20 @@ class StoreStatus(Struct, frozen=True):
     """Unix time of its commit; 0 without one."""
     draining: tuple[str, ...] = ()
     parts_done: int = 0
-    """Of those that are being drained, as far as their plans are known."""
+    """Finished parts of the checkpoints that are being drained, as far as their plans are known."""
     parts: int = 0
     written_bytes: int = 0
-    """Of those, by the workers that live."""
+    """Bytes of those, written by the workers that live."""
     bytes_per_s: float = 0.0
-    """All workers together, while they drain."""
+    """Rate of all workers together, while they drain."""
     end_in_s: float = 0.0
-    """Until the backlog is done at that rate; 0 when it is unknown."""
+    """Seconds until the backlog is done at that rate; 0 when that is unknown."""
     last: str = ""
     """What was drained last."""
     drained: int = 0
-    """Checkpoints, since the coordinator began."""
+    """Checkpoints drained since the coordinator began."""
     failed: int = 0
-    """Attempts to drain one, since then."""
+    """Failed attempts to drain one, since then."""
     unserved_s: float = 0.0
     """For how long there has been no worker."""
     error: str = ""
@@ -393,43 +393,42 @@ class RepairTaskView(Struct, frozen=True):
     """`RUN@STEP#GENERATION rank R`."""
     columns: tuple[int, ...]
     targets: tuple[str, ...]
-    """Where each of them goes."""
+    """Where each column goes."""
     worker: str
     seconds: float
-    """Since it was leased."""
+    """Seconds since it was leased."""
     read_bytes: int
     payload_bytes: int
     bytes_per_s_max: int = 0
-    """Of the payload, that its worker may read now; 0: as fast as it goes."""
+    """Bytes of the payload that its worker may read in a second now; 0: no limit."""
 
 
 class BalanceView(Struct, frozen=True):
     """Columns that go from full devices to empty ones, though nothing is lost."""
 
     asked: bool = False
-    """Somebody has said that all devices are to be about as full; False: what is too full sheds
-    columns by itself."""
+    """Somebody asked for an even balance; False: devices that are too full shed columns."""
     columns_left: int = 0
-    """Of what is planned now."""
+    """Columns of the present plan that are not moved yet."""
     bytes_left: int = 0
     columns_moved: int = 0
-    """Since the last balance was asked for, or the coordinator began."""
+    """Columns moved since the last balance was asked for, or the coordinator began."""
     bytes_moved: int = 0
 
 
 class RepairView(Struct, frozen=True):
-    """What lacks columns and may have them again now, and what came of it."""
+    """What lacks columns and can have them again now, and what repair has done."""
 
     payloads_due: int
     columns_due: int
-    """Of these. What is on targets that are away, and still waited for, is in neither."""
+    """Lost columns of these; neither counts what is on targets that are still waited for."""
     worker_heard_s: float | None
-    """Since a worker was heard last; None: never, since the coordinator began."""
+    """Seconds since a worker was heard last; None: never since the coordinator began."""
     tasks: tuple[RepairTaskView, ...]
     columns_made: int
-    """Since the coordinator began, as all that follows."""
+    """Columns made again since the coordinator began, as all that follows."""
     bytes_made: int
-    """Of their files."""
+    """Bytes of their files."""
     documents_made: int
     """Copies of indexes and commit records, and documents that were mended where they lie."""
     failed: int
@@ -437,17 +436,17 @@ class RepairView(Struct, frozen=True):
     problems: tuple[tuple[str, str], ...]
     """Payloads that could not be made again when that was last tried, and why."""
     bytes_left: int = 0
-    """Of columns that are due or in hand, and not made yet."""
+    """Bytes of columns that are due or in hand, and not made yet."""
     bytes_per_s: float = 0.0
-    """At which they are made, while anything is in hand; 0: nothing is known."""
+    """Rate at which they are made, while anything is in hand; 0: not known."""
     left_s: float | None = None
-    """Until all is made at that rate; None while nobody can say, or nothing is due."""
+    """Seconds until all is made at that rate; None while nobody can say, or nothing is due."""
     floor_bytes: int = 0
-    """What repair may take of each target in a second while somebody saves or loads."""
+    """Bytes a second that repair may take of each target while somebody saves or loads."""
     cap_bytes: int = 0
-    """And while nobody does; 0: no cap."""
+    """The same while nobody does; 0: no cap."""
     paused_at_s: float | None = None
-    """Somebody has paused it then; None: it goes on."""
+    """When somebody paused it; None: it goes on."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Checkpoints that lack columns and are left alone, and why: they expire too soon."""
     balance: BalanceView = BalanceView()
@@ -460,9 +459,9 @@ class UpgradeMember(Struct, frozen=True):
     kind: str
     """coordinator, target, stager, reader, worker or command."""
     name: str
-    """Empty: the coordinator that leads."""
+    """Empty for the leading coordinator."""
     protocol: int | None
-    """None: it has not come to this coordinator."""
+    """None: it has not come to this coordinator yet."""
     state: str
 
 
@@ -470,16 +469,16 @@ class UpgradeView(Struct, frozen=True):
     """How far the upgrade of the cluster is."""
 
     protocol: int
-    """What the coordinator that leads speaks."""
+    """The version that the leading coordinator speaks."""
     needs: int
-    """Who speaks less is not let in."""
+    """Peers that speak less are not let in."""
     finished: bool
-    """Columns move, and targets leave."""
+    """Whether columns may move, and targets leave."""
     members: tuple[UpgradeMember, ...]
     against: tuple[str, ...]
-    """Why it cannot be finished now."""
+    """Why the upgrade cannot be finished now."""
     away: tuple[str, ...]
-    """Targets that are waited for, but with --force."""
+    """Targets that are waited for, unless --force is given."""
 
 
 class StatusView(Struct, frozen=True):

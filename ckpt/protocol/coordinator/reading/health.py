@@ -43,12 +43,12 @@ REPLACE_THEM = "bring the old directories back; when they are gone for good: rep
 MADE_AGAIN = "run ckptd repair: it makes again what is missing, where targets have room"
 TOMBSTONE = DocumentKind.TOMBSTONE.value
 NAMED_MAX = 3
-"""So many checkpoints are named in one message."""
+"""Most checkpoints that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What goes on beside saves and loads, until it is done."""
+    """Work that goes on beside saves and loads, until it is done."""
 
     repairs: Repairs
     upgrading: Upgrading
@@ -74,11 +74,11 @@ class Health:
         self._drains = upkeep.drains
 
     def problem(self) -> CkptError | None:
-        """Why nobody is served now; None while people are."""
+        """Why nobody is served now; None while requests are served."""
         return self._vouching.problem()
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
-        """All that stand now. `address`: of this coordinator, for commands."""
+        """All checks that stand now. `address`: of this coordinator, for commands."""
         yield from self._catalog(address)
         away = [t for t in self._members.all() if t.state is TargetState.DOWN]
         down = [target for target in away if target.standing is not TargetStanding.OUT]

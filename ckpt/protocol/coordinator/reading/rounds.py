@@ -48,7 +48,7 @@ from ckpt.protocol.losses import loss_reason
 ROUND_HELD_US = 300_000_000
 """So long a resolution is held for ranks of its launch that have not come for it yet."""
 STEPS_KEPT = 256
-"""Of each launch: the numbers that were resolved last."""
+"""Steps of each launch whose resolution by number is kept, the latest."""
 RANKS_NAMED_MAX = 8
 
 

@@ -55,11 +55,11 @@ from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
 from ckpt.protocol.events import Session
 
 MOVES_MAX: Final = 64
-"""Planned at a time: then devices say again how full they are."""
+"""Most moves that are planned at a time: then devices say again how full they are."""
 LOOKED_MAX: Final = 20_000
-"""Payloads that are looked at for one plan, the newest checkpoint's first."""
+"""Payloads that one plan looks at, those of the newest checkpoint first."""
 GIVEN_MAX: Final = 4 * MOVES_MAX
-"""Columns of one device among which a plan chooses."""
+"""Columns of one device from which a plan chooses."""
 LOOK_US: Final = 10 * US_PER_S
 SETTLE_US: Final = 2 * LEASE_US
 """After the last move, until its old copy is gone and both devices have said so."""
@@ -82,9 +82,9 @@ class Balancer:
         self._ruling = ruling
         bytes_max = ruling.said.balance_bytes_max
         self.is_asked = bytes_max is not UNSET
-        """Somebody has said that all devices are to be about as full."""
+        """Somebody has asked for all devices to be about equally full."""
         self.columns_moved = 0
-        """Since the last balance, or this coordinator, began."""
+        """Since the last balance was asked for, or this coordinator began."""
         self.bytes_moved = 0
         #: What was asked for ends when so many bytes are moved.
         self._bytes_max = 0 if isinstance(bytes_max, UnsetType) else bytes_max
@@ -118,7 +118,7 @@ class Balancer:
         answer()
 
     def told(self) -> TargetsBalanced:
-        """How far it is."""
+        """How far the balance is."""
         shelves = sorted(self._shelves(), key=lambda shelf: (-shelf.share, shelf.device))
         left = excess_bytes(shelves, self._rule())
         return TargetsBalanced(
@@ -130,7 +130,7 @@ class Balancer:
         )  # fmt: skip
 
     def planned(self) -> list[ColumnMove]:
-        """What is to be moved, as far as that is planned."""
+        """What is planned to be moved."""
         return list(self._moving)
 
     def _check(self) -> None:
@@ -177,7 +177,7 @@ class Balancer:
     # ----------------------------------------------------------------------- in the course of time
 
     def tick(self) -> None:
-        """What has moved, and what is to move next."""
+        """Note what has moved, and plan what moves next."""
         if self._policy.rebuild_after_us is None or self._desk.no_moves is not None:
             return
         now_us = self._desk.now_us

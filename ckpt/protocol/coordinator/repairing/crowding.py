@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.policy import SpreadRule
 
 LOOK_US: Final = 10 * US_PER_S
 LOOKED_AT_ONCE: Final = 4096
-"""Payloads, 4 ms; and what the last checkpoint of them has more."""
+"""Payloads that are looked at in one turn, in 4 ms; the last checkpoint of them may have more."""
 
 Domains = Mapping[TargetId | None, DomainKey]
 

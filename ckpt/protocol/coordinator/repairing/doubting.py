@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.keeping.judging import WHOLE, most_bad
 from ckpt.protocol.events import Buffer
 
 LOOK_US: Final = 30 * US_PER_S
-"""Without a new map."""
+"""Pause between two looks without a new map."""
 LOOK_AGAIN_US: Final = US_PER_S
 
 

@@ -35,7 +35,7 @@ class LackingPayload:
     payload: PayloadId
     columns: tuple[ColumnNumber, ...]
     left: int
-    """So many more may be lost before it cannot be read."""
+    """How many more columns may be lost before it cannot be read."""
     stored: bool
     """An object store has its checkpoint."""
     committed_at_s: float
@@ -50,7 +50,7 @@ class LackingPayload:
 
 
 class Lacking:
-    """I look at all that is kept, as often as I am asked."""
+    """I look, when asked, at all that is kept."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from ckpt.protocol.events import Buffer
 
 PATIENCE_US: Final = 30 * US_PER_S
 REST_US: Final = 60 * US_PER_S
-"""Before the same document of the same target is tried again."""
+"""Pause before the same document on the same target is tried again."""
 _KINDS: Final = {kind.value: kind for kind in DocumentKind if kind is not DocumentKind.TOMBSTONE}
 
 

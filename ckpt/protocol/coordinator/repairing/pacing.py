@@ -19,9 +19,13 @@ from ckpt.base.ids import TargetId
 from ckpt.format.messages.repairs import NO_CAP, RepairLimits, RepairPace
 
 URGENT: Final = 4
-"""One more loss is a loss of data: saves bear with more."""
+"""Factor for a payload that can lose no more columns: its repair matters more than a slower
+save.
+"""
 RENEW_FAST_US: Final = 250_000
-"""Who goes above its floor asks so often: half a second after a save has begun it is there."""
+"""How often a worker asks that goes faster than its floor: half a second after a save has begun it
+is down there.
+"""
 RENEW_US: Final = 1_000_000
 
 
@@ -42,7 +46,7 @@ def paced(
     is_busy: bool,
     is_urgent: bool,
 ) -> RepairPace:
-    """What its worker hears. `all_loads`: of all tasks, this one among them."""
+    """The pace that a worker gets. `all_loads`: of all tasks, its own among them."""
     budget = _budget(limits, is_busy=is_busy, is_urgent=is_urgent)
     renew_us = RENEW_US if budget == limits.floor_bytes else RENEW_FAST_US
     if budget == NO_CAP:

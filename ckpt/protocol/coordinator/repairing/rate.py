@@ -12,7 +12,7 @@ from ckpt.base.units import US_PER_S
 
 HALF_S: Final = 60.0
 ENOUGH_S: Final = 0.5
-"""What less says is chance."""
+"""A shorter time says nothing but chance."""
 
 
 class RepairRate:
@@ -25,7 +25,7 @@ class RepairRate:
         self._seen_us: int | None = None
 
     def passed(self, now_us: int, *, is_working: bool) -> None:
-        """Nothing, or something, was in hand until now."""
+        """Count the time until now, in which nothing, or something, was in hand."""
         seen_us, self._seen_us = self._seen_us, now_us
         if not is_working or seen_us is None:
             return

@@ -37,9 +37,9 @@ from ckpt.protocol.coordinator.repairing.whole_index import read_index
 
 LOOK_US: Final = 5 * US_PER_S
 LOOKED_AT_ONCE: Final = 256
-"""Checkpoints, 5 ms."""
+"""Checkpoints that are looked at in one turn, in 5 ms."""
 COPIES_LEFT_MIN: Final = 1
-"""With so few left nobody who is away is waited for."""
+"""With so few copies left, no target that is away is waited for."""
 
 
 class Respreader:

@@ -56,17 +56,19 @@ from ckpt.protocol.events import Buffer, Session
 
 RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair | BalanceTargets
 LEASE_US: Final = 10 * US_PER_S
-"""A worker that is silent for so long has what it has in hand no more."""
+"""A worker that is silent for this long loses the payload that it has in hand."""
 LOOK_US: Final = 5 * US_PER_S
 LOOK_AGAIN_US: Final = US_PER_S
-"""With 100,000 columns that lack it takes a second to look."""
+"""Pause between two looks: with 100,000 columns that lack, one takes a second."""
 REST_US: Final = 10 * US_PER_S
-"""A payload that could not be made again is left alone for so long,"""
+"""How long a payload rests that could not be made again."""
 NO_ROOM_REST_US: Final = 60 * US_PER_S
-"""and one that found no place. So does what comes after many of these have its turn."""
+"""How long a payload rests that found no place; after many of these, those that come next get their
+turn.
+"""
 NO_ROOM: Final = "no target that its domains allow has room for it"
 TRIES_MAX: Final = 32
-"""Payloads for which places are looked for at one question."""
+"""Payloads for which one question looks for places."""
 NOTHING: Final = RepairLeased()
 
 
@@ -101,7 +103,7 @@ class RepairTask:
 
     @property
     def reads(self) -> int:
-        """So many columns are read at once."""
+        """How many columns are read at once."""
         return 1 if self.alone else self.allotment.layout.code.k
 
     @property

@@ -16,7 +16,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.events import Buffer
 
 PATIENCE_US: Final = 2 * US_PER_S
-"""For a part of an index; then another holder is asked."""
+"""Patience with a part of an index; then another holder is asked."""
 
 
 def read_index(

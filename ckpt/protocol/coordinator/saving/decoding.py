@@ -20,7 +20,7 @@ from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 
 AT_ONCE_BYTES = 4 * KiB
-"""Of a document: some hundred entries, half a millisecond."""
+"""Largest document that is decoded at once: some hundred entries, half a millisecond."""
 
 Decoded = Callable[[RankTable], None]
 Failure = Callable[[CkptError], None]

@@ -22,7 +22,7 @@ from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.events import Session
 
 STANDING_LIFE_US = 600_000_000
-"""An allotment that waits longer for its next save gives its space back."""
+"""An allotment that waits for its next save for longer than this gives its space back."""
 
 StandingKey = tuple[RunName, Rank]
 

@@ -48,19 +48,19 @@ from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
 
 NOTE_US: Final = 60 * US_PER_S
-"""Between two notes, where nothing was found and no pass began or ended."""
+"""Pause between two notes, while nothing is found and no pass begins or ends."""
 RETRY_US: Final = 60 * US_PER_S
-"""Before a file is tried again that could not be read for want of memory or descriptors."""
+"""Pause before a file is tried again that could not be read for want of memory or descriptors."""
 READ_US_MIN: Final = 100
-"""A read counts as one of at least so long,"""
+"""A shorter read counts as one that took this long."""
 BYTES_PER_US_MAX: Final = 8192
-"""nor as one that was faster: no clock shows how long a short one took."""
+"""A faster read counts as one this fast: no clock shows how long a short one took."""
 SAVED_TICKS: Final = 2
-"""So many ticks' time may be saved up."""
+"""Ticks whose time may be saved up."""
 TICK_US_MAX: Final = 200_000
 ROT_OF_FILE_MAX: Final = 32
 ROT_MAX: Final = 4096
-"""Findings that are kept; a device that has more has other troubles."""
+"""Most findings that are kept; a device with more has other troubles."""
 
 
 class Scrub:

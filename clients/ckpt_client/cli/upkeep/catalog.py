@@ -56,7 +56,7 @@ ETCD: Final = "etcd://"
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
-    """A generation that does not come back."""
+    """A generation that is not in the rebuilt catalog."""
 
     checkpoint: str
     reason: str
@@ -73,7 +73,7 @@ class RebuiltCatalog(msgspec.Struct, frozen=True):
     unreachable: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     retention_unsaid: tuple[str, ...] = ()
-    """Runs of which all stays until somebody says what shall."""
+    """Runs whose rules were lost: all of their steps stay until somebody sets rules."""
 
 
 class CopiedCatalog(msgspec.Struct, frozen=True):
@@ -84,11 +84,11 @@ class CopiedCatalog(msgspec.Struct, frozen=True):
     cluster: str
     term: int
     committed: int
-    """Checkpoints."""
+    """How many checkpoints it has."""
     outdated: str
-    """Why another catalog is newer; empty: as far as it knows none is."""
+    """Why another catalog is newer; empty when none is known to be."""
     next: tuple[str, ...]
-    """What is to be done now."""
+    """The next steps for whoever copied it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

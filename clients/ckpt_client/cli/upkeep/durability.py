@@ -41,9 +41,10 @@ EXAMPLE = (
 )
 LEVELS: Final = ("target", "device", "host", "rack", "power")
 FAILURES: Final = 2.4
-"""Of a host a year: about 6.5 in 1,000 days of nodes, as a large training cluster counted them
-(Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA
-2025)."""
+"""Failures of a host in a year: about 6.5 in 1,000 days of nodes, as a large training cluster
+counted them (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research
+Clusters", HPCA 2025).
+"""
 PERMANENT: Final = 0.01
 """With FAILURES 2.4% a year: disks are replaced at 2 to 4% (Schroeder and Gibson, "Disk Failures in
 the Real World: What Does an MTTF of 1,000,000 Hours Mean to You?", FAST 2007)."""
@@ -55,24 +56,24 @@ REBUILD_AFTER_S: Final = 300
 PAYLOADS: Final = 1000
 SEED: Final = 1
 NINES_MAX: Final = 40
-"""Of the picture."""
+"""Most marks in the picture."""
 
 
 class DurabilityReport(Struct, frozen=True):
-    """What was found."""
+    """What the command prints."""
 
     tier: Tier
     level: str
     conditions: Conditions
     placements: tuple[Outlook, ...]
-    """As it is, anywhere, three copies."""
+    """Columns placed as they are, columns placed anywhere, and three copies."""
     group_sizes: tuple[Outlook, ...]
     tried: Tried | None
-    """Of one group as it is."""
+    """Trials of one group, placed as it is."""
     tried_interval: tuple[float, float] | None
-    """95% of it."""
+    """The 95% interval of `tried`."""
     group_chance: float
-    """The chain's, of one group as it is."""
+    """The chance that the Markov chain gives for one group, placed as it is."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -81,11 +81,11 @@ STANDINGS: Final = {
 }
 ACTIONS: Final = ("ls", *STANDINGS, "balance", "add", "replace", "hold", "release")
 WHOLE: Final = ("ls", "balance")
-"""Of all targets."""
+"""Actions that concern all targets."""
 WAITED: Final = ("drain", "out", "balance")
-"""What takes a while."""
+"""Actions that take a while."""
 EMPTIED: Final = ("draining", "out")
-"""What stands so moves to others."""
+"""Standings whose columns move to other targets."""
 POLL_S: Final = 0.1
 
 

@@ -43,7 +43,7 @@ EXAMPLE = (
 )
 
 PATIENCE_S: Final = 5.0
-"""For a coordinator's answer: a training waits longer, whoever looks does not want to."""
+"""Patience with a coordinator: shorter than a training's, because a person is waiting."""
 _TONES: Final = {Level.OK: Tone.GOOD, Level.WARN: Tone.WARN, Level.FAIL: Tone.BAD}
 
 

@@ -113,11 +113,11 @@ class _One(Struct, frozen=True):
     fetched: bool
     dry_run: bool
     in_tier: bool
-    """It was there already: nothing is fetched."""
+    """It was in the tier already: nothing is fetched."""
     store: str
     """URL of the checkpoint in its object store."""
     stored_bytes: int
-    """Of its objects there, as they are packed."""
+    """Bytes of its objects there, as they are packed."""
 
 
 def _tell_one(one: _One, output: Output, seconds: float) -> None:
@@ -166,7 +166,7 @@ class _Done:
 
     fetched: list[dict[str, object]] = field(default_factory=list)
     left: list[dict[str, object]] = field(default_factory=list)
-    """What is in a store alone all the same, and why."""
+    """What is still in a store alone, and why."""
     code: int = ExitCode.OK
 
     def leave(self, view: StepView, why: str) -> None:

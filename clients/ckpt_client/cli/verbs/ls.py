@@ -75,7 +75,9 @@ def _exit_code(steps: list[StepView]) -> ExitCode:
 
 
 def as_shown(view: StepView) -> StepView:
-    """With the state as the table and `--json` say it; the coordinator's is its catalog's."""
+    """The view with the state that the table and `--json` show; the coordinator's is its
+    catalog's.
+    """
     return replace(view, state=_state_word(view))
 
 
@@ -89,7 +91,7 @@ def _state_word(view: StepView) -> str:
 
 
 def reason_text(view: StepView) -> str:
-    """Beside its name, which is not repeated."""
+    """The reason without the name, which stands beside it."""
     generation = Generation.parse(view.generation)
     return loss_reason(CheckpointId(RunName(view.run), Step(view.step), generation), view.reason)
 
@@ -133,7 +135,7 @@ def _labels_text(view: StepView) -> str:
 
 
 def awaited_text(view: AttemptView) -> str:
-    """`, waits for ranks 3, 7`: whose bytes are not on their targets; empty of files."""
+    """`, waits for ranks 3, 7`: ranks whose bytes are not on their targets yet; empty for files."""
     if not view.ranks_awaited:
         return ""
     more = view.world_size - view.ranks_certified - len(view.ranks_awaited)

@@ -65,7 +65,7 @@ class CoordinatorStatus:
     pid: int | None
     """None when it does not run, or runs on another machine."""
     wire: str = ""
-    """As of a target."""
+    """As in TargetStatus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class TargetStatus:
     device_failing: bool = False
     """It gets no new columns while others will do."""
     device_error: str = ""
-    """What its device refused last."""
+    """The last error that its device reported."""
     device_errors: dict[str, int] = field(default_factory=dict)
-    """How much, since the target began, by kind."""
+    """How many errors of each kind since the target started."""
     wire: str = ""
     """Which connections have tags on their bulks: auto (from and to other hosts), mac, plain; or
     encrypt: all of TCP is encrypted. Empty where it is not known, or of an earlier version, which
@@ -97,7 +97,7 @@ class TargetStatus:
     scrub: ScrubView | None = None
     """What it knows of the bytes that it keeps; None where that is not known."""
     standing: str = "in"
-    """What people have said of it: in, draining, out."""
+    """Its standing, as people set it: in, draining, out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _status(
 
 
 def wire_notes(status: Status) -> list[str]:
-    """What somebody on the way may do to what some daemons say."""
+    """What somebody on the network may do to the traffic of some daemons."""
     wires = {"coordinator": status.coordinator.wire}
     wires |= {target.id: target.wire for target in status.targets}
     plain, encrypt = WirePolicy.PLAIN.value, WirePolicy.ENCRYPT.value

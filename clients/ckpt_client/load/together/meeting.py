@@ -31,7 +31,7 @@ class Meeting:
     """ShareReads, NextReads or LeaveReads and its bulk, and what to read now. Raises Refused when
     the session that shared was lost; Unavailable."""
     wire: Callable[[], Wire | None]
-    """How the session is guarded; None while none stands. From any thread."""
+    """How the session is protected; None without one. From any thread."""
     address: str
     """Of the coordinator, as this process reaches it; of several, while none was reached."""
     secret: bytes

@@ -36,9 +36,9 @@ from ckpt_client.load.together.meeting import Meeting
 from ckpt_client.stager.memory import runtime_directory
 
 LEAVE_TIMEOUT_S: Final = 30.0
-"""The longest that a rank which has everything stays for others."""
+"""The longest that a rank which has everything stays to serve others."""
 SHARED_BYTES_MIN: Final = 8 * MiB
-"""Fewer bytes are read sooner than other ranks are found."""
+"""Fewer bytes are read faster than other ranks are found."""
 
 _log = logging.getLogger("ckpt.restore")
 Part = Mapping[Rank, Spans]
@@ -60,7 +60,7 @@ class Shared(Protocol):
 
     @property
     def align_bytes(self) -> int:
-        """Spans are parted at multiples of it."""
+        """Spans are cut at multiples of it."""
 
     def wanted(self) -> Part:
         """All of them."""
@@ -69,10 +69,10 @@ class Shared(Protocol):
         """Read these from where everybody can. Raises as a load does."""
 
     def offer(self, part: Part, server: PeerServer) -> None:
-        """Have these, which were read, given to peers."""
+        """Make these bytes, which were read, available to peers."""
 
     def read_from(self, peers: Mapping[TargetAddress, Part], done_bytes: int) -> Part:
-        """Ask peers for these: what came, and is right."""
+        """Ask peers for these bytes: returns what came and is right."""
 
 
 class SharedReading:

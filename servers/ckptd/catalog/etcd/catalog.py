@@ -43,13 +43,13 @@ from ckptd.catalog.etcd.words import encode
 from ckptd.catalog.sqlite import write_copy
 
 OPEN_S: Final = 30.0
-"""So long a start waits for an etcd that does not answer."""
+"""How long a start waits for an etcd that does not answer."""
 CLOSE_S: Final = 10.0
-"""So long an end waits for one."""
+"""How long an end waits for an etcd that does not answer."""
 ROOM_S: Final = (0.1, 1.0)
-"""First and longest between two tries of an etcd that is full."""
+"""First and longest rest between two tries of an etcd that is full."""
 TICKETS_WAITING_MAX: Final = 1 << 20
-"""Above it etcd has stood still for minutes: better to stop than to grow."""
+"""With more waiting, etcd has stood still for minutes: better to stop than to grow."""
 
 Copied = Callable[[CkptError | None], None]
 
@@ -159,8 +159,8 @@ class EtcdCatalog:
         self._queue((path, done))
 
     async def close(self) -> None:
-        """Write what waits, end the writer, free the leader's key. Where etcd does not answer, what
-        waits hears Unavailable.
+        """Write what waits, end the writer, and free the leader's key. If etcd does not answer,
+        whoever waits gets Unavailable.
         """
         self._closing = True
         self._changed.set()
@@ -172,8 +172,8 @@ class EtcdCatalog:
             await self._client.close()
 
     async def abandon(self) -> None:
-        """In the place of `close`, where the fence is lost, or may be: nothing more is sent, what
-        waits hears nothing. What is on its way may be stored still.
+        """Used instead of `close` when the fence is lost, or may be: nothing more is sent, and
+        whoever waits hears nothing. What is on its way may still be stored.
         """
         self._closing = True
         if self._writer is not None:

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 OLDEST: Final = (3, 4)
 CONNECT_S: Final = 1.0
 ATTEMPT_S: Final = 2.0
-"""For one member's answer; then the next one is asked."""
+"""Patience with one member; then the next one is asked."""
 KEEP_ATTEMPT_S: Final = 0.5
-"""Of several members one that hangs must not cost a lease."""
+"""The same for keeping a lease: one of several members that hangs must not cost it."""
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 1.0
 ANSWER_BYTES_MAX: Final = 512 * MiB
@@ -123,8 +123,8 @@ class EtcdClient:
                 )
 
     async def keep_lease(self, lease: int) -> int:
-        """etcd's newest revision while the lease lives on, from now for its length; 0 when it has
-        ended. Raises Unavailable when nobody knows.
+        """Renew the lease for its full length. Returns etcd's newest revision, or 0 when the lease
+        has ended. Raises Unavailable when nobody knows.
         """
         named = LeaseNamed(lease)
         try:
@@ -134,17 +134,19 @@ class EtcdClient:
         return kept.result.header.revision if kept.result.TTL > 0 else 0
 
     async def end_lease(self, lease: int) -> None:
-        """With all keys that hang on it, where etcd answers; else it ends by itself."""
+        """End the lease with all its keys, if etcd answers; otherwise it ends by itself."""
         with suppress(CkptError):
             await self.call("lease/revoke", LeaseNamed(lease), Lease)
 
     async def one(self, key: bytes, deadline: float) -> KeyValue | None:
-        """What the key holds; None: there is none. Raises as `call`."""
+        """The value of the key; None if there is none. Raises as `call`."""
         found = await self.call("kv/range", Range(key), RangeFound, deadline)
         return found.kvs[0] if found.kvs else None
 
     async def health(self, member: str) -> tuple[float, str]:
-        """Seconds until this member said that it is well, and ""; else NaN, and why not."""
+        """Seconds until this member reported that it is well, and ""; otherwise NaN, and the
+        reason.
+        """
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
@@ -159,8 +161,8 @@ class EtcdClient:
     async def watch(
         self, request: WatchKeys, turn: int, silence_s: float
     ) -> AsyncGenerator[KeyChanges | None, None]:
-        """What happens, as one member says, which is another one for each `turn`; None after so
-        much silence. Raises Unavailable when it ends.
+        """Changes, as one member reports them, a different one for each `turn`; None after a long
+        silence. Raises Unavailable when the watch ends.
         """
         member = self.url.members[turn % len(self.url.members)]
         if self.url.user and not self._token:

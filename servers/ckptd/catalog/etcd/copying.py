@@ -37,7 +37,7 @@ from ckptd.catalog.etcd.words import encode
 
 _LOOK_S: Final = 0.1
 _CLEAR_S: Final = 5.0
-"""So long the end of a copy that failed waits for etcd."""
+"""How long the end of a failed copy waits for etcd."""
 _OWN: Final = frozenset((keys.COPYING, keys.LEADER, keys.SEQUENCE, keys.TERM))
 
 

@@ -57,9 +57,9 @@ from ckptd.catalog.etcd.words import (
 )
 
 LEASE_S: Final = 2
-"""A coordinator that was killed is missed after it."""
+"""A coordinator that was killed is missed after this."""
 HELD_LEASES: Final = 2
-"""Who keeps the leader's key for so many leases lives, and renews its own."""
+"""A process that keeps the leader's key for so many leases lives, and renews its own."""
 _LOOK_S: Final = 0.1
 _PAGE_ATTEMPT_S: Final = 10.0
 """It may have tens of megabytes."""
@@ -167,7 +167,7 @@ class FencedSpace:
             )
 
     async def check_free(self, deadline: float) -> None:
-        """Raises Refused where a copy would meet anything but a part of another copy."""
+        """Raises Refused where a copy would find anything but a part of another copy."""
         # First this one, which goes when the other comes.
         part = await self._one(keys.COPYING, deadline)
         if await self._one(keys.META, deadline) is not None:
@@ -324,7 +324,7 @@ class FencedSpace:
         await self._client.call("kv/txn", request, TransactionDone, deadline)
 
     async def clear(self, fence: Fence, deadline: float) -> None:
-        """Nothing is left of a copy that is not whole, nor the fence's key: it has no more."""
+        """Remove a copy that is not complete, and the fence's key with it."""
         full = self._space.full
         mine = Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision)
         unfinished = Compare(full(keys.META), "VERSION", version=0)
@@ -414,12 +414,12 @@ class FencedSpace:
         return await self._client.keep_lease(fence.lease)
 
     async def compact(self, revision: int) -> None:
-        """Let go what was overwritten up to there; where etcd does not, the next time will."""
+        """Let etcd forget older values up to this revision; if it does not, the next call will."""
         with suppress(CkptError):
             await self._client.call("kv/compaction", Compact(revision), Compacted)
 
     async def free(self, fence: Fence) -> None:
-        """End the lease, and so the leader's key, where etcd answers at once."""
+        """End the lease, and with it the leader's key, if etcd answers at once."""
         await self._client.end_lease(fence.lease)
 
     def _value(self, name: str, found: KeyValue, kind: type[_Value]) -> _Value:

@@ -51,11 +51,11 @@ class Writes:
 
     @property
     def fits(self) -> bool:
-        """One transaction can have them all."""
+        """Whether one transaction can have them all."""
         return self.count <= WRITES_MAX and self.bytes <= BYTES_MAX
 
     def merged(self, later: Writes) -> Writes | None:
-        """Both, one after the other; None when one transaction cannot say that."""
+        """Both, one after the other; None if one transaction cannot do that."""
         if any(name.startswith(tuple(self.sweeps)) for name in later.values):
             return None
         swept = tuple(later.sweeps)
@@ -77,8 +77,8 @@ class Writes:
 
 
 def fold(image: CatalogImage, entries: Sequence[CatalogEntry]) -> Writes:
-    """Apply them, and say what that changed. Raises KeyError for what cannot be; the image is of no
-    more use then.
+    """Apply the entries, and return what that changes. Raises KeyError for entries that cannot
+    apply; then the image must not be used any more.
     """
     cells: dict[str, KeyedValue] = {}
     before: Values = {}

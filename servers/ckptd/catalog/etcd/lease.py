@@ -32,15 +32,15 @@ class LeaseKeeper:
 
     @property
     def ended(self) -> bool:
-        """The lease has ended, as etcd said, or may have."""
+        """Whether the lease has ended, or may have."""
         return self._task.done()
 
     def on_ended(self, call: Callable[[], None]) -> None:
-        """`call` is called soon after."""
+        """Call `call` soon after it has ended."""
         self._task.add_done_callback(lambda _task: call())
 
     async def close(self) -> None:
-        """Renew it no more."""
+        """Stop renewing it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

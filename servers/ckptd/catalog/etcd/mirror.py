@@ -30,7 +30,7 @@ from ckptd.catalog.etcd.words import KeyChange, KeyChanges, Range, RangeFound, W
 READ_S: Final = 30.0
 """For all pages."""
 LATE_S: Final = 1.0
-"""A watch that is so far back is another member's business."""
+"""A watch that lags for longer is begun again, with another member."""
 REST_S: Final = (0.1, 2.0)
 
 
@@ -66,12 +66,12 @@ class Mirror:
             await asyncio.gather(task, return_exceptions=True)
 
     def expects(self, revision: int) -> None:
-        """etcd is at least as far."""
+        """Note that etcd has reached at least this revision."""
         self._expected = max(self._expected, revision)
 
     async def pairs_at(self, revision: int, patience_s: float) -> list[tuple[str, bytes]] | None:
-        """All (name, value) as of that revision, after which nobody wrote; None where I do not come
-        to it in time.
+        """All (name, value) at that revision, after which nobody wrote; None if the mirror does not
+        reach it in time.
         """
         try:
             async with asyncio.timeout(patience_s):

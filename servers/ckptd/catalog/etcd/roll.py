@@ -33,11 +33,11 @@ from ckptd.catalog.etcd.words import (
 
 _LOOK_S: Final = 0.2
 _PATIENCE_LEASES: Final = 3
-"""Who holds an id for so many leases lives."""
+"""A process that holds an id for so many leases lives."""
 
 
 class Coordinator(Struct, frozen=True):
-    """Of `coordinator/ID`. For people, but for `process` and `address`."""
+    """The value of `coordinator/ID`. For people, except for `process` and `address`."""
 
     process: str
     """Of one process alone."""
@@ -67,8 +67,8 @@ class Roll:
         self._task: asyncio.Task[None] | None = None
 
     async def join(self, deadline: float) -> None:
-        """Written down on return, and kept so until `leave`. Raises Busy when another process has
-        this id and lives.
+        """Write the entry, which is there on return, and keep it until `leave`. Raises Busy when
+        another living process has this id.
         """
         loop = asyncio.get_running_loop()
         began, seen = loop.time(), None
@@ -90,7 +90,7 @@ class Roll:
         return {id: one for id, value in named if (one := _read(value)) is not None}
 
     async def leave(self) -> None:
-        """Be gone from it at once, where etcd answers."""
+        """Remove the entry at once, if etcd answers."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -12,11 +12,11 @@ BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 1.0, 3.0, 10.0)
 LATEST_S: Final = 300.0
 LATEST_COUNT: Final = 1000
 FEW: Final = 20
-"""So many say nothing about one in a hundred."""
+"""Fewer measurements say nothing about the slowest percent."""
 
 
 class TransactionTimes:
-    """I count each, in seconds."""
+    """I collect the durations of transactions, in seconds."""
 
     def __init__(self) -> None:
         self.histogram = Histogram(BOUNDS_S)
@@ -24,7 +24,7 @@ class TransactionTimes:
         self._latest: deque[tuple[float, float]] = deque(maxlen=LATEST_COUNT)
 
     def took(self, seconds: float, now_s: float | None = None) -> None:
-        """One has its answer."""
+        """Add the duration of one that was answered."""
         self.histogram.observe(seconds)
         self._latest.append((time.monotonic() if now_s is None else now_s, seconds))
 
