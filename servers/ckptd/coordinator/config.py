@@ -82,7 +82,7 @@ class CoordinatorConfig:
     its reserve.
     """
     full_percent: int = 95
-    """TARGET_FULL is reported from this on, likewise."""
+    """The same for TARGET_FULL."""
     wire: Annotated[str, "auto|mac|encrypt|plain"] = "auto"
     """Protection of what is said over TCP: auto, a tag on bulks from and to other hosts, so that
     nobody on the way can change them; mac, a tag on all bulks; encrypt, everything is encrypted, so
