@@ -33,7 +33,7 @@ def has_ended(identity: str) -> bool:
 
 
 def pid_of(identity: str) -> int | None:
-    """Of the process, while it is seen to run."""
+    """The process id, while the process is seen to run."""
     pid, start, *_ = (*identity.split(), "", "")
     if not (pid.isascii() and pid.isdigit()):
         return None

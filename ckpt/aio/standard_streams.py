@@ -11,7 +11,7 @@ import sys
 
 
 def open_missing_streams() -> None:
-    """They lead nowhere. Call it before anything else is opened."""
+    """Open missing standard streams, which lead nowhere. Call it before anything else is opened."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             mode = "r" if number == 0 else "w"

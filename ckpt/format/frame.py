@@ -170,11 +170,11 @@ class FrameWriter:
 
     @property
     def number(self) -> int:
-        """Of the last frame that was made: under it its bulk is to be sealed."""
+        """The number of the last frame that was made: its bulk is to be sealed under it."""
         return self._sequence - 1
 
     def set_key(self, key: bytes) -> None:
-        """Use the session key from the next frame on; the sequence goes on."""
+        """Use the session key from the next frame on; the sequence continues."""
         self._mac = _Mac(key)
 
     def tag_bulks(self, mac: BulkMac) -> None:
@@ -265,7 +265,7 @@ class FrameReader:
         self._bulk_crc: int | None = None
 
     def set_key(self, key: bytes) -> None:
-        """Expect the session key from the next frame on; the sequence goes on."""
+        """Expect the session key from the next frame on; the sequence continues."""
         self._mac = _Mac(key)
         self._keyed = key != ZERO_KEY
 
@@ -274,7 +274,7 @@ class FrameReader:
         self._bulk_check = check
 
     def unseal(self, opener: HeadOpener) -> None:
-        """From the next frame on all is encrypted, or refused."""
+        """From the next frame on everything must be encrypted."""
         self._opener = self._bulk_check = opener
         self.prefix_bytes = _HEAD_BYTES.size
 

@@ -38,7 +38,7 @@ class Arenas:
 
 
 class Arena:
-    """I hand out memory until `reset`, after which all of it is mine again."""
+    """I hand out memory until `reset`, which makes all of it free again."""
 
     def __init__(self, size: int) -> None:
         self._memory = np.frombuffer(touched_memory(size), np.uint8)
@@ -52,5 +52,5 @@ class Arena:
         return self._memory[start : start + size]
 
     def reset(self) -> None:
-        """Make all memory free again: nobody needs what was taken from it."""
+        """Make all memory free again: nobody may need what was taken from it."""
         self._used = 0

@@ -45,12 +45,12 @@ class WritePace:
     _settled_s: float = -math.inf
 
     def check_stopped(self) -> None:
-        """Raises Aborted when all is to end."""
+        """Raises Aborted when everything is to end."""
         if self.is_stopped():
             raise Aborted("writing was stopped", hint="the next writer goes on from here")
 
     def wait_turn(self, byte_count: int) -> None:
-        """Return when so many bytes may be moved. Raises Aborted when all is to end."""
+        """Wait until so many bytes may be moved. Raises Aborted when everything is to end."""
         while not self.is_stopped() and self.is_burst():
             self.sleep(POLL_S)
         with self._lock:

@@ -42,7 +42,7 @@ class Owner:
     """As in a Wish."""
 
     def wish_whole(self) -> Wish:
-        """For all of them, in memory of their own."""
+        """Wish for all of the elements, in new memory."""
         memory = np.empty(self.tensor.global_shape, dtype_of(self.tensor.dtype))
         return Wish(self.tensor, self.rank, (0,) * memory.ndim, memory)
 
@@ -72,4 +72,4 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Let it go. Idempotent."""
+        """Close it. Idempotent."""

@@ -259,7 +259,7 @@ class WriteJob:
     # ----------------------------------------------------------------------- items
 
     def receipts(self) -> dict[int, Receipt]:
-        """Items that are done, by number: of this plan alone."""
+        """Finished items, by number: of this plan only."""
         folder = self._prefix + names.DRAIN
         present = {folder + name for name in self._sink.children(folder)}
         found: dict[int, Receipt] = {}
@@ -279,7 +279,7 @@ class WriteJob:
         return receipt if receipt.plan == self._digest else None
 
     def write_items(self, parts: Parts, slot: int, progress: Progress | None = None) -> None:
-        """What falls to one thread, until nothing is left."""
+        """Write what falls to one thread, until nothing is left."""
         number = parts.take(slot, None)
         while number is not None:
             self.write_item(number, progress)

@@ -19,7 +19,9 @@ CATCH_UP: Final = 2
 
 
 class AgeClock:
-    """I am one coordinator's, and am asked at each tick: in between I cannot tell a jump."""
+    """I belong to one coordinator, which asks me at each tick; between two I cannot notice a
+    jump.
+    """
 
     def __init__(self, newest_s: float | None) -> None:
         """newest_s: when the newest commit was, by the wall clock of then; None without any."""

@@ -51,8 +51,8 @@ class DomainRooms:
 
 
 def weight(room: int, room_max: int, free_share: float) -> float:
-    """Of one target, 1 at most: `room` is what its columns may take, `room_max` the same of the
-    target that has most, `free_share` the part of this target that is free.
+    """The weight of one target, 1 at most: `room` is what its columns may take, `room_max` the same
+    of the target with most, `free_share` the part of this target that is free.
     """
     short = min(1.0, max(0.0, (AMPLE - free_share) / (AMPLE - SHORT)))
     by_room = min(1.0, NEARLY * room / max(1, room_max))

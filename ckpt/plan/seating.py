@@ -33,19 +33,22 @@ class Candidate(Struct, frozen=True, gc=False):
     boot: BootId
     domain: Domain
     device: str
-    """Targets that name the same device share its `bytes_free`; empty when it shares with nobody.
+    """Targets that name the same device share its `bytes_free`; empty when it shares with
+    nobody.
     """
     bytes_free: int
     """Of the device, reservations already taken off."""
     load_bytes: int
     """Bytes of columns that this burst already gave to it."""
     live: bool = True
-    """A target that is down takes nothing, but keeps its place, so that groups stay what they were.
+    """A target that is down takes nothing, but keeps its place, so that groups stay what they
+    were.
     """
     parity_bytes: int = 0
     """The part of `load_bytes` that is parity; left at 0, roles rotate by `turn` alone."""
     own_bytes_free: int | None = None
-    """What the target's own capacity leaves, besides the device; None when only the device counts.
+    """What the target's own capacity leaves, besides the device; None when only the device
+    counts.
     """
     usable_bytes: int = 0
     """What its columns may take in all; 0 when that is not known: then there is plenty of room."""
@@ -66,7 +69,7 @@ def group_count(code: Code, target_count: int) -> int:
 
 
 def rooms_of(candidates: Sequence[Candidate]) -> Rooms:
-    """What each may still take: its own, and its part of what its device has."""
+    """What each target may still take: its own room, and its part of what its device has."""
     budgets = [budget_of(c) for c in candidates]
     sharing = Counter(budget for c, budget in zip(candidates, budgets, strict=True) if c.live)
     return {
@@ -151,7 +154,7 @@ def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]
 
 
 def group_numbers(code: Code, candidates: Sequence[Candidate]) -> dict[TargetId, int]:
-    """The placement group of each."""
+    """The number of each target's placement group."""
     groups = _groups(code, candidates)
     return {one.target: number for number, group in enumerate(groups) for one in group}
 
@@ -207,5 +210,5 @@ def _prime_from(size: int) -> int:
 
 
 def budget_of(candidate: Candidate) -> str:
-    """Whose `bytes_free` it is: the device's, or the target's own."""
+    """Whose `bytes_free` counts: the device's, or the target's own."""
     return f"device {candidate.device}" if candidate.device else f"target {candidate.target}"

@@ -12,7 +12,7 @@ from ckpt.base.ids import ColumnNumber, TargetId
 
 
 class SourceLoads:
-    """I count what each target gave. `choose` counts at once: what is read is what was chosen."""
+    """I count what each target gave. `choose` counts at once: what is chosen will be read."""
 
     def __init__(self) -> None:
         self._bytes: dict[TargetId, int] = {}

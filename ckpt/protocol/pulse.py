@@ -35,7 +35,7 @@ class Beat(Enum):
 
 
 class Pulse:
-    """I am of one session."""
+    """I watch one session."""
 
     def __init__(self) -> None:
         #: Silent since then, although it was asked; None: it was not.
@@ -44,30 +44,30 @@ class Pulse:
         self._expects = False
 
     def asked(self, now_us: int) -> None:
-        """Something was sent to it."""
+        """Note that something was sent."""
         if self._since_us is None:
             self._since_us = now_us
 
     def heard(self, now_us: int) -> None:
-        """Bytes of it have come."""
+        """Note that bytes have come."""
         self._pinged_us = None
         self._since_us = now_us if self._expects else None
 
     def expect(self, now_us: int, something: bool) -> None:
-        """Whether its owner waits for an answer that may take long."""
+        """Say whether its owner waits for an answer that may take long."""
         self._expects = something
         if something:
             self.asked(now_us)
 
     @property
     def due_us(self) -> int | None:
-        """When `beat` has something to say."""
+        """When `beat` next has something to do."""
         if self._pinged_us is not None:
             return self._pinged_us + GIVE_UP_US
         return None if self._since_us is None else self._since_us + PING_AFTER_US
 
     def beat(self, now_us: int) -> Beat:
-        """Time passes."""
+        """Time passes: say what to do now."""
         due_us = self.due_us
         if due_us is None or now_us < due_us:
             return Beat.NOTHING

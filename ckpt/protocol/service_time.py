@@ -33,28 +33,28 @@ class ServiceTime:
     _done: int = 0
 
     def began(self, now_us: int) -> None:
-        """One more operation is under way."""
+        """Note that one more operation is under way."""
         if not self._open_count:
             self._since_us = now_us
         self._open_count += 1
 
     def ended(self, now_us: int, amount: int) -> None:
-        """One of them is answered; `amount` is 0 when it failed."""
+        """Note that one of them was answered; `amount` is 0 if it failed."""
         self._busy_us += now_us - self._since_us
         self._since_us = now_us
         self._done += amount
         self._open_count -= 1
 
     def given_up(self) -> None:
-        """One of them is waited for no more; that is no sign of life."""
+        """Note that one of them is no longer waited for; that is no sign of life."""
         self._open_count -= 1
 
     def worked_elsewhere(self, now_us: int) -> None:
-        """The device did something else until now."""
+        """Note that the device did something else until now."""
         self._since_us = now_us
 
     def excuse(self, gap_us: int) -> None:
-        """For so long nobody was there to hear what had ended."""
+        """Excuse a time in which nobody was there to hear what had ended."""
         self._since_us += gap_us
 
     def fade(self) -> None:
@@ -63,7 +63,7 @@ class ServiceTime:
         self._done //= 2
 
     def hangs(self, now_us: int) -> bool:
-        """It has something to do and ends nothing."""
+        """Whether it has something to do and ends nothing."""
         return self._open_count > 0 and now_us - self._since_us >= HANG_US
 
     def still_us(self, now_us: int) -> int | None:

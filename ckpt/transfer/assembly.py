@@ -76,7 +76,7 @@ class CellPool:
         return np.empty(size, np.uint8)
 
     def give_back(self, cell: Bytes) -> None:
-        """Nobody may touch it afterwards."""
+        """Give a cell back; nobody may touch it afterwards."""
         with self._lock:
             free = self._free.setdefault(len(cell), [])
             if len(free) < CELLS_KEPT_MAX:
@@ -133,7 +133,7 @@ class Assembly:
         self._crcs: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
     def is_direct(self, stripe: int, column: int) -> bool:
-        """The whole cell has one place in the destination."""
+        """Whether the whole cell has one place in the destination."""
         return self._place(stripe, column) is not None
 
     def land(self, column: int, start: int, size: int) -> memoryview:
@@ -185,7 +185,7 @@ class Assembly:
         self.manifest = manifest
 
     def has_work(self, action: FinishStripe) -> bool:
-        """Finishing it decodes or copies bytes."""
+        """Whether finishing it decodes or copies bytes."""
         if action.parts:
             return True
         if action.stripe in self._frames:

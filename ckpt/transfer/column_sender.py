@@ -90,11 +90,11 @@ class ColumnSender:
             raise Unavailable(f"target {self.place.target} takes no bytes")
 
     def flush(self) -> None:
-        """No cell's memory is read any more."""
+        """Wait until no cell's memory is read any more."""
         self._until(lambda: not self._flying)
 
     def seal(self, manifest: Buffer) -> ColumnProof:
-        """All cells are sent; the column is durable when this returns."""
+        """Seal the column, whose cells are all sent; it is durable on return."""
         view = memoryview(manifest)
         for offset in range(0, view.nbytes if self.proof is None else 0, SEAL_PART_BYTES):
             self._until(lambda: self._link.writable_now)

@@ -52,7 +52,7 @@ class Cell:
     slot: int
 
     def release(self) -> None:
-        """The bytes are sent or dropped. Exactly once."""
+        """Note that the bytes are sent or dropped. Exactly once."""
         if self.ring is not None:
             self.ring.give(self.slot)
 
@@ -137,7 +137,7 @@ class PayloadEncoder:
             return cell
 
     def put_back(self, stripe: int, column: int, cell: Cell) -> None:
-        """It could not be sent after all."""
+        """Take back a cell that could not be sent."""
         if cell.ring is not None:
             with self._lock:
                 self._cells[stripe, column] = cell
@@ -165,7 +165,7 @@ class PayloadEncoder:
         return self._stopped and not self._stepping
 
     def forget_arena(self) -> None:
-        """Hold no view of the arena any more, so that its owner may unmap it."""
+        """Let go of all views of the arena, so that its owner may unmap it."""
         assert self.quiet
         self._arena = memoryview(b"")
 

@@ -48,7 +48,7 @@ class ParityRing:
             return taken
 
     def give(self, slot: int) -> None:
-        """The slot's bytes are needed no more."""
+        """Free a slot whose bytes are no longer needed."""
         with self._lock:
             assert slot not in self._free, "a slot is given back once"
             self._free.append(slot)

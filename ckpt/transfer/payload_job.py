@@ -364,7 +364,9 @@ class PayloadJob:
         self._perform(self.writer.handle(Ticked(now_us)))
 
     def is_starved(self, now_us: int) -> bool:
-        """The head pass has waited too long for lagging parity columns while others could go."""
+        """Whether the head pass has waited too long for lagging parity columns while others could
+        go.
+        """
         since, self._looked_us = self._looked_us, now_us
         starved = self.encoder.starved_since_us
         if starved is None or not self._hungry or self.writer.done:

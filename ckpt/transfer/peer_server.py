@@ -103,11 +103,15 @@ class PeerServer:
         )
 
     def offer(self, job: ReadJob, spans: Spans, manifest: bytes | None) -> None:
-        """These bytes of the payload have landed and stay as they are until I am closed."""
+        """Offer bytes of the payload that have landed, and stay as they are until this is
+        closed.
+        """
         self._answers.offer(job, spans, manifest)
 
     def give(self, payload: PayloadId, view: View) -> None:
-        """What `view` finds on my thread stays as it is until I am closed."""
+        """Offer what `view` finds on this server's thread; it stays as it is until this is
+        closed.
+        """
         self._answers.give(payload, view)
 
     def close(self) -> None:

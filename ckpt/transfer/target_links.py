@@ -60,7 +60,7 @@ class TargetLinks:
         self.forget(link)
 
     def forget(self, link: Link) -> bool:
-        """The link is gone. True when a place may be tried again at once, by TCP."""
+        """Note that the link is gone. True when a place may be tried again at once, by TCP."""
         self._links = {key: other for key, other in self._links.items() if other is not link}
         local = link.address.startswith("unix:")
         if local and link.peer is None:

@@ -28,7 +28,7 @@ class Bulk:
         """None: memory of its own, or where a link's sink put it."""
 
     def crc(self) -> int:
-        """CRC-32 of what came."""
+        """CRC-32 of the bytes that came."""
         return crc32(self.view) if self.sums is None else self.sums.whole
 
     def release(self) -> None:
@@ -39,7 +39,7 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class BulkRules:
-    """How bulks of a server's peers come."""
+    """How bulks of a server's peers are received."""
 
     unchecked: frozenset[type] = frozenset()
     """Messages whose bulk the handler itself compares with its checksum."""

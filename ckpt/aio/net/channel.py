@@ -132,7 +132,7 @@ class Channel:
 
     @property
     def in_frame(self) -> bool:
-        """A frame has begun to arrive and is not whole."""
+        """Whether a frame has begun to arrive and is not complete."""
         return self._head is not None or self._end > self._start
 
     @property
@@ -147,7 +147,7 @@ class Channel:
 
     @property
     def lent_bytes(self) -> int:
-        """Of bulks that the peer has borrowed and not given back."""
+        """Bytes of bulks that the peer has borrowed and not given back."""
         return self._lender.bytes
 
     # ----------------------------------------------------------------------- receiving
@@ -458,7 +458,7 @@ class Channel:
         self._lender.went(len(view), sent)
 
     def take_back(self, lendable: Lendable) -> None:
-        """The peer shall let go of this memory."""
+        """Ask the peer to let go of this memory."""
         region = self._lender.take_back(lendable)
         if region is not None and not self.closed:
             self.send(0, TakeBackMemory(region))

@@ -158,7 +158,7 @@ class Link:
 
     @property
     def writable_now(self) -> bool:
-        """Open, nothing is queued, and little enough is lent."""
+        """Whether it is open, nothing is queued, and little enough is lent."""
         channel = self.channel
         if self.state is not LinkState.OPEN or channel is None or channel.queued_bytes:
             return False
@@ -302,7 +302,7 @@ class LinkLoop:
         channel.close()
 
     def adopt(self, link: Link, found: Link, peer: Established, pulse: Pulse | None) -> None:
-        """A search calls this: the socket of the link that tried for this one is this one's."""
+        """A search calls this: the socket of the link that tried becomes this one's."""
         channel = found.channel
         assert channel is not None
         link.address, link.channel, link.connected = found.address, channel, True
@@ -349,7 +349,7 @@ class LinkLoop:
             self._wake_fd = -1
 
     def withdraw(self, lendable: Lendable) -> None:
-        """This memory is lent no more, and peers shall let go of it."""
+        """Lend this memory no more, and ask peers to let go of it."""
         self.lendables.remove(lendable)
         for link in self.links:
             if link.channel is not None:

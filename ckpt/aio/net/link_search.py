@@ -83,20 +83,20 @@ class LinkSearch(Generic[Link]):
         return self._search.wake_us
 
     def tick(self) -> None:
-        """Time has passed, or this begins."""
+        """Note that time has passed, or that the search begins."""
         self._pursue(Ticked(now_us()))
 
     def failed(self, link: Link, error: CkptError) -> None:
-        """A link that tries has closed."""
+        """Note that a link which tries has closed."""
         if self._tries.pop(link.address, None) is link:
             self._pursue(AddressFailed(now_us(), link.address, error))
 
     def proved(self, link: Link, peer: Established) -> None:
-        """A link that tries has come to one who leads."""
+        """Note that a link which tries has reached the leader."""
         self._pursue(AddressProved(now_us(), link.address, peer))
 
     def close(self) -> None:
-        """Nothing is tried any more."""
+        """Stop trying."""
         tries, self._tries = self._tries, {}
         for link in tries.values():
             self._loop.close(link)

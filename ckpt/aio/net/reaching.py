@@ -29,5 +29,5 @@ def reach(where: Address) -> tuple[socket.socket, int]:
 
 
 def cannot_connect(address: str, code: int) -> Unavailable:
-    """Why not, by errno."""
+    """Why a connection failed, by errno."""
     return Unavailable(f"cannot connect to {address}: {os.strerror(code)}")

@@ -74,18 +74,18 @@ class Seats(Generic[K]):
 
     @property
     def is_full(self) -> bool:
-        """A newcomer needs somebody's seat."""
+        """Whether a newcomer needs somebody's seat."""
         return len(self._sources) >= self.seats_max
 
     def take(self, who: K, source: str, at_us: int) -> None:
-        """Somebody sits down."""
+        """Give a seat to a newcomer."""
         assert who not in self._sources
         self._sources[who] = source
         self._counts[source] += 1
         self._young[who] = at_us
 
     def leave(self, who: K) -> bool:
-        """The seat is free; False when it had none."""
+        """Free the seat; False when it had none."""
         source = self._sources.pop(who, None)
         if source is None:
             return False
@@ -100,7 +100,7 @@ class Seats(Generic[K]):
         return True
 
     def victim(self, at_us: int) -> K | None:
-        """Who gives way to a newcomer; None while all seats are young."""
+        """Who must give way to a newcomer; None while all seats are young."""
         self._ripen(at_us)
         if not self._ripe:
             return None
@@ -108,7 +108,7 @@ class Seats(Generic[K]):
         return max(drawn, key=lambda who: self._counts[self._sources[who]])
 
     def ripe_in_us(self, at_us: int) -> int:
-        """Until there will be a victim, if nobody leaves before."""
+        """Microseconds until there will be a victim, if nobody leaves before."""
         if self._ripe or not self._young:
             return 0
         oldest_us = next(iter(self._young.values()))

@@ -75,7 +75,7 @@ class SendQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is queued, and nobody is at it."""
+        """Whether nothing is queued, and nobody is sending."""
         return not self._outgoing and not self._pushing
 
     def put(self, view: memoryview, sent: Sent | None = None, descriptor: int = -1) -> None:

@@ -340,7 +340,7 @@ class Server:
             self._end(watch.channel, Cut.CLOSED, reason)
 
     def pressure(self) -> Pressure:
-        """What the door has seen; costs little."""
+        """How crowded the door is; cheap."""
         door = self._door
         evicted = self._cuts[Cut.EVICTED]
         return Pressure(self.need(), evicted, door.shortage_count, self._turned_away)

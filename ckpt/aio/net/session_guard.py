@@ -13,7 +13,7 @@ from ckpt.protocol.handshake import SessionKeys
 
 @dataclass(frozen=True, slots=True)
 class SessionGuard:
-    """Of bulks; heads are their reader's and writer's business."""
+    """Protects the bulks of a session; heads belong to their reader and writer."""
 
     incoming: Gmac | Opener | None = None
     """Checks those that come, or decrypts them."""

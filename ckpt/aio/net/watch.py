@@ -63,7 +63,9 @@ class Watch:
                 self._loop.remove_writer(self._number)
 
     def stop(self) -> None:
-        """Watch no more. Must come before the socket is closed, since numbers are used again."""
+        """Stop watching. Must come before the socket is closed, since descriptor numbers are used
+        again.
+        """
         self.cancel_timer()
         if self._reads:
             self._reads = False
@@ -79,7 +81,7 @@ class Watch:
             self.timer = None
 
     def guard(self, work: Callable[[], None]) -> None:
-        """Do some of the channel's work; its failure ends the channel."""
+        """Do some of the channel's work; an error ends the channel."""
         try:
             work()
         except CkptError as error:

@@ -93,7 +93,9 @@ class FollowedWire:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this host reach what listens there. A name is taken for far."""
+    """Whether only processes of this host can reach what listens there. A host name counts as
+    remote.
+    """
     try:
         return host == "localhost" or _address(host).is_loopback
     except ValueError:

@@ -71,7 +71,7 @@ class PageBuilder:
         self._room = _ROOM
 
     def add(self, tensor: IndexTensor) -> None:
-        """The next one, in the index's order."""
+        """Add the next tensor, in the index's order."""
         tensor_cost = _tensor_cost(tensor)
         if self._room < tensor_cost + _BOX_COST_MAX:
             self.finish()
@@ -99,7 +99,7 @@ class PageBuilder:
         return pages
 
     def finish(self) -> None:
-        """What comes next is another page's."""
+        """End the page: what comes next belongs to another one."""
         if self._page:
             self._pages.append(self._page)
         self._page = []

@@ -59,7 +59,9 @@ class TensorPages:
         self._last: IndexTensor | None = None
 
     def add(self, tensor: IndexTensor) -> None:
-        """They ascend by `tensor_order`. Raises Refused when one passes a limit."""
+        """Add a tensor; they come in the order of `tensor_order`. Raises Refused when it passes a
+        limit.
+        """
         if len(tensor.boxes) > 1:
             boxes = folded(tensor.boxes) if self._in_rows else tuple(tensor.boxes)
             form = tensor.name, tensor.meaning, tensor.dtype, tensor.global_shape
@@ -75,7 +77,7 @@ class TensorPages:
         self._pack()
 
     def finish(self) -> None:
-        """There are no more."""
+        """Finish: there are no more tensors."""
         self._builder.finish()
         self._pack()
 

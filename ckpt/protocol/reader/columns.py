@@ -89,31 +89,31 @@ class SourceColumn:
         self.outstanding_bytes += size
 
     def note_progress(self, now_us: int) -> None:
-        """It brought something."""
+        """Note that it brought something."""
         self.charge(now_us)
         self.waiting_since_us = self.progress_us = now_us
 
     def charge(self, now_us: int) -> None:
-        """Count the time that it has owed."""
+        """Count the time that it has owed something."""
         if self.asks:
             self.owing_us += max(0, now_us - self.owing_until_us)
         self.owing_until_us = now_us
 
     def excuse(self, own_us: int, now_us: int) -> None:
-        """The reader itself took so much of the time that was just charged."""
+        """Subtract time of the last charge in which the reader itself was busy."""
         if self.asks:
             self.owing_us = max(0, self.owing_us - own_us)
             self.waiting_since_us = min(now_us, self.waiting_since_us + own_us)
 
     def note_turn(self, now_us: int, size: int) -> None:
-        """Its target brought bytes of something else that this process asked for."""
+        """Note that its target brought bytes of something else that this process asked for."""
         self.charge(now_us)
         if self.asks:
             self.served_bytes += size
             self.waiting_since_us = now_us
 
     def leave(self, standing: Standing, reason: str, now_us: int) -> None:
-        """It is not reachable any more; what it owed is void."""
+        """Note that it can no longer be reached; what it owed is void."""
         self.standing, self.reason = standing, reason
         self.asks.clear()
         self.queue.clear()
@@ -125,7 +125,7 @@ class SourceColumn:
 
     @property
     def rate(self) -> float:
-        """Bytes of its target for each microsecond in which it owed something."""
+        """Bytes from its target per microsecond in which it owed something."""
         return self.served_bytes / max(1, self.owing_us)
 
 
@@ -138,7 +138,7 @@ class Effort:
     """Of the cells in which they lie."""
 
     def add(self, wanted_bytes: int, cells_bytes: int) -> None:
-        """A stripe begins."""
+        """Note that a stripe begins."""
         self.wanted_bytes += wanted_bytes
         self.cells_bytes += cells_bytes
 

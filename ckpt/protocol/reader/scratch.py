@@ -15,19 +15,19 @@ class Scratch:
         self._is_direct = is_direct
 
     def has_room(self, stripe: Stripe, column: int) -> bool:
-        """For the stripe's cell of this column."""
+        """Whether there is room for the stripe's cell of this column."""
         if column in stripe.scratch or self._bytes + stripe.cell_bytes <= self._bytes_max:
             return True
         return self._has_place(stripe, column)
 
     def take(self, stripe: Stripe, column: int) -> None:
-        """The cell is asked for."""
+        """Count a cell that is asked for."""
         if column not in stripe.scratch and not self._has_place(stripe, column):
             stripe.scratch.add(column)
             self._bytes += stripe.cell_bytes
 
     def give_back(self, stripe: Stripe) -> None:
-        """It is done."""
+        """Free the cells of a stripe that is done."""
         self._bytes -= len(stripe.scratch) * stripe.cell_bytes
 
     def _has_place(self, stripe: Stripe, column: int) -> bool:

@@ -80,7 +80,7 @@ class Stripe:
 
     @property
     def complete(self) -> bool:
-        """Everything that the plan needs is here, and nothing is under way any more."""
+        """Whether all that the plan needs is here, and nothing is under way."""
         if self.stuck is not None or any(self.asked):
             return False
         return not any(minus(n, have) for n, have in zip(self.needed, self.have, strict=True))
@@ -98,7 +98,7 @@ class Stripe:
         return minus(needed, known)
 
     def forget(self, column: int) -> None:
-        """The column's cell is not what it should be: nothing of it counts any more."""
+        """Discard the column's cell, which is not what it should be."""
         self.have[column] = ()
         self.bad[column] = self.whole
 

@@ -66,7 +66,7 @@ class Lifetime:
         self._alone_since_us: int | None = None
 
     def hasten(self) -> None:
-        """It goes as soon as it is idle."""
+        """Let it go away as soon as it is idle."""
         self._idle_us = 0
 
     def reason_to_end(
@@ -115,7 +115,7 @@ class Errand:
         self.tries += 1
 
     def renew(self, not_before_us: int = 0) -> None:
-        """Ask again, at once or not before a time."""
+        """Ask again, at once or not before a given time."""
         self.session, self.not_before_us, self.tries = None, not_before_us, 0
 
 
@@ -230,5 +230,5 @@ class RankSave:
 
     @property
     def pending(self) -> bool:
-        """Handed over or refused, and neither committed nor aborted."""
+        """Whether it was handed over or refused, and is neither committed nor aborted."""
         return self.state in (SaveState.OPENING, SaveState.SENDING)

@@ -50,7 +50,7 @@ class StagerState:
 
     @property
     def idle(self) -> bool:
-        """No save is under way."""
+        """Whether no save is under way."""
         return all(save.state is SaveState.ENDED for save in self.saves.values())
 
     @property
@@ -62,8 +62,9 @@ class StagerState:
 
     @property
     def hopeless(self) -> bool:
-        """Nothing that is held can commit any more: all has ended, or failed before it was ever
-        certified."""
+        """Whether nothing that is held can commit any more: all has ended, or failed before it was
+        ever certified.
+        """
         return all(
             save.state in (SaveState.ENDED, SaveState.STOPPING)
             or save.refused
@@ -86,7 +87,7 @@ class StagerState:
         return save.state is SaveState.ENDED
 
     def half_is_free(self, half: int) -> bool:
-        """No save holds it: only then may a trainer write into it."""
+        """Whether no save holds it: only then may a trainer write into it."""
         return self.halves[half] is None
 
     def free_half(self, taken: int | None = None) -> int | None:

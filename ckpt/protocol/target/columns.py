@@ -68,7 +68,7 @@ from ckpt.protocol.target.stream import Stream, StreamState, layout_of
 
 
 class Columns:
-    """I take columns in. I hold the streams; nobody else changes them."""
+    """I receive columns. I hold the streams; nobody else changes them."""
 
     def __init__(self, core: Core, reservations: Reservations, tables: TableCache) -> None:
         self._core = core
@@ -172,11 +172,11 @@ class Columns:
         self._credit.join(stream)
 
     def asked(self, session: Session, request: int) -> None:
-        """A sender asks whether we live."""
+        """Answer a sender that asks whether this target lives."""
         self._credit.answer(session, request)
 
     def ticked(self) -> None:
-        """Senders that wait hear that we live."""
+        """Let senders that wait know that this target lives."""
         self._credit.ticked()
 
     # ----------------------------------------------------------------------- fragments
@@ -352,7 +352,7 @@ class Columns:
         self._leave(stream)
 
     def attest(self, session: Session, request: int, message: Attest) -> None:
-        """Prove again, as this process, what of it is here."""
+        """Prove again, as this process, which of these columns are here."""
         if len(message.columns) > ATTEST_COLUMNS_MAX:
             text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
             self._core.fail(session, request, "refused", text)
@@ -411,7 +411,7 @@ class Columns:
         }  # fmt: skip
 
     def gone(self, columns: Iterable[ColumnId]) -> None:
-        """Their names are removed, and that is durable."""
+        """Note that their names are removed, durably."""
         for id in columns:
             self._failed_seals.pop(id, None)
 

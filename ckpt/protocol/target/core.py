@@ -296,12 +296,12 @@ class Core:
         self.out.append(Report(level, text, tuple(values.items())))
 
     def count_refusal(self, code: str) -> None:
-        """A column that had begun was refused with this code."""
+        """Count a column that had begun and was refused with this code."""
         self.counters.columns_refused += 1
         self.refusals[code] += 1
 
     def proof(self, column: SealedColumn) -> ColumnProof:
-        """What this process vouches for."""
+        """The proof by which this process vouches for a column."""
         header, identity = column.header, self.identity
         return make_proof(
             self.key, identity.cluster, column=header.column, target=identity.target,
@@ -324,7 +324,7 @@ class Core:
         return self._operation_count
 
     def complete(self, event: Completion) -> None:
-        """The disk answered."""
+        """Handle an answer of the disk."""
         if isinstance(event, DiskFailed):
             self.counters.disk_failures += 1
             self.device.failed(event)
@@ -379,7 +379,7 @@ class Core:
         self.on_stored(column)
 
     def remove_column(self, column: SealedColumn) -> None:
-        """Forget it, when it is still the one that is known under its id."""
+        """Forget the column, if it is still the one that is known under its id."""
         if self.columns.get(column.header.column) is column:
             del self.columns[column.header.column]
             self.bytes_used -= column.file_bytes
@@ -403,14 +403,16 @@ class Core:
             self.on_gone(document)
 
     def holds(self, entry: Entry) -> bool:
-        """Whether it is what its file should hold: neither dropped nor replaced."""
+        """Whether the file is what it should be: neither dropped nor replaced."""
         if isinstance(entry, SealedColumn):
             return self.columns.get(entry.header.column) is entry
         key = (entry.kind, entry.header.checkpoint)
         return self.documents.get(key) is entry and key not in self.replacing
 
     def is_over(self, checkpoint: CheckpointId, *, again: bool) -> bool:
-        """No column of it may begin: dropped, or deleted and not made again for later ones."""
+        """Whether no column of it may begin: it was dropped, or is deleted and not made again for
+        later ones.
+        """
         deleted = (DocumentKind.TOMBSTONE, checkpoint) in self.documents
         return checkpoint in self.dropped or (deleted and not again)
 
@@ -466,7 +468,7 @@ class Space:
 
     @property
     def held_bytes(self) -> int:
-        """Of aside files, whose space is reserved."""
+        """Bytes of aside files, whose space is reserved."""
         return sum(self.held.values())
 
     @property
@@ -486,10 +488,10 @@ class Space:
         return True
 
     def settle(self, file: str) -> None:
-        """The file's space is allocated now."""
+        """Note that the file's space is allocated now."""
         self.settled.append(file)
 
     def forget(self, file: str) -> None:
-        """The file is gone, or became a column or document that counts by itself."""
+        """Note that the file is gone, or became a column or document that counts by itself."""
         self.promises.pop(file, None)
         self.held.pop(file, None)

@@ -51,7 +51,7 @@ class Credit:
     # ----------------------------------------------------------------------- what streams do
 
     def join(self, stream: Stream) -> None:
-        """The column is open: accept it, with what is there."""
+        """Accept a column that is open, with as much credit as there is."""
         self._streams[stream.key] = self._arriving[stream.key] = stream
         amount = self._amount(stream, self._free_bytes // 2)
         self._take(stream, amount)
@@ -59,7 +59,7 @@ class Credit:
         self._note_thirst(stream)
 
     def used(self, stream: Stream, size: int) -> None:
-        """A fragment came: credit turned into bytes that wait for the disk."""
+        """Note that a fragment came: credit turned into bytes that wait for the disk."""
         woken = min(stream.dormant_bytes, size)
         stream.dormant_bytes -= woken
         self._free_bytes -= woken
@@ -68,7 +68,7 @@ class Credit:
         stream.moved_us = self._core.now_us
 
     def freed(self, stream: Stream, size: int) -> None:
-        """A fragment is written, or was not wanted."""
+        """Note that a fragment is written, or was not wanted."""
         stream.writing_bytes -= size
         self._free_bytes += size
         if stream.is_whole:
@@ -78,7 +78,7 @@ class Credit:
         self.water()
 
     def leave(self, stream: Stream) -> None:
-        """The column has ended; what it had is for others."""
+        """Note that the column has ended; others get what it had."""
         if self._streams.pop(stream.key, None) is None:
             return
         self._arriving.pop(stream.key, None)
@@ -88,7 +88,7 @@ class Credit:
         self._quench(stream)
 
     def water(self) -> None:
-        """Give what is free to those that wait, generation by generation."""
+        """Distribute free credit to streams that wait, generation by generation."""
         while self._free_bytes > 0 and (stream := self._next()) is not None:
             self._quench(stream)
             checkpoint = stream.column.payload.checkpoint
@@ -110,11 +110,13 @@ class Credit:
         return None
 
     def forget(self, stream: Stream) -> None:
-        """Its session is gone: it gets nothing more, though its last writes are not answered."""
+        """Note that its session is gone: it gets nothing more, though its last writes are not
+        answered.
+        """
         self._quench(stream)
 
     def answer(self, session: Session, request: int) -> None:
-        """Whoever asks is answered at once, also one whose column is sealed: we live."""
+        """Answer a sender that asks, at once, even if its column is sealed: this target lives."""
         stream = self._streams.get((session, request))
         if stream is not None:
             stream.told_us = self._core.now_us
@@ -123,7 +125,9 @@ class Credit:
     # ----------------------------------------------------------------------- time
 
     def ticked(self) -> None:
-        """Lend on what nobody uses, and let those that wait hear that we live."""
+        """Lend on credit that nobody uses, and let streams that wait know that this target
+        lives.
+        """
         now = self._core.now_us
         self._core.pace.ticked(now)
         if self._thirsty:

@@ -56,7 +56,7 @@ class DeviceHealth:
         return DeviceReport(dict(self.errors), self.failures, self.latest)
 
     def failed(self, event: DiskFailed) -> None:
-        """An operation failed, a probe's included."""
+        """Note that an operation failed, a probe's included."""
         full = event.errno_name in FULL_ERRNOS
         if event.kind != PROBE:
             kind = "space" if full else event.kind
@@ -85,7 +85,7 @@ class DeviceHealth:
         return True
 
     def probed(self, now_us: int, failure: DiskFailed | None) -> None:
-        """The probe has ended. One for which there was no room has proved nothing ill."""
+        """Note the end of a probe. One for which there was no room proves no failure."""
         self._pause_us = min(2 * self._pause_us, DEVICE_PROBE_LAST_US)
         if failure is None or failure.errno_name in FULL_ERRNOS:
             self.failures, self._well_us = 0, now_us

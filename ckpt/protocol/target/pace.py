@@ -27,19 +27,19 @@ class Pace:
         self._faded_us = 0
 
     def write_began(self, now_us: int) -> None:
-        """A fragment goes to the device."""
+        """Note that a fragment goes to the device."""
         self._writes.began(now_us)
 
     def write_ended(self, now_us: int, size: int) -> None:
-        """It is written."""
+        """Note that it is written."""
         self._writes.ended(now_us, max(size, WRITE_BYTES_MIN))
 
     def seal_step_began(self, now_us: int) -> None:
-        """One operation of a seal."""
+        """Note that one operation of a seal begins."""
         self._seal_steps.began(now_us)
 
     def seal_step_ended(self, now_us: int) -> None:
-        """It is answered."""
+        """Note that it is answered."""
         self._seal_steps.ended(now_us, 1)
 
     def disk_answered(self, now_us: int) -> None:
@@ -47,19 +47,19 @@ class Pace:
         self._writes.worked_elsewhere(now_us)
 
     def excuse(self, gap_us: int) -> None:
-        """This process stood still for so long, and may not have heard the device."""
+        """Excuse a time in which this process stood still, and may not have heard the device."""
         self._writes.excuse(gap_us)
         self._seal_steps.excuse(gap_us)
 
     def ticked(self, now_us: int) -> None:
-        """Forget slowly."""
+        """Forget old measurements slowly."""
         if now_us - self._faded_us >= MEMORY_US:
             self._faded_us = now_us
             self._writes.fade()
             self._seal_steps.fade()
 
     def told(self, now_us: int, waiting_count: int) -> TargetPace | None:
-        """As senders hear it; None as long as there is nothing to say."""
+        """The pace as senders get it; None while there is nothing to report."""
         write_us, seal_us = self._writes.unit_us(now_us), self._seal_steps.unit_us(now_us)
         under_way = (each.still_us(now_us) for each in (self._writes, self._seal_steps))
         still_us = min((us for us in under_way if us is not None), default=0)

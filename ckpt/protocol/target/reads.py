@@ -148,7 +148,7 @@ class Reads:
             self._gone[session] = reader
 
     def drained(self, session: Session) -> None:
-        """All that was sent has left."""
+        """Note that all that was sent has left."""
         reader = self._readers.get(session)
         if reader is None:
             return
@@ -157,7 +157,7 @@ class Reads:
             del self._readers[session]
 
     def ticked(self) -> None:
-        """Forget what was kept for nobody."""
+        """Forget what was kept and nobody asked for."""
         self._let_go(self._shared.expire(self._core.now_us))
 
     def _sent(self, reader: Reader) -> None:
@@ -430,12 +430,12 @@ class Reads:
         self._core.send(job.session, job.request, RangesDone())
 
     def end(self, job: CheckJob) -> None:
-        """It is answered; not cancelled."""
+        """Note that a question is answered, not cancelled."""
         self._readers[job.session].jobs.remove(job)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody has asked for anything that is not sent."""
+        """Whether nobody has asked for anything that is not sent."""
         return not any(reader.jobs or reader.held_bytes for reader in self._readers.values())
 
     def read_part(

@@ -121,13 +121,13 @@ class SharedReads:
         self._kept: OrderedDict[int, DiskRead] = OrderedDict()
 
     def begin(self, column: SealedColumn, piece: DiskPiece) -> DiskRead:
-        """The disk will be asked for the piece."""
+        """Note that the disk will be asked for the piece."""
         read = DiskRead(column, piece.start, piece.end, _place(column, piece))
         self._reads[read.place].append(read)
         return read
 
     def find(self, column: SealedColumn, piece: DiskPiece) -> DiskRead | None:
-        """One that brings, or has brought, the whole piece."""
+        """A read that brings, or has brought, the whole piece."""
         for read in self._reads.get(_place(column, piece), ()):
             # A column that was stored again has the same name.
             if read.column is column and read.start <= piece.start and piece.end <= read.end:

@@ -119,7 +119,7 @@ class Reservations:
         self._core.out.append(Preallocate(op, file, message.file_bytes))
 
     def release(self, message: ReleaseReservation) -> None:
-        """Free it. A stream that uses it ends, unless its seal is on the disk's way."""
+        """Free the space. A stream that uses it ends, unless its seal is on the disk's way."""
         reservation = self._held.get(message.reservation)
         if reservation is None:
             return
@@ -133,17 +133,17 @@ class Reservations:
     # ----------------------------------------------------------------------- for streams
 
     def take(self, reservation: Reservation) -> None:
-        """A stream owns the file from now on."""
+        """Note that a stream owns the file from now on."""
         assert reservation.state is ReservationState.READY
         reservation.state = ReservationState.USED
 
     def put_back(self, reservation: Reservation) -> None:
-        """The stream ended and the file is as good as new."""
+        """Note that the stream ended and the file is as good as new."""
         assert reservation.state is ReservationState.USED
         reservation.state = ReservationState.READY
 
     def consume(self, reservation: Reservation) -> None:
-        """The file is a sealed column now and counts as such."""
+        """Note that the file is a sealed column now and counts as such."""
         assert reservation.state is ReservationState.USED
         self._consumed[reservation.id] = None
         if len(self._consumed) > CONSUMED_MAX:

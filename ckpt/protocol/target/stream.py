@@ -80,12 +80,12 @@ class Stream:
 
     @property
     def is_whole(self) -> bool:
-        """Every fragment has come."""
+        """Whether every fragment has come."""
         return self.received_count == self.layout.stripe_count
 
     @property
     def waits_for_target(self) -> bool:
-        """Its sender can do nothing before we do something."""
+        """Whether its sender can do nothing before this target does something."""
         return self.state is not StreamState.ENDING and self.credit_bytes < self.layout.cell_bytes
 
 

@@ -32,11 +32,11 @@ class Workers:
         """Sessions that write columns, each as often as it does. The machine sets it."""
 
     def opened(self, session: Session) -> None:
-        """A worker's."""
+        """Note a worker's session."""
         self._sessions.add(session)
 
     def closed(self, session: Session) -> None:
-        """Anybody's."""
+        """Note the end of anybody's session."""
         self._sessions.discard(session)
 
     def __contains__(self, session: object) -> bool:
@@ -47,7 +47,7 @@ class Workers:
 
     @property
     def are_beside_writers(self) -> bool:
-        """Somebody else writes columns here."""
+        """Whether somebody else writes columns here."""
         return any(session not in self._sessions for session in self.writing())
 
     def may_read(self, session: Session) -> bool:
@@ -56,7 +56,7 @@ class Workers:
         return session in self._sessions and is_free
 
     def read(self, size: int) -> None:
-        """So many bytes are read for one, while others are here."""
+        """Note that so many bytes are read for a worker while others are here."""
         if self.bytes_per_s:
             begins_us = max(self._free_us, self._core.now_us - AHEAD_US)
             self._free_us = begins_us + size * US_PER_S // self.bytes_per_s

@@ -88,7 +88,7 @@ class Column:
     proof: ColumnProof | None = None
 
     def begins(self, place: Place, stream: int, now_us: int) -> None:
-        """A new stream, from stripe 0; nothing of an earlier one counts."""
+        """Begin a new stream, from stripe 0; nothing of an earlier one counts."""
         self.state, self.place, self.stream = ColumnState.OPENING, place, stream
         self.credit_bytes = self.next_stripe = self.sent_bytes = 0
         self.waiting_since_us, self.late, self.proof = now_us, False, None
@@ -99,11 +99,13 @@ class Column:
 
     @property
     def took_us(self) -> int:
-        """Of a sealed column: from its begin to its proof."""
+        """How long a sealed column took, from its begin to its proof."""
         return self.progress_us - self.opened_us
 
     def heard(self, now_us: int, pace: TargetPace | None = None) -> None:
-        """Its target said something. How fast it is stays true when it has nothing to do."""
+        """Note that its target said something. How fast it is stays true when it has nothing
+        to do.
+        """
         if pace is not None or self.pace is not None:
             old, new = self.pace or IDLE, pace or IDLE
             write_us, seal_us = new.write_us or old.write_us, new.seal_us or old.seal_us
@@ -113,12 +115,12 @@ class Column:
             self.longest_us = max(self.longest_us, now_us - asked_us)
 
     def accepted(self, now_us: int) -> None:
-        """Its target has taken the stream."""
+        """Note that its target has accepted the stream."""
         self.open_us = now_us - self.opened_us
         self.longest_us = max(self.longest_us, self.open_us)
 
     def moved(self, now_us: int) -> None:
-        """Its socket took bytes: somebody reads them."""
+        """Note that its socket took bytes: somebody reads them."""
         self.moved_us, self.asked_us = now_us, None
 
     def blocked(self, now_us: int, columns: Sequence[Column]) -> None:
@@ -135,7 +137,7 @@ class Column:
         return self.place is not None and self.place.target == place.target
 
     def is_at(self, place: Place) -> bool:
-        """It has this very reservation."""
+        """Whether it has this very reservation."""
         at = self.place
         return at is not None and (at.target, at.reservation) == (place.target, place.reservation)
 

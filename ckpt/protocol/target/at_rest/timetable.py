@@ -99,11 +99,11 @@ class Timetable:
 
     @property
     def rest_us(self) -> int:
-        """So long a new file is let be: most that go soon are never read."""
+        """How long a new file is left alone: most files that are deleted soon are never read."""
         return self._first_us // 4
 
     def remove(self, entry: Entry) -> None:
-        """It is dropped or replaced: nobody waits for it."""
+        """Note that the file was dropped or replaced."""
         file = self._files.get(entry.file)
         if file is not None and file.entry is entry:
             del self._files[entry.file]
@@ -134,20 +134,20 @@ class Timetable:
         return min(due)[2] if due else None
 
     def suspect(self, name: str) -> None:
-        """A reader met damage in it: it comes first."""
+        """Note that a reader met damage in the file: it comes first."""
         file = self._files.get(name)
         if file is not None and file not in self._suspects:
             self._suspects.append(file)
 
     def read(self, file: KnownFile, now_us: int) -> None:
-        """All of it was."""
+        """Note that all of the file was read."""
         file.read_us = now_us
         if not file.gone:
             self._plan(file, now_us)
         self._leave_pass(file)
 
     def later(self, file: KnownFile, due_us: int) -> None:
-        """It could not be read now."""
+        """Note that the file could not be read now."""
         if file.gone:
             return
         file.due_us, wanted = due_us, file.of_pass and self.now is not None and self.now.is_asked
@@ -161,7 +161,7 @@ class Timetable:
         return None if head is None else head[2].read_us
 
     def late_us(self, now_us: int) -> int:
-        """How much too late the first one is; 0 when none is."""
+        """How late the first file is; 0 if none is."""
         heads = [head for queue in (self._unread, self._read) if (head := _head(queue))]
         return max(0, now_us - min(heads)[0]) if heads else 0
 
