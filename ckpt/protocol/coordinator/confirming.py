@@ -110,11 +110,11 @@ class Confirming:
             self._begin()
 
     def is_in_force(self) -> bool:
-        """Whether so many targets are here that they could say so."""
+        """Whether enough targets are here that could confirm it."""
         return self._are_enough({target.id for target in self._members.live()})
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """What the answer allows to lose is counted from here on (P1)."""
+        """Note what a commit's answer allows to lose, which counts from here on (P1)."""
         info = fact.info
         live = {target.id for target in self._members.live()}
         absent = frozenset({target.id for target in self._members.all()} - live)
@@ -139,7 +139,7 @@ class Confirming:
             kept[:] = [held for held in kept if held.event.session != session]
 
     def target_vouched(self, _fact: TargetVouched) -> None:
-        """It is asked what the others were."""
+        """Ask this target what the others were asked."""
         self._ask_who_came()
 
     def _ask_who_came(self) -> None:
@@ -150,7 +150,7 @@ class Confirming:
             self._ask_all(self._round)
 
     def tick(self) -> None:
-        """Targets that refused are asked again; who has waited too long hears it."""
+        """Ask targets again that refused; whoever has waited too long hears it."""
         self._ask_who_came()
         self._release_confirmed()
         for held in [held for held in self._held if self._desk.now_us >= held.due_us]:
@@ -160,7 +160,7 @@ class Confirming:
                 self._confirmed.remove(held)
 
     def refuse_all(self, problem: CkptError) -> None:
-        """It will never be confirmed."""
+        """Refuse all requests that wait: this coordinator will never be confirmed."""
         held, self._held, self._confirmed = self._held, [], []
         for each in held:
             self._desk.fail(each.event.session, each.event.request, problem)

@@ -109,7 +109,7 @@ class Desk:
     # ----------------------------------------------------------------------- among the parts
 
     def hear(self, fact: type[SomeFact], *hearers: Callable[[SomeFact], None]) -> None:
-        """From now on these hear of such facts."""
+        """Let these hear of such facts from now on."""
         assert fact not in self.hearers, f"{fact.__name__} has its line in the table already"
         self.hearers[fact] = cast(tuple[Hearer, ...], hearers)
 
@@ -169,7 +169,9 @@ class Desk:
         return request
 
     def hasten(self, request: int, due_us: int) -> None:
-        """Its patience ends then, if not before; one that is answered or late stays as it is."""
+        """Let a question's patience end at that time, if not sooner; one that is answered or late
+        stays as it is.
+        """
         question = self._questions.get(request)
         if question is not None and question.due_us is not None:
             due_us = min(due_us, question.due_us)
@@ -188,12 +190,14 @@ class Desk:
         self._actions.append(Persist(ticket, entries))
 
     def later(self, then: Then) -> None:
-        """`then` runs after what came in meanwhile: what takes long lets others have their turn."""
+        """Run `then` after whatever has come in by then, so that long work lets others have their
+        turn.
+        """
         self._work.append(then)
         self._ask_for_work()
 
     def work(self) -> None:
-        """One slice of what takes long."""
+        """Do one slice of long work."""
         self._is_work_asked = False
         self._work.popleft()()
         if self._work:
@@ -212,7 +216,7 @@ class Desk:
             raise NoSpace(self.full.message, hint=self.full.hint)
 
     def vouched(self, term: int) -> None:
-        """From now on each ticket notes how far the catalog has come, and this one is the first."""
+        """Let each ticket note from now on how far the catalog has come; this one is the first."""
         self._term = term
         self.persist((), lambda: None)
 
@@ -231,7 +235,7 @@ class Desk:
         return True
 
     def persisted(self, ticket: int) -> None:
-        """The entries of a ticket are durable."""
+        """Note that the entries of a ticket are durable."""
         if self._term is not None:
             self.position = CatalogPosition(self._term, ticket)
         then = self._tickets.pop(ticket, None)
@@ -239,7 +243,7 @@ class Desk:
             then()
 
     def excuse(self, gap_us: int) -> None:
-        """Nobody could have answered for so long."""
+        """Excuse all who owe an answer: nobody could have answered for so long."""
         self._questions = {
             request: replace(question, due_us=question.due_us + gap_us)
             if question.due_us is not None
@@ -248,7 +252,7 @@ class Desk:
         }
 
     def tick(self) -> None:
-        """Who has been silent for too long has failed; its late answer finds no question."""
+        """Fail questions that are silent for too long; a late answer finds no question."""
         due = [
             request
             for request, question in self._questions.items()

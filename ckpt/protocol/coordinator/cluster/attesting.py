@@ -40,7 +40,7 @@ class Attestation:
         self._open_questions = 1
 
     def begin(self) -> None:
-        """Ask; this may call `done` before it returns."""
+        """Ask all targets; may call `done` before it returns."""
         asked: dict[TargetId, list[ColumnId]] = {}
         for proof in self._proofs:
             asked.setdefault(proof.target, []).append(proof.column)

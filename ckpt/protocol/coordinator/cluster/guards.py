@@ -74,7 +74,7 @@ class LaunchGuards:
         self._saves: tuple[Rank, Step] | None = None
 
     def heard(self, session: Session, standing: GuardStanding) -> list[Outgoing]:
-        """A guard has said how it stands."""
+        """Handle a guard's report of its state."""
         self._note(session, standing)
         if standing.closed:
             return []
@@ -85,7 +85,9 @@ class LaunchGuards:
         return self._due(standing.rank)
 
     def gone(self, session: Session, rank: Rank) -> None:
-        """Nothing more is heard there; the guard may come back in another session."""
+        """Note that nothing more is heard in that session; the guard may come back in another
+        one.
+        """
         guard = self._guards.get(rank)
         if guard is not None and guard.session == session:
             del self._guards[rank]

@@ -42,7 +42,9 @@ class ListedTarget(Protocol):
 
 
 class Lister:
-    """I ask, and fill in what a target has proved and which documents it has."""
+    """I ask targets what they hold, and fill in what they have proved and which documents they
+    have.
+    """
 
     def __init__(self, desk: Desk, *, cluster: str, secret: bytes) -> None:
         self._desk = desk

@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class MapKeeper:
-    """I send it."""
+    """I send the map to targets."""
 
     def __init__(self, desk: Desk, members: Membership, cluster: str) -> None:
         self._desk = desk
@@ -74,7 +74,7 @@ class MapKeeper:
         self._look()
 
     def registered(self, target: Target, message: RegisterTarget) -> None:
-        """What it has; one of an earlier version keeps none."""
+        """Note which map a target has that registers; one of an earlier version keeps none."""
         self._asked.discard(target.id)
         self._rests_us.pop(target.id, None)
         if message.map is None:
@@ -83,7 +83,7 @@ class MapKeeper:
             self._kept[target.id] = message.map
 
     def tick(self) -> None:
-        """While the catalog is vouched for."""
+        """Send what is due, while the catalog is vouched for."""
         if self._made_of != self._members.seats.version:
             self._make()
         self._spread()

@@ -10,7 +10,7 @@ from ckpt.protocol.events import Session
 
 
 class Preempting:
-    """I carry what guards say to their launch, and what it answers to them."""
+    """I pass what guards say to their launch, and its answers to them."""
 
     def __init__(self, desk: Desk, launches: Launches) -> None:
         self._desk = desk
@@ -30,7 +30,9 @@ class Preempting:
             self._desk.send(to, 0, message)
 
     def session_closed(self, session: Session) -> None:
-        """Its guards come back in another one, or their processes have ended."""
+        """Note that guards of this session come back in another one, or that their processes have
+        ended.
+        """
         for run, number, rank in sorted(self._speaking.pop(session, ())):
             launch = self._launches.get(run, number)
             if launch is not None:

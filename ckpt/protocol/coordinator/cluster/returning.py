@@ -7,8 +7,9 @@ from ckpt.protocol.coordinator.cluster.membership import Membership, Target, Tar
 
 
 def is_awaited(members: Membership, target: Target, now_us: int, after_us: int | None) -> bool:
-    """It does not count, and what it has may count again: nobody is to take its place yet. Who is
-    out is waited for only while it is about to come; others for so long (`after_us`; None: always).
+    """Whether a target does not count, but what it has may count again, so that nobody takes its
+    place yet. A target that is out is waited for only while it is about to come; others for
+    `after_us` (None: always).
     """
     if target.state in (TargetState.LIVE, TargetState.REMOVED):
         return False

@@ -7,7 +7,9 @@ from ckpt.protocol.coordinator.cluster.membership import Target
 
 
 def rotten_columns(target: Target) -> set[ColumnId]:
-    """They count, since most of each can be read; and they are to be made again elsewhere."""
+    """Columns in which damage was found. They count, since most of each can be read, and are to be
+    made again elsewhere.
+    """
     if target.scrub is None:
         return set()
     return {

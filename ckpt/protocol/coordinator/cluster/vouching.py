@@ -302,7 +302,7 @@ class Vouching:
         self._keep([held for held in self._held if held.event.session != session])
 
     def release(self) -> list[Received]:
-        """What waited, in its order."""
+        """The requests that waited, in their order."""
         released = [held.event for held in self._held]
         self._keep([])
         return released
@@ -320,7 +320,7 @@ class Vouching:
     # ----------------------------------------------------------------------- targets
 
     def objection(self, message: RegisterTarget) -> str:
-        """What a target that registers says against the catalog; empty when nothing."""
+        """What a target that registers proves against the catalog; empty if nothing."""
         id, term, noted = message.target, self._members.term, message.catalog
         if noted is not None and noted > self._began_at and noted.term < term:
             return f"target {id} knows its entry {noted}, but it ends with {self._began_at}"
@@ -352,7 +352,7 @@ class Vouching:
         return True
 
     def registered(self, target: Target, incarnation: bytes) -> None:
-        """It was sent the term: does it have that on stable storage?"""
+        """Note that a target was sent the term, which it must put on stable storage."""
         assert target.session is not None
         self._met.add(target.id)
         if incarnation:
@@ -381,7 +381,7 @@ class Vouching:
                 self._ask(target, target.session)
 
     def listed(self, fact: TargetListed) -> None:
-        """All that it holds is known."""
+        """Compare all that a target holds with the catalog."""
         objection = self._objection_of_holdings(self._members.targets[fact.target])
         if objection:
             self._is_old(objection)
@@ -427,7 +427,7 @@ class Vouching:
     # ----------------------------------------------------------------------- time
 
     def tick(self) -> None:
-        """Targets have come, or have had their time."""
+        """Decide whether enough targets have come, or have had their time."""
         if self._born_us is None:
             self._born_us = self._desk.now_us
         self._ask_again()

@@ -80,28 +80,28 @@ class Adopter:
         self._settle_all()
 
     def target_vouched(self, fact: TargetVouched) -> None:
-        """It came while requests are served."""
+        """Note a target that came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
 
     def target_removed(self, fact: TargetRemoved) -> None:
-        """What it may have does not matter any more."""
+        """Forget what a removed target may have."""
         for checkpoint in self._with_surplus():
             for holders in checkpoint.surplus.values():
                 holders.discard(fact.target)
         self._settle_all()
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """Who has copies that its index does not name is known now."""
+        """Settle copies that the checkpoint's index does not name."""
         self.placed(CheckpointPlaced(fact.checkpoint))
 
     def placed(self, fact: CheckpointPlaced) -> None:
-        """The same of one that a start found."""
+        """The same for a checkpoint that a start found."""
         for target in self._members.live():
             self._sort_out(target, fact.checkpoint)
         self._settle_all()
 
     def found(self, id: CheckpointId, columns: Iterable[tuple[Target, ColumnId]]) -> None:
-        """They have said, asked for it, that they hold these columns of this one."""
+        """Note that targets have said, when asked, that they hold these columns."""
         self._checkpoints.recount(id)
         checkpoint = self._checkpoints.get(id)
         for target, column in columns:
@@ -111,7 +111,7 @@ class Adopter:
         self._settle_all()
 
     def is_moving(self, payload: PayloadId) -> bool:
-        """Copies of its columns are about to be named, or wait until others' are."""
+        """Whether copies of its columns are about to be named, or wait until others are."""
         moving = self._moving.get(payload.checkpoint)
         checkpoint = self._checkpoints.get(payload.checkpoint)
         if moving is None or checkpoint is None:
@@ -120,11 +120,11 @@ class Adopter:
         return payload.rank in moving or waits
 
     def released(self, fact: CheckpointReleased) -> None:
-        """No reader knows its places from an earlier answer."""
+        """Settle its copies: no reader knows its places from an earlier answer."""
         self._settle_all()
 
     def tick(self) -> None:
-        """Who was about to count may be past that."""
+        """Look again at targets that were about to count."""
         self._settle_all()
 
     # ----------------------------------------------------------------------- sorting

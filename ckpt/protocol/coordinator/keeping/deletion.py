@@ -106,7 +106,9 @@ class Deleter:
         self._refused: list[tuple[int, Session, Then]] = []
 
     def recover(self, checkpoint: KeptCheckpoint) -> None:
-        """Tombstoned before this coordinator started: whether on targets too, nobody knows."""
+        """Note a generation that was tombstoned before this coordinator started: whether its
+        targets know that is unknown.
+        """
         self._unspread[checkpoint.id] = []
         self._stalled.add(checkpoint.id)
 
@@ -190,15 +192,15 @@ class Deleter:
         return StepDeleted(0, size) if here is not None and here.users else StepDeleted(size)
 
     def expire(self, run: RunName) -> None:
-        """After a commit, a reader's end, or new rules: what these and newer generations leave
-        over. What is damaged goes only when its step was saved (or fetched) again.
+        """Delete what these and newer generations leave over, after a commit, a reader's end, or
+        new rules. What is damaged goes only when its step was saved (or fetched) again.
         """
         doomed = self._retaining.expired(run)
         if doomed:
             self._tombstone(doomed, "expired")
 
     def evict(self, checkpoint: KeptCheckpoint) -> None:
-        """It is in an object store, verified, and its space is wanted."""
+        """Evict a checkpoint: it is in an object store, verified, and its space is wanted."""
         assert not checkpoint.pins
         self._tombstone([checkpoint], "evicted: it was drained")
 
@@ -244,7 +246,7 @@ class Deleter:
     # ----------------------------------------------------------------------- dropping
 
     def released(self, fact: CheckpointReleased) -> None:
-        """No reader holds it any more, or no later generation."""
+        """Note that no reader, or no later generation, holds it any more."""
         checkpoint = self._checkpoints.get(fact.checkpoint)
         if checkpoint is not None:
             self._may_go(checkpoint)
@@ -265,7 +267,7 @@ class Deleter:
             self.expire(checkpoint.id.run)
 
     def attempt_dropped(self, fact: AttemptDropped) -> None:
-        """An attempt was dropped: targets delete what it left."""
+        """Let targets delete what a dropped attempt left."""
         id = fact.checkpoint
         self._desk.tell(ReferencesDropped(id))
         self.gone[id] = RowState.ABORTED
@@ -273,12 +275,14 @@ class Deleter:
         self._forget_oldest()
 
     def drop_everywhere(self, id: CheckpointId) -> None:
-        """Every target that is here may hold some of it, also one that is being listed."""
+        """Drop it on every target that is here, also on one that is being listed: each may hold
+        some of it.
+        """
         for target in self._members.targets.values():
             self.drop_on(target, id)
 
     def drop_on(self, target: Target, id: CheckpointId) -> None:
-        """Tell one target; what it proved of this generation counts no more."""
+        """Let one target drop it; what that target proved of this generation no longer counts."""
         if target.session is None:
             return
 
@@ -373,7 +377,7 @@ class Deleter:
     # ----------------------------------------------------------------------- targets that come back
 
     def reconcile(self, target: Target) -> None:
-        """A target came back: drop what must not be there any more."""
+        """Drop what a target that came back must no longer have."""
         for asked in list(self._dropping):
             self._confirmed(target.id, asked)  # What it has listed is the truth from here on.
         for id in sorted(_held_by(target) & self.gone.keys()):
@@ -393,23 +397,23 @@ class Deleter:
         }
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """What retention leaves over now goes."""
+        """Delete what retention leaves over now."""
         self.expire(fact.checkpoint.run)
 
     def drained(self, fact: RunDrained) -> None:
-        """What waited for it may go."""
+        """Delete what waited for the drain."""
         self.expire(fact.run)
 
     def retention_due(self, fact: RetentionDue) -> None:
-        """There are other rules, names were changed, or time has passed."""
+        """Apply retention again: there are other rules, names were changed, or time has passed."""
         self.expire(fact.run)
 
     def target_vouched(self, fact: TargetVouched) -> None:
-        """It came while requests are served."""
+        """Note a target that came while requests are served."""
         self.reconcile(self._members.targets[fact.target])
 
     def target_removed(self, fact: TargetRemoved) -> None:
-        """What waited for it waits no more."""
+        """Let nothing wait for this target any more."""
         for id in list(self._dropping):
             self._confirmed(fact.target, id)
         for id in list(self.gone):
@@ -417,14 +421,14 @@ class Deleter:
             self._bury(id)
 
     def file_dropped(self, fact: FileDropped) -> None:
-        """What is known of its columns goes now; a late one is a stray of the commit."""
+        """Delete the columns of a file that are known now; a late one is a stray of the commit."""
         for target in self._members.targets.values():
             for column in sorted(target.proved.of(fact.payload.checkpoint)):
                 if column.payload == fact.payload:
                     self.drop_column(target, column)
 
     def drop_column(self, target: Target, column: ColumnId) -> None:
-        """It counts no more from here on."""
+        """Drop one column, which does not count from here on."""
         if target.session is None:
             return
         dropping = target.dropping

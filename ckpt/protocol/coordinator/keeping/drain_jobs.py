@@ -53,7 +53,9 @@ class DrainJob:
         return len(self.done) == self.part_count and not self._committer
 
     def begin(self, worker: str, part_count: int, done: Collection[int]) -> None:
-        """A worker has the plan and has looked at its receipts. Raises Fenced, Refused."""
+        """Note that a worker has the plan and has looked at its receipts. Raises Fenced,
+        Refused.
+        """
         self._check_leased(worker)
         if self.part_count is None:
             self.part_count = part_count
@@ -84,7 +86,7 @@ class DrainJob:
         return PartTaken(Turn.WAIT)
 
     def leave(self, worker: str) -> None:
-        """It ended, failed or fell silent: what it held is free again."""
+        """Free what a worker held that ended, failed or fell silent."""
         self.workers.pop(worker, None)
         for slot in [slot for slot in self._held if slot[0] == worker]:
             heapq.heappush(self._free, self._held.pop(slot))

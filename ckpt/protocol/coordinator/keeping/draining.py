@@ -149,7 +149,7 @@ class DrainQueue:
     # ----------------------------------------------------------------------- questions
 
     def waiting(self, store: ServedStore) -> list[Committed]:
-        """What a store needs and has not, oldest commit first."""
+        """What a store needs and does not have, oldest commit first."""
         found: list[Committed] = []
         for run in self._checkpoints.runs():
             if store.policy.wants(run):
@@ -225,14 +225,14 @@ class DrainQueue:
                 self._answer(store, session, request)
 
     def session_closed(self, session: Session) -> None:
-        """Its workers have a moment to come back."""
+        """Give the workers of a closed session a moment to come back."""
         for store in self.stores.values():
             for worker in store.workers.values():
                 if worker.session == session:
                     worker.due_us = min(worker.due_us, self._desk.now_us + GRACE_US)
 
     def tick(self) -> None:
-        """Leases end."""
+        """End leases that have run out."""
         for store in self.stores.values():
             for name, worker in list(store.workers.items()):
                 if worker.due_us <= self._desk.now_us:

@@ -48,7 +48,7 @@ class NoRoom:
 
 
 class Evictor:
-    """I make room."""
+    """I make room for saves."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Evictor:
         self._make_room(goals)
 
     def may_free(self, device: Domain) -> int:
-        """About so many bytes there go by themselves when a save needs the room."""
+        """About how many bytes on the device free themselves when a save needs the room."""
         return sum(self._payload_on(one, device) for one in self._evictable())
 
     def no_room(self, device_bytes: int) -> NoRoom:
-        """A save needs so many bytes on each device and found less."""
+        """The answer when a save needs so many bytes on each device and found less."""
         may_go = any(True for _ in self._evictable())
         if may_go:
             self._wanted_bytes = max(self._wanted_bytes, device_bytes)

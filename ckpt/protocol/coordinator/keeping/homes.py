@@ -34,7 +34,7 @@ TOO_MANY: Final = f"a checkpoint may refer to {HOMES_MAX} earlier ones"
 
 
 class Homes:
-    """I keep who refers to whom, in both directions."""
+    """I record who refers to whom, in both directions."""
 
     def __init__(self, desk: Desk, checkpoints: Checkpoints) -> None:
         self._desk = desk
@@ -84,13 +84,13 @@ class Homes:
         return ""
 
     def gone(self, run: RunName, homes: Iterable[Home]) -> list[CheckpointId]:
-        """Which of them cannot be held any more: a restart has let go of them."""
+        """Which of them can no longer be held, because a restart has let go of them."""
         ids = sorted(home.id(run) for home in homes)
         known = [(id, self._checkpoints.get(id)) for id in ids]
         return [id for id, one in known if one is None or not _stays(one)]
 
     def hold(self, user: CheckpointId, homes: Iterable[CheckpointId]) -> None:
-        """They stay as long as this user; not those whose columns are being dropped already."""
+        """Hold them for this user, except those whose columns are already being dropped."""
         for id in homes:
             home = self._checkpoints.get(id)
             if home is not None and not home.dropping:
@@ -98,7 +98,7 @@ class Homes:
                 self._homes.setdefault(user, set()).add(id)
 
     def keep_only(self, user: CheckpointId, homes: Collection[CheckpointId]) -> None:
-        """Of what this user holds, the others may go."""
+        """Let go of the others that this user holds."""
         for id in sorted(self._homes.get(user, set()) - set(homes)):
             self._homes[user].discard(id)
             self._release(user, id)
@@ -106,13 +106,13 @@ class Homes:
             self._homes.pop(user, None)
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """What the attempt held and the checkpoint does not refer to may go."""
+        """Let go of what the attempt held and the checkpoint does not refer to."""
         checkpoint = self._checkpoints.get(fact.checkpoint)
         assert checkpoint is not None
         self.keep_only(checkpoint.id, checkpoint.homes)
 
     def let_go(self, fact: ReferencesDropped) -> None:
-        """Nobody will read it any more."""
+        """Let go of all that this user holds."""
         self.keep_only(fact.checkpoint, ())
 
     def _release(self, user: CheckpointId, id: CheckpointId) -> None:
@@ -126,7 +126,7 @@ class Homes:
     # ----------------------------------------------------------------------- what they promise
 
     def redundancy(self, run: RunName, homes: Iterable[Home]) -> list[Redundancy]:
-        """Of each, of what it holds itself, now; one that is lost or gone has none."""
+        """The redundancy of each home by itself, now; one that is lost or gone has none."""
         ids = [home.id(run) for home in sorted(homes)]
         known = [self._checkpoints.get(id) for id in ids]
         return [

@@ -60,7 +60,7 @@ class _Turn:
 
 
 class Labeling:
-    """I change what is said of checkpoints."""
+    """I change the labels of checkpoints."""
 
     def __init__(
         self, desk: Desk, members: Membership, checkpoints: Checkpoints, cluster: str
@@ -77,12 +77,12 @@ class Labeling:
         self._unsettled: set[RunName] = set()
 
     def recover(self, checkpoint: KeptCheckpoint) -> None:
-        """A coordinator before was changing its labels."""
+        """Note that an earlier coordinator was changing its labels."""
         checkpoint.unsettled = True
         self._unsettled.add(checkpoint.id.run)
 
     def tick(self) -> None:
-        """Settle what was cut short."""
+        """Settle changes that were cut short."""
         for run in sorted(self._unsettled - self._waiting.keys()):
             self._unsettled.remove(run)
             wanted = self._others(run, (), set())

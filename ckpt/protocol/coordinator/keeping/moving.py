@@ -29,14 +29,14 @@ class Moving:
         self._moves.setdefault(move.column.payload.checkpoint, {})[move.column] = move
 
     def discard(self, column: ColumnId) -> None:
-        """It stays where it is, or has gone."""
+        """Forget a move: the column stays where it is, or has gone."""
         of_checkpoint = self._moves.get(column.payload.checkpoint, {})
         of_checkpoint.pop(column, None)
         if not of_checkpoint:
             self._moves.pop(column.payload.checkpoint, None)
 
     def forget(self, checkpoint: CheckpointId) -> None:
-        """None of its columns is moved any more."""
+        """Forget all moves of a checkpoint's columns."""
         self._moves.pop(checkpoint, None)
         self.crowded = {
             column: holder
@@ -45,7 +45,7 @@ class Moving:
         }
 
     def forget_payload(self, payload: PayloadId) -> bool:
-        """The same of a payload; whether any was."""
+        """Forget all moves of a payload; returns whether there were any."""
         columns = [c for c in self._moves.get(payload.checkpoint, {}) if c.payload == payload]
         for column in columns:
             self.discard(column)

@@ -48,5 +48,5 @@ class Pins:
         return [number for number, pin in self._held.items() if pin.session == session]
 
     def readers(self) -> Iterator[tuple[Session, int]]:
-        """Who holds one, and since when."""
+        """Who holds a checkpoint, and since when."""
         return ((pin.session, pin.since_us) for pin in self._held.values())

@@ -122,12 +122,12 @@ class PlacementReader:
         self._is_done = False
 
     def begin(self) -> None:
-        """The targets vouch for the catalog, and who waited was heard."""
+        """Begin to read: the targets vouch for the catalog, and waiting requests were handled."""
         self._is_begun = True
         self._begin_all()
 
     def target_vouched(self, fact: TargetVouched) -> None:
-        """It may have what nobody gave."""
+        """Try again with this target what no other gave."""
         if self._is_done or not self._is_begun:
             return
         having = {
@@ -139,7 +139,7 @@ class PlacementReader:
         self._read_some()
 
     def doubted(self, fact: CheckpointDoubted) -> None:
-        """Somebody waits for it."""
+        """Read this one first: somebody waits for it."""
         checkpoint = self._checkpoints.get(fact.checkpoint)
         assert checkpoint is not None
         for one in self._with_homes(checkpoint):

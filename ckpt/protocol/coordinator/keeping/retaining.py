@@ -74,7 +74,7 @@ class Retaining:
         self._owes = True
 
     def begin(self) -> None:
-        """All that was committed is known now."""
+        """Begin: all that was committed is known now."""
         dates = [
             (one.id.generation, one.info.committed_at_s)
             for run in self._checkpoints.runs()
@@ -91,7 +91,9 @@ class Retaining:
         return self._said.get(run, self.clusters)
 
     def lost(self) -> list[RunName]:
-        """Runs whose rules went with an earlier catalog, while the cluster's would take steps."""
+        """Runs whose rules were lost with an earlier catalog, while the cluster's would delete
+        steps.
+        """
         if self.clusters == ALL_STAYS:
             return []
         return [run for run in self._checkpoints.runs() if self.own(run) == ALL_STAYS]
@@ -145,7 +147,7 @@ class Retaining:
         return [one for one in held if (one.id.step, one.id.generation) in gone]
 
     def verdicts(self, run: RunName, retention: Retention | None = None) -> list[Verdict]:
-        """What would become of each generation, ascending; by default under what counts now."""
+        """What would become of each generation, ascending; by default under the rules in force."""
         rules = self.counting(run) if retention is None else retention
         committed = self._checkpoints.of_run(run, RowState.COMMITTED)
         newest = {one.id.step: one for one in committed}

@@ -55,7 +55,7 @@ class Joining:
             self._answer(asked)
 
     def full(self, error: NoSpace) -> None:
-        """The catalog has no room: nobody waits any longer."""
+        """Answer all who wait: the catalog has no room."""
         for asked, (_, is_one) in list(self._waiting.items()):
             if is_one:
                 self._answer(asked)

@@ -108,13 +108,13 @@ class Resolver:
         self._note(at_once, found, skipped)
 
     def refuse_all(self, problem: CkptError) -> None:
-        """Nobody is served any more."""
+        """Answer all who wait: nobody is served any more."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             self._desk.fail(each.session, each.request, problem)
 
     def release(self, session: Session, pin: int) -> None:
-        """The reader is done."""
+        """Release a reader's pin."""
         if self.pins.is_of(session, pin):
             self.rounds.released(session)
             self._unpin(pin)
@@ -137,7 +137,7 @@ class Resolver:
         self.rounds.session_closed(session)
 
     def tick(self) -> None:
-        """Something may have changed: try every open question."""
+        """Try every open question again: something may have changed."""
         self.rounds.tick()
         if self._waiting:
             self._waiting = [w for w in self._waiting if not self._try(w)]

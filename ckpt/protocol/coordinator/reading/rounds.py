@@ -186,7 +186,7 @@ class LaunchRounds:
         self._loading: dict[Session, list[Seat]] = {}
 
     def recover(self, run: RunName, launch: Launch, row: LaunchRow) -> None:
-        """What was settled before this coordinator started."""
+        """Restore what was settled before this coordinator started."""
         for turn, id in row.resolved.items():
             self._turns(run, launch, None)[turn] = self._recovered(launch, turn, id)
         for step, id in row.by_number.items():
@@ -236,7 +236,9 @@ class LaunchRounds:
         return one.by_number and one.is_of_files and self._until_us(one) <= self._desk.now_us
 
     def committed(self, fact: CheckpointCommitted) -> None:
-        """Ranks of these launches have committed files: their next loads get this, or newer."""
+        """Note that ranks of these launches have committed files: their next loads get this, or
+        newer.
+        """
         id = fact.checkpoint
         for number in fact.written_by:
             turns = self._rounds.get((id.run, number, id.step), {})
@@ -305,7 +307,7 @@ class LaunchRounds:
     # ----------------------------------------------------------------------- loads
 
     def began(self, session: Session, launch: Launch, message: LoadBegan) -> None:
-        """A rank reads; who finishes before it waits for it."""
+        """Note that a rank reads; ranks that finish before wait for it."""
         turn = message.turn if message.step is None else 0
         one = self.get(message.run, launch, message.step, turn)
         if one is not None:
@@ -408,7 +410,7 @@ class LaunchRounds:
             self._settle(one)
 
     def released(self, session: Session) -> None:
-        """A reader is done: what it has not confirmed it has given up."""
+        """Note that a reader is done: it has given up what it has not confirmed."""
         for run, launch, step, turn, rank in self._loading.pop(session, ()):
             one = self.get(run, launch, step, turn)
             if one is not None and one.loading.get(rank) == session:

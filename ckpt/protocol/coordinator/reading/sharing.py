@@ -204,11 +204,11 @@ class ReaderGroups:
         self._settle(group)
 
     def session_closed(self, session: Session) -> None:
-        """A rank is gone, with all that it would have given."""
+        """Note that a rank is gone, with all that it would have given."""
         self._drop(session)
 
     def tick(self) -> None:
-        """Patience ends."""
+        """End the patience with silent ranks."""
         for group in list(self._groups.values()):
             late = [
                 member

@@ -27,7 +27,7 @@ from ckpt.protocol.events import Session
 
 
 class RepairRuling:
-    """I know the rules that count."""
+    """I know the rules in force."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RepairRuling:
 
     @property
     def limits(self) -> RepairLimits:
-        """As they count now."""
+        """The limits in force."""
         return self._limits(self._said)
 
     @property
@@ -59,7 +59,9 @@ class RepairRuling:
     def change(
         self, session: Session, request: int, message: SetRepair, then: Callable[[], None]
     ) -> None:
-        """Answered when it is durable, after `then`. Raises Refused for what is no limit."""
+        """Change the rules; answered when that is durable, after `then`. Raises Refused for an
+        invalid limit.
+        """
         rules = self._changed(message)
         check_limits(self._limits(rules))
         self._coming = rules
@@ -72,7 +74,9 @@ class RepairRuling:
         self._desk.persist((RepairSaid(rules),), durable)
 
     def balance(self, bytes_max: int | UnsetType, then: Callable[[], None]) -> None:
-        """A balance goes on from now on, UNSET: no more; `then` when that is durable."""
+        """Record that a balance goes on from now on, or (UNSET) no longer; `then` runs when that is
+        durable.
+        """
         rules = self._coming = replace(self._coming, balance_bytes_max=bytes_max)
 
         def durable() -> None:

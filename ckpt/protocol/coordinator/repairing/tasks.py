@@ -227,7 +227,7 @@ class Repairs:
             self._end(task, "", nobody)
 
     def bytes_left(self) -> float:
-        """Of columns that are due and not made yet."""
+        """Bytes of columns that are due and not made yet."""
         waiting = sum(map(self._bytes_of, self.waiting()))
         return waiting + sum(task.bytes_left for task in self.in_hand())
 
@@ -242,13 +242,13 @@ class Repairs:
         return [task for task in self.tasks.values() if task.lost and not task.ending]
 
     def session_closed(self, session: Session) -> None:
-        """Its worker is gone, or comes again and asks again."""
+        """Note that a worker's session ended: it is gone, or comes back and asks again."""
         for task in list(self.tasks.values()):
             if task.session == session and not task.ending:
                 self._end(task, f"worker {task.worker} has left", nobody)
 
     def tick(self) -> None:
-        """Who is silent, and what nobody needs any more; copies of documents."""
+        """Take back what silent workers hold and nobody needs any more; copy documents."""
         self.documents.tick()
         self.mender.tick()
         self._members.repair_bytes = most_beside_others(self.ruling.limits)
@@ -308,7 +308,7 @@ class Repairs:
         return False
 
     def waiting(self) -> list[LackingPayload]:
-        """What is due and nobody makes, the first one first, as of the last look."""
+        """What is due and in nobody's hands, the first one first, as of the last look."""
         self._look()
         return [one for one in self._queue[::-1] if one.payload not in self.tasks]
 

@@ -56,12 +56,14 @@ class Allotment:
         return tuple(ColumnNumber(j) for j in wanted if j not in self.columns)
 
     def may_ask(self, target: TargetId) -> bool:
-        """It was not asked yet, or was silent when it was."""
+        """Whether a target was not asked yet, or was silent when it was."""
         refusal = self.refused.get(target)
         return refusal is None or refusal.code == Unavailable.code
 
     def note_held(self, held: Iterable[tuple[ColumnNumber, TargetId]]) -> None:
-        """Their stager has put these columns there: no other is meant to go there any more."""
+        """Note that their stager has put these columns there: no other column is meant to go
+        there.
+        """
         now = dict(held)
         taken = set(now.values())
         left = {column: id for column, id in self.intended.items() if id not in taken}

@@ -156,14 +156,14 @@ class Attempt:
 
     @property
     def handed_over(self) -> bool:
-        """Every rank has staged its payload; of members: the list is closed."""
+        """Whether every rank has staged its payload; of files: whether the list is closed."""
         if self.of_members:
             return self.closed
         return len(self.payloads) == self.world_size
 
     @property
     def of_members(self) -> bool:
-        """Its payloads are files."""
+        """Whether its payloads are files."""
         return self.launch == NO_LAUNCH
 
     @property
@@ -171,7 +171,7 @@ class Attempt:
         return self.handed_over and all(p.certified for p in self.payloads.values())
 
     def has(self, payload: Payload) -> bool:
-        """It was not dropped meanwhile."""
+        """Whether a payload is in it, and was not dropped."""
         return self.payloads.get(payload.id.rank) is payload
 
     @property

@@ -59,7 +59,7 @@ class _Claim:
 
 
 class SpaceClaims:
-    """I bring together who holds it and for whom."""
+    """I match space that targets hold with the stagers that claim it."""
 
     def __init__(
         self, desk: Desk, members: Membership, orphans: Orphans, standing: StandingSpace,
@@ -108,7 +108,7 @@ class SpaceClaims:
                 self._try(key)
 
     def tick(self) -> None:
-        """A target that is not expected any longer holds nothing."""
+        """Try every claim again; a target that is no longer expected holds nothing."""
         for key in list(self._claims):
             self._try(key)
 

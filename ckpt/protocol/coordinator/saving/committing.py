@@ -302,7 +302,7 @@ class Committer:
         self._ending.abort(attempt, Unavailable(text, hint=hint))
 
     def attempt_dropped(self, fact: AttemptDropped) -> None:
-        """It ended otherwise."""
+        """Forget an attempt that has ended without a commit."""
         attempt = self._book.attempts[fact.checkpoint]
         self._overlaps.pop(attempt.checkpoint, None)
         self._merges.drop(attempt.checkpoint)
@@ -319,7 +319,7 @@ class Committer:
             self._try_again(attempt)
 
     def target_vouched(self, _fact: TargetVouched) -> None:
-        """It may hold what an attempt waits for."""
+        """Look at a target that may hold what an attempt waits for."""
         self.tick()
 
     def _try_again(self, attempt: Attempt) -> None:
@@ -468,7 +468,9 @@ class Committer:
         )  # fmt: skip
 
     def stall(self, attempt: Attempt) -> None:
-        """A decided attempt, found at a restart or without targets: the next tick goes on."""
+        """Let the next tick go on with a decided attempt that was found at a restart, or had no
+        targets.
+        """
         self._stalled.add(attempt.checkpoint)
 
     def _place(self, attempt: Attempt) -> None:

@@ -134,7 +134,7 @@ class Ending:
         self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     def given_up(self, session: Session, request: int, message: PayloadGivenUp) -> None:
-        """A stager says that its payload can never be certified."""
+        """Abort the attempt of a payload that can never be certified, as its stager says."""
         found = self._book.find(message.payload)
         if found is None or found[0].state in ENDED:
             self.tell_end_of(session, request, message.payload)
@@ -159,9 +159,7 @@ class Ending:
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     def cannot_plan(self, attempt: Attempt, payload: Payload, error: CkptError) -> None:
-        """There are no places for a payload: that ends an attempt of ranks;
-        a file is refused alone.
-        """
+        """End an attempt of ranks that has no places for a payload; a file is refused alone."""
         if not payload.member:
             self.abort(attempt, error)
             return
@@ -170,7 +168,7 @@ class Ending:
             self._desk.fail(payload.session, payload.request, error)
 
     def drop_file(self, attempt: Attempt, payload: Payload) -> None:
-        """The attempt goes on without it: its space goes back, and its columns go."""
+        """Continue the attempt without a file: its space and its columns are freed."""
         del attempt.payloads[payload.id.rank]
         if payload.allotment is not None:
             self._reservations.release(payload.allotment)
@@ -219,7 +217,7 @@ class Ending:
         self._desk.persist((entry,), then)
 
     def announce(self, fact: CheckpointCommitted) -> None:
-        """Committed and durable: everybody hears of it, and space for the next save is held."""
+        """Announce a commit that is durable, and hold space for the next save."""
         attempt = self._book.attempts[fact.checkpoint]
         self._let_go(attempt)
         self._tell_everybody(attempt)

@@ -71,8 +71,8 @@ class Members:
     # ----------------------------------------------------------------------- open
 
     def open_file(self, session: Session, request: int, message: OpenPayload) -> None:
-        """A closed file wants its places. Raises Refused, NoSpace, or Aborted for one that was
-        dropped.
+        """Find places for a file that was closed. Raises Refused, NoSpace, or Aborted for one that
+        was dropped.
         """
         _check(message)
         if message.resume is not None:
@@ -192,7 +192,7 @@ class Members:
         return True
 
     def tick(self) -> None:
-        """Files whose writer stays away go; and with the last one the attempt."""
+        """Drop files whose writers stay away, and with the last one the attempt."""
         now = self._desk.now_us
         for attempt in self._book.open():
             if not attempt.of_members or attempt.closed:

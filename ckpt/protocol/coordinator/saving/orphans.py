@@ -29,7 +29,7 @@ _Orphan = tuple[TargetId, BootId, ReservationId]
 
 
 class Orphans:
-    """I give it back."""
+    """I give back space that nobody here knows."""
 
     def __init__(self, desk: Desk, members: Membership, book: AttemptBook, grace_us: int) -> None:
         self._desk = desk
@@ -40,7 +40,7 @@ class Orphans:
         self._found_us: dict[_Orphan, int] = {}
 
     def found(self, target: Target, held: Iterable[ReservationId]) -> None:
-        """A target came with reservations that nobody here knows."""
+        """Note a target that came with reservations that nobody here knows."""
         for reservation in held:
             if reservation >> 32 < self._members.term:
                 self._found_us.setdefault((target.id, target.boot, reservation), self._desk.now_us)
@@ -52,17 +52,17 @@ class Orphans:
         return here and (place.target, place.boot, place.reservation) in self._found_us
 
     def take(self, place: Place) -> None:
-        """It is somebody's."""
+        """Note that a reservation belongs to somebody."""
         del self._found_us[place.target, place.boot, place.reservation]
 
     def give_back(self, place: Place) -> None:
-        """It is nobody's, if it is one."""
+        """Give a reservation back that belongs to nobody, if it is one."""
         orphan = place.target, place.boot, place.reservation
         if self._found_us.pop(orphan, None) is not None:
             self._release(orphan)
 
     def tick(self) -> None:
-        """What nobody can come for goes back."""
+        """Give back what nobody can claim any more."""
         now = self._desk.now_us
         waits_us = ORPHAN_US if any(a.recovered for a in self._book.open()) else self._grace_us
         for orphan in [one for one, us in self._found_us.items() if now - us >= waits_us]:

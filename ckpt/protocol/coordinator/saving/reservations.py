@@ -133,7 +133,7 @@ class Reserver:
         SpareSearch(self, self._desk, self._members, allotment, column, homeless, done).begin()
 
     def wait(self, search: SpareSearch) -> None:
-        """It is asked again on the next tick."""
+        """Ask again on the next tick."""
         self._waiting.append(search)
 
     def leave(self, allotment: Allotment, column: ColumnNumber, target: TargetId) -> None:
@@ -168,7 +168,7 @@ class Reserver:
         allotment.spares.clear()
 
     def used(self, allotment: Allotment, proofs: Iterable[ColumnProof]) -> None:
-        """The save ended: files that became columns stay, everything else goes back."""
+        """Note that the save ended: files that became columns stay, everything else goes back."""
         sealed = {(proof.target, proof.boot) for proof in proofs}
         places = Counter((place.target, place.boot) for place in allotment.places)
         for column, held in list(allotment.columns.items()):
@@ -204,12 +204,12 @@ class Reserver:
                 )
 
     def answered_late(self, session: Session, reservation: ReservationId) -> None:
-        """A target reserved after its answer was given up."""
+        """Handle a target's reservation that came after its answer was given up."""
         if reservation not in self._known:
             self._desk.send(session, 0, ReleaseReservation(self._members.term, reservation))
 
     def target_left(self, fact: TargetLeft) -> None:
-        """Its reservations died with it; what stands on it is planned again."""
+        """Note that a target's reservations died with it; what stands on it is planned again."""
         self.standing.target_left(fact.target)
         self._members.targets[fact.target].load_bytes = 0
 

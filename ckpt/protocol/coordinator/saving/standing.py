@@ -53,7 +53,7 @@ class StandingSpace:
         )
 
     def put(self, key: StandingKey, allotment: Allotment) -> None:
-        """From now on this one stands; what stood goes back."""
+        """Keep this allotment from now on; the earlier one goes back."""
         known = self._standing.pop(key, None)
         if known is not None:
             self._release(known)
@@ -71,7 +71,7 @@ class StandingSpace:
         return True
 
     def take(self, key: StandingKey, session: Session | None, layout: Layout) -> Allotment | None:
-        """For a save that begins; what stands and is not for it goes back."""
+        """Take what stands for a save that begins; what is not for it goes back."""
         fits = self.has(key, session, layout)
         standing = self._standing.pop(key, None)
         if standing is None:
@@ -95,13 +95,13 @@ class StandingSpace:
         return had
 
     def target_left(self, target: TargetId) -> None:
-        """What stands on it is planned again."""
+        """Plan again what stands on a target that left."""
         for key, allotment in list(self._standing.items()):
             if any(place.target == target for place in allotment.places):
                 self._release(self._standing.pop(key))
 
     def tick(self) -> None:
-        """What nobody came for goes back."""
+        """Give back what nobody came for."""
         now = self._desk.now_us
         for key, allotment in list(self._standing.items()):
             if now - allotment.idle_since_us >= STANDING_LIFE_US:
