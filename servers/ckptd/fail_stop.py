@@ -16,7 +16,7 @@ from ckptd.log import Reporter
 
 
 class FailStop:
-    """I watch a loop. `check` raises, after the daemon stopped, what made it stop."""
+    """I watch a loop. After the daemon has stopped, `check` raises what made it stop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, report: Reporter, stop: Callable[[], None]

@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 def next_load(key: Key) -> int:
-    """Its number, from 1; the same until it is confirmed."""
+    """The number of the next load, from 1; the same until it is confirmed."""
     with _lock:
         return _counts.get(key, 0) + 1
 

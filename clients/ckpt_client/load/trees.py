@@ -189,7 +189,7 @@ class LikeWalk:
 
 
 def scalars_of(root: Node) -> dict[str, ScalarNode]:
-    """A tree's plain values by path."""
+    """A tree's plain values, by path."""
     found: dict[str, ScalarNode] = {}
 
     def visit(node: Node, path: Path) -> None:

@@ -43,7 +43,7 @@ class ChangeWatch:
         self._noted: set[int] = set()
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Somebody who was seen changes these; afterwards all may change."""
+        """Note that somebody who was seen changes these; afterwards all may change."""
         with self._lock:
             self._noted.update(numbers)
 

@@ -67,11 +67,11 @@ class Staged:
         return thread.ident in self._met
 
     def note_queued(self) -> None:
-        """The devices know what to copy, and the host has copied what it copies."""
+        """Note that the devices know what to copy, and that the host's part is copied."""
         self._queued.set()
 
     def note_over(self) -> None:
-        """All is copied, or nothing more will be."""
+        """Note that all is copied, or that nothing more will be."""
         # It would keep the state alive as long as the save.
         self._follow = None
         self._over.set()
@@ -84,12 +84,12 @@ os.register_at_fork(after_in_child=_under_way.clear)
 
 
 def staged_already() -> Staged:
-    """Of a save that was copied before its call returned."""
+    """The Staged of a save that was copied before its call returned."""
     staged = Staged()
     staged.note_over()
     return staged
 
 
 def stagings_under_way() -> Iterable[Staged]:
-    """Of this process, in no order."""
+    """All stagings of this process that are under way, in no order."""
     return list(_under_way)

@@ -108,7 +108,7 @@ class StagerLink:
 
     @property
     def alive(self) -> bool:
-        """Whether the stager was there when last heard of; looks for its end without waiting."""
+        """Whether the stager was there when last heard of; checks for its end without waiting."""
         self.take_news()
         return self._dead is None
 
@@ -233,7 +233,7 @@ class StagerLink:
             raise
 
     def note_failed(self, save: Save, error: CkptError) -> None:
-        """A save that was staged beside the training never came to its hand-over."""
+        """Note that a save which was staged beside the training never came to its hand-over."""
         with self._news:
             save.fail(error)
             self._failed.append(save)
@@ -269,7 +269,7 @@ class StagerLink:
             self._halves.clear()
 
     def give_up(self) -> None:
-        """Whoever waits for the stager hears that the store was closed."""
+        """Tell all who wait for the stager that the store was closed."""
         with self._news:
             self._end(Aborted("the store was closed before the outcome was known"))
         with suppress(OSError):

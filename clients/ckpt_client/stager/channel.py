@@ -34,15 +34,18 @@ class TrainerChannel:
         self.open = True
 
     def watch_process(self, pid: int) -> None:
-        """Tell the trainer's death from a store that was closed, also when a forked child of it
-        keeps the socket open. Where the kernel has no such descriptors both are one.
+        """Watch the trainer's process, to tell its death from a store that was closed, also when a
+        forked child of it keeps the socket open. Where the kernel has no such descriptors both look
+        the same.
         """
         with suppress(OSError):
             self._process = os.pidfd_open(pid)
 
     @property
     def descriptors(self) -> list[int]:
-        """What becomes readable when there is something for `receive` or `process_ended`."""
+        """Descriptors that become readable when there is something for `receive` or
+        `process_ended`.
+        """
         sockets = [self._socket.fileno()] if self.open else []
         return sockets + ([self._process] if self._process >= 0 else [])
 
@@ -51,11 +54,11 @@ class TrainerChannel:
         return self.open and bool(self._queue)
 
     def ended(self) -> bool:
-        """The trainer, or its socket, is gone."""
+        """Whether the trainer, or its socket, is gone."""
         return not self.open
 
     def process_ended(self) -> bool:
-        """The trainer's process is gone, and everything that it said was received."""
+        """Whether the trainer's process is gone, and everything that it said was received."""
         if self.open:
             return False
         if self._died():
@@ -73,11 +76,11 @@ class TrainerChannel:
             self.flush()
 
     def pause(self) -> None:
-        """After what is queued nothing is sent until `listen`."""
+        """Send nothing after what is queued, until `listen`."""
         self._paused = True
 
     def listen(self) -> None:
-        """Somebody reads what is sent."""
+        """Send again: somebody reads."""
         self._paused = False
 
     def flush(self) -> None:
@@ -131,7 +134,7 @@ class TrainerChannel:
         self._drop_queue()
 
     def forget_process(self) -> None:
-        """Watch it no more. Idempotent."""
+        """Stop watching it. Idempotent."""
         if self._process >= 0:
             os.close(self._process)
             self._process = -1

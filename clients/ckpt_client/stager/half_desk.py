@@ -29,7 +29,9 @@ Handle = Callable[[StagerEvent], None]
 
 
 class HalfDesk:
-    """I tell the trainer of its memory. I expect `grant` and `release` as the machine says them."""
+    """I inform the trainer about its memory. Call `grant` and `release` as the machine says
+    them.
+    """
 
     def __init__(
         self,
@@ -65,24 +67,24 @@ class HalfDesk:
         return self._halves.slots[half]
 
     def half_of(self, save: int) -> int | None:
-        """Which half the save was granted."""
+        """The half that the save was granted."""
         return self._half_of.get(save)
 
     # ----------------------------------------------------------------------- trainer
 
     def ask(self, packet: wire.AskHalf) -> None:
-        """A save wants a half."""
+        """Note that a save wants a half."""
         self._open = None
         self._parked.append(packet)
         self._pass_on()
 
     def forget(self, save: int) -> None:
-        """The save was dropped or refused before it had its memory."""
+        """Note that the save was dropped or refused before it had its memory."""
         self._asked_bytes.pop(save, None)
         self._parked = [one for one in self._parked if one.save != save]
 
     def leave(self) -> None:
-        """The trainer is gone: nobody waits any more."""
+        """Note that the trainer is gone: nobody waits any more."""
         self._open = None
         self._parked.clear()
         self._granted.clear()
@@ -90,7 +92,7 @@ class HalfDesk:
         self._preparing_bytes = 0
 
     def announce_all(self) -> None:
-        """Another store of the trainer has nothing mapped yet."""
+        """Announce all memory again: another store of the trainer has nothing mapped yet."""
         for half in (0, 1):
             slot = self.slot(half)
             if slot.memory is not None and not slot.lent:
@@ -113,7 +115,7 @@ class HalfDesk:
     # ----------------------------------------------------------------------- machine
 
     def grant(self, save: int, half: int) -> None:
-        """The half is this save's from now on; memory that somebody reads is not written again."""
+        """Give the half to this save; memory that somebody reads is not written again."""
         self._halves.take_back(half)
         self.slot(half).held = True
         self._half_of[save] = half
@@ -121,7 +123,7 @@ class HalfDesk:
         self._settle(half)
 
     def release(self, half: int) -> None:
-        """Nobody holds it any more; its memory stays for the next save."""
+        """Take the half back, which nobody holds any more; its memory stays for the next save."""
         self.slot(half).held = False
         self._granted.pop(half, None)
         self._half_of = {save: held for save, held in self._half_of.items() if held != half}

@@ -50,7 +50,7 @@ class Halves:
     slots: list[HalfSlot] = field(default_factory=lambda: [HalfSlot(), HalfSlot()])
 
     def fits_ever(self, half_bytes: int) -> bool:
-        """The cap allows one half of this size."""
+        """Whether the cap allows one half of this size."""
         return align_up(max(half_bytes, 1), HALF_UNIT_BYTES) <= self.bytes_max
 
     def may_fit(self, half_bytes: int) -> bool:
@@ -98,13 +98,13 @@ class Halves:
         return [one for place, one in enumerate(self.slots) if place != number]
 
     def installed(self, number: int, memory: Half) -> None:
-        """The worker is done."""
+        """Note that the worker has made the memory."""
         slot = self.slots[number]
         slot.memory, slot.making_bytes, slot.lent = memory, 0, False
         slot.serial += 1
 
     def failed(self, number: int) -> None:
-        """The worker got no memory."""
+        """Note that the worker got no memory."""
         self.slots[number].making_bytes = 0
 
     def take_back(self, number: int) -> None:

@@ -34,7 +34,7 @@ class Jobs:
 
     @property
     def descriptor(self) -> int:
-        """Readable when a job has ended."""
+        """A descriptor that is readable when a job has ended."""
         return self._bell
 
     def start(
@@ -49,7 +49,7 @@ class Jobs:
         future.add_done_callback(lambda done: self._ended(done, then, failed))
 
     def finish(self) -> None:
-        """Run what ended jobs are followed by."""
+        """Run what follows jobs that have ended."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while self._done:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 def log(level: str, text: str, **fields: str | int | float) -> None:
-    """Write it, and at once; a disk that is full loses the line, not the saves that are held."""
+    """Write a line at once; a full disk loses the line, not the saves that are held."""
     line = {"at": time.time(), "level": level, "pid": os.getpid(), "text": text, **fields}
     with suppress(OSError):
         os.write(sys.stderr.fileno(), f"{json.dumps(line)}\n".encode())

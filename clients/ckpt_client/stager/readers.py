@@ -33,7 +33,7 @@ class Readers:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to wait for."""
+        """The descriptors to wait for."""
         return [*(one.socket.fileno() for one in self._servers.values()), *self._waiting]
 
     def serve_runs(self, cluster: str, runs: Collection[RunName]) -> None:

@@ -24,7 +24,7 @@ class Reviving:
         self._trying = False
 
     def look(self) -> None:
-        """Start it if it was killed. One that somebody has stopped stays so."""
+        """Start the cluster if it was killed. One that somebody has stopped stays stopped."""
         if self._directory and not self._trying and has_fallen(Path(self._directory)):
             self._trying = True
             log("warning", "the cluster was killed, it is started again", cluster=self._directory)

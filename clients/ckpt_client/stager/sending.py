@@ -53,11 +53,11 @@ class Sending:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Readable when there are results."""
+        """Descriptors that are readable when there are results."""
         return () if self._sender is None else (self._sender.wakeup_fd,)
 
     def start(self, action: StartPayload, half: Half, moves: Iterable[Move]) -> None:
-        """Encode and send it, once these moves have made it of the whole payload."""
+        """Encode and send the payload, once these moves have made it of the whole one."""
         sender = self._started()
         if not action.refers:
             sender.start(action, half.memory, half.lendable)
@@ -71,12 +71,12 @@ class Sending:
         )
 
     def withdraw(self, half: Half) -> None:
-        """This memory is given up."""
+        """Let go of this memory, which is given up."""
         if self._sender is not None and half.lendable is not None:
             self._sender.withdraw(half.lendable)
 
     def command(self, action: LaterCommand) -> None:
-        """For a payload that was started."""
+        """Pass a command to a payload that was started."""
         if action.payload in self._moving:
             self._moving[action.payload].append(action)
         else:

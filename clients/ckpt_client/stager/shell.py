@@ -180,7 +180,7 @@ class StagerShell:
         self._end_asked = True
 
     def turn(self) -> None:
-        """What has come."""
+        """Handle what has come."""
         if self._end_asked:
             self._end_asked = False
             self._handle(EndAsked(now_us()))
@@ -192,7 +192,7 @@ class StagerShell:
         self._handle(Ticked(now_us()))
 
     def close(self) -> None:
-        """Everything that this process holds goes; sealed columns stay where they are."""
+        """Let go of everything that this process holds; sealed columns stay where they are."""
         self._trainer.flush()
         self._trainer.close()
         self._trainer.forget_process()

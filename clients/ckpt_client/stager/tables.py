@@ -105,7 +105,7 @@ class Tables:
         self._stored: dict[RunName, set[str]] = {}
 
     def forget(self) -> None:
-        """Another store is open. What is under way goes on."""
+        """Forget all: another store is open. What is under way goes on."""
         with self._history_lock:
             self._history = History()
         self._committed.clear()
@@ -118,7 +118,9 @@ class Tables:
         return order.refer and order.run in self._committed
 
     def make(self, order: TableOrder, prints: Fingerprinter) -> None:
-        """Once the machine knows of the save. Beside the training and the sending."""
+        """Make the table, once the machine knows of the save, beside the training and the
+        sending.
+        """
         self._pending[order.save] = _Pending(order)
         known = self._committed.get(order.run) if order.refer else None
         if known is None:
@@ -132,7 +134,7 @@ class Tables:
         )
 
     def sent(self, save: int) -> References:
-        """What the save refers to, with which it was planned."""
+        """Note with what the save was planned: what it refers to."""
         pending = self._pending[save]
         assert pending.made is not None
         assert pending.made.found is not None
@@ -140,7 +142,7 @@ class Tables:
         return pending.made.found
 
     def committed(self, save: int, checkpoint: CheckpointId) -> None:
-        """Later saves may refer to it."""
+        """Note that the save committed: later saves may refer to it."""
         pending = self._pending.pop(save, None)
         if pending is None or pending.forgotten or not pending.order.refer:
             return
@@ -168,7 +170,7 @@ class Tables:
         self._pending.pop(save, None)
 
     def compared_with_others(self, run: RunName, names: Collection[str]) -> None:
-        """These tensors lie in several ranks: their bytes are always stored."""
+        """Note that these tensors lie in several ranks: their bytes are always stored."""
         self._stored.setdefault(run, set()).update(names)
 
     # ----------------------------------------------------------------------- workers

@@ -108,17 +108,17 @@ class HandOver(_Packet, frozen=True, tag=True, array_like=True):
 
 
 class HeardOutcome(_Packet, frozen=True, tag=True, array_like=True):
-    """The trainer has noted this outcome; the stager may forget it."""
+    """The trainer has noted this outcome, so the stager may forget it."""
 
     save: int
 
 
 class Detach(_Packet, frozen=True, tag=True, array_like=True):
-    """The store was closed; its process may open another one."""
+    """The store was closed; the trainer's process may open another one."""
 
 
 class Attached(_Packet, frozen=True, tag=True, array_like=True):
-    """The stager is up."""
+    """The stager is ready."""
 
     pid: int
 

@@ -79,7 +79,7 @@ class ChildPlan:
 
     @property
     def is_held(self) -> bool:
-        """It is not to be started now."""
+        """Whether it must not be started now."""
         # A device that fails says so of each path: that is no place either.
         is_gone = self.place is not None and not os.path.isdir(self.place)
         return is_gone or any(map(os.path.lexists, self.holds))
@@ -136,7 +136,7 @@ class Supervisor:
         return child
 
     def forget(self, name: str) -> None:
-        """A child that does not run is none any more."""
+        """Forget a child that does not run."""
         assert self.children[name].process is None
         del self.children[name]
 

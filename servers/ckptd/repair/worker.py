@@ -66,7 +66,7 @@ class RepairProcess:
 
 
 class RepairWorker:
-    """I am one hand, and work in the thread that calls `run`."""
+    """I am one hand of the process, and work in the thread that calls `run`."""
 
     def __init__(self, rpc: RpcClient, process: RepairProcess) -> None:
         """`rpc` asks the coordinator, and is mine alone: it tells the hands apart."""

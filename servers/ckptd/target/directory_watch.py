@@ -21,8 +21,8 @@ LOOK_S: Final = 1.0
 
 
 class DirectoryWatch:
-    """I look at one directory, on the loop's thread. `check` raises, after the daemon stopped, when
-    I stopped it.
+    """I look at one directory, on the loop's thread. After the daemon has stopped, `check` raises
+    the reason if I stopped it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DirectoryWatch:
             self._next.cancel()
 
     def check(self) -> None:
-        """Raises CkptError."""
+        """Raises CkptError if the directory was the reason to stop."""
         if self._why is not None:
             raise self._why
 

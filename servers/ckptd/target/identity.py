@@ -35,7 +35,7 @@ class TargetFile:
     """What a directory says of itself."""
 
     target: str
-    """Its id, by which `ckpt status` and the coordinator know it."""
+    """Its id, as `ckpt status` and the coordinator know it."""
     cluster: str
     """The id of the cluster that it belongs to."""
     incarnation: bytes = b""

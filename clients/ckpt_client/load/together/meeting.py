@@ -49,7 +49,7 @@ def share_key(launch_key: str | None, world_size: int | None) -> str | None:
 
 @contextmanager
 def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
-    """In a session of its own, which ends with the block."""
+    """Meet in a session of its own, which ends with the block."""
     address = context.address()
     with RpcClient(
         address, Caller(context.secret, Role.READER, context.name, cluster=context.cluster)
@@ -66,7 +66,7 @@ def open_meeting(context: ReaderContext, timeout_s: float) -> Iterator[Meeting]:
 
 
 def wire_of(rpc: RpcClient | None) -> Wire | None:
-    """How its session is guarded, while one stands."""
+    """How its session is protected, while there is one."""
     peer = None if rpc is None else rpc.peer
     return None if peer is None else peer.wire
 

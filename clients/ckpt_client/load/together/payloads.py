@@ -56,7 +56,7 @@ class SharedPayloads:
             server.offer(job, spans, self._receiver.manifests.get(job.manifest_digest))
 
     def read_from(self, peers: Mapping[TargetAddress, Part], done_bytes: int) -> Part:
-        """All that they have, or nothing."""
+        """Read all that these peers have, or nothing."""
         jobs = [job.from_peer(peer) for peer, part in peers.items() for job in self._within(part)]
         hasty = replace(self._options, limits=ReadLimits(timeout_us=0))
         try:
