@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-from tests.warm_start import WARM, start_warm
 
 TESTS: Final = Path(__file__).parent
 LONGEST: Final = (
@@ -54,9 +51,6 @@ OF_PROCESSES: Final = (
 TOLD_LINES: Final = 40
 """Of a failure, at once; all of it follows at the end."""
 
-settings.register_profile("facts", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("facts")
-
 
 class Herald:
     """I tell of a failure where people look, not in a worker."""
@@ -81,8 +75,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
         config.pluginmanager.register(Herald(config), "herald")
+    if is_worker or not config.getoption("numprocesses", None):
+        _settle_properties()
+
+
+def _settle_properties() -> None:
+    """Before a test module is imported. Who leads workers imports none, and does without."""
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("facts", deadline=None, suppress_health_check=slow)
+    settings.load_profile("facts")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -100,6 +106,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm_start() -> Iterator[None]:
     """Supervisors and stagers that a test's own process starts are forked warm."""
+    from tests.warm_start import WARM, start_warm
+
     start_warm()
     yield
     WARM.close()

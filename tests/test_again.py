@@ -33,7 +33,8 @@ def written(folder: Path, name: str, times: int) -> Path:
 
 def ran(folder: Path, *, ci: bool, workers: str = "0") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CI": "true" if ci else "", "PYTHONPATH": str(ROOT)}
-    options = ["-n", workers, f"--rootdir={folder}", "-o", "addopts=", "-m", "not slow"]
+    plugins = ["-o", "addopts=--disable-plugin-autoload -p xdist"]
+    options = ["-n", workers, f"--rootdir={folder}", *plugins, "-m", "not slow"]
     return subprocess.run(
         [sys.executable, "-m", "tests.again", *options, str(folder)],
         cwd=folder,

@@ -55,6 +55,7 @@ COPIED: Final = (
     "README.md", "CHANGELOG.md",
 )  # fmt: skip
 SLOWEST: Final = ("--deselect", "tests/sim/test_planted_bugs.py")
+PLUGINS: Final = ("-p", "timeout", "-p", "hypothesispytest", "-p", "no:cacheprovider")
 MAIN: Final = "tests/sim/test_simulation.py"
 """The simulator's main campaign: the only one whose seeds `--sim-seeds` counts."""
 LIMIT_S: Final = 600.0
@@ -194,7 +195,8 @@ def run_pytest(
     reach_file: Path | None = None,
 ) -> tuple[str, str]:
     """`killed`, `survived` or `timeout`, and the first test that failed."""
-    environment = {}
+    # A tree of its own may say nothing of plugins, and each costs every run its import.
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     # Other histories count by the same variable, and some must be enough to meet every case.
     if all(file.startswith(MAIN) for file in files):
         environment["CKPT_SIM_SEEDS"] = str(sim_seeds)
@@ -203,7 +205,7 @@ def run_pytest(
         environment[reach.VARIABLE] = str(reach_file)
         ways = ["-p", reach.__name__]
     command = [
-        sys.executable, "-m", "pytest", *ways, "-q", "--no-header", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", *PLUGINS, *ways, "-q", "--no-header",
         "-m", "not slow", "--hypothesis-seed=0", *SLOWEST, *files,
     ]  # fmt: skip
     status, text = _outcome_of(command, tree, environment, limit_s)
