@@ -57,15 +57,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """Processes start from these, which are the same for all workers of a run."""
+    """Processes start from these, which are the same for all workers of a run. Their stagers start
+    warm as well.
+    """
+    os.environ.update(WARM.environment())
     with shared(meeting_of(tmp_path_factory), "warm", warm_servers) as directory:
         yield Warm.serving(Path(directory))
 
 
 @pytest.fixture(scope="module")
 def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes for gloo groups; their stagers start warm."""
-    os.environ.update(WARM.environment())
+    """Four processes for gloo groups."""
     pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")))
     yield pool
     pool.close()

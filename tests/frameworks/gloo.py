@@ -23,7 +23,6 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.frameworks.warm import Warm
-from tests.warm_start import start_warm
 
 RANK = "tests.frameworks.rank"
 END_TIMEOUT_S = 60.0
@@ -142,7 +141,6 @@ def serve(pipe: Connection) -> None:
     """A rank's life: jobs until the other side closes."""
     import torch
 
-    start_warm()
     torch.set_num_threads(1)
     faulthandler.register(SHOW_STACKS)
     # Tensors in an answer go by shared memory, and its owner asks for this.
