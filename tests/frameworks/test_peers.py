@@ -1,4 +1,4 @@
-"""Job files that run ckpt beside DCP, Orbax and TensorStore, on states of a few MiB."""
+"""Job files that run ckpt beside DCP, Orbax and TensorStore, on states of half a MiB."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.frameworks.warm import Warm
 JOBS = Path(__file__).resolve().parents[2] / "benchmarks" / "jobs"
 SMALL = (
     "--numjobs=2",
-    "--size=2Mi",
-    "--tensor_size=256Ki",
+    "--size=256Ki",
+    "--tensor_size=4Ki-24Ki",
     "--loops=1",
     "--warmups=0",
     "--code=2+1",

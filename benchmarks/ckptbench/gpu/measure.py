@@ -65,8 +65,8 @@ def _large(plan: GpuPlan) -> Tensors:
 
 
 def _small(plan: GpuPlan) -> Tensors:
-    elements = SMALL_BYTES // 4
-    return {f"s/{n:04}": torch.randn(elements, device=plan.device) for n in range(SMALL_COUNT)}
+    elements, count = SMALL_BYTES // 4, min(SMALL_COUNT, plan.size // SMALL_BYTES)
+    return {f"s/{n:04}": torch.randn(elements, device=plan.device) for n in range(count)}
 
 
 def _tell(progress: str) -> None:

@@ -9,6 +9,7 @@ from ckpt.base.units import GiB, KiB
 
 SMALL_BYTES: Final = 52 * KiB
 SMALL_COUNT: Final = 5000
+"""Fewer where these would be more bytes than the large tensors' state."""
 PREFIXES: Final = 8
 MODES: Final = ("copy", "overlap", "dcp")
 """Two of ckpt's, and torch's own asynchronous save, for which a thread stages a GPU's state into
