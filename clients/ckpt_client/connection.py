@@ -63,9 +63,7 @@ class Connection:
     def reader(self, durable: str = "") -> ReaderContext:
         """Whom readers ask, and who they are; `durable` is the object store that they can read."""
         control = self.control
-        return ReaderContext(
-            self.locator.address, control.secret, control.cluster, client_name(), durable
-        )
+        return ReaderContext(control.find, control.secret, control.cluster, client_name(), durable)
 
     def launch_by_environment(self, run: RunName) -> tuple[RankPlace, LaunchJoined | None]:
         """Who this process is, by its environment, and the launch whose ranks read one generation

@@ -254,6 +254,13 @@ class Control:
         if turn:
             self._launches[seat] = replace(self._launches[seat], turn=turn + 1)
 
+    def find(self) -> str:
+        """Where the coordinator is now, as `Locator.address`, for a session that is to last: a
+        local cluster that was killed is started again, which may take its time.
+        """
+        self._revive()
+        return self.locator.address()
+
     def close(self) -> None:
         with self._lock:
             rpc, self._rpc = self._rpc, None

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.ids import Rank
+from ckpt_client.load.contents import Contents, Want
 from tests.e2e.cluster import Cluster, runs
 from tests.waiting import wait_until
 
@@ -80,3 +82,43 @@ def test_a_cluster_that_somebody_stopped_is_not_started_by_a_save_that_waits(
     assert not (cluster.directory / "ready.json").exists()
     with ckpt.open(cluster.url):
         assert save.wait(WAIT_S).step == 2
+
+
+@pytest.fixture(scope="module")
+def saved(store: ckpt.Store) -> str:
+    """A run whose step 0 is in no stager's memory any more."""
+    for step in range(3):
+        store.save("read", step, {"a": np.full(4_000_000, float(step))}).wait(WAIT_S)
+    return "read"
+
+
+def test_a_load_under_way_goes_on_in_the_cluster_that_is_started_again(
+    cluster: Cluster, store: ckpt.Store, saved: str
+) -> None:
+    processes = [cluster.coordinator_pid, *map(cluster.pid_of, cluster.targets())]
+
+    def plan(contents: Contents) -> float:
+        (tensor,) = contents.variants("a")
+        array = contents.new_array(tensor.global_shape, np.dtype(np.float64))
+        contents.fill([Want("a", array[:1000], (0,), rank=Rank(0))])
+        if runs(processes[0]):
+            kill(cluster)
+            wait_until(lambda: not any(map(runs, processes)), "its daemons have ended")
+        contents.fill([Want("a", array, (0,), rank=Rank(0))])
+        return float(array.sum())
+
+    with store.resolve(saved, 0) as checkpoint:
+        assert checkpoint.read(plan) == 0
+        assert checkpoint.source == "tier"
+
+
+def test_what_was_resolved_before_the_kill_is_loaded_after_it(
+    cluster: Cluster, store: ckpt.Store, saved: str
+) -> None:
+    processes = [cluster.coordinator_pid, *map(cluster.pid_of, cluster.targets())]
+    with store.resolve(saved, 0) as checkpoint:
+        kill(cluster)
+        wait_until(lambda: not any(map(runs, processes)), "its daemons have ended")
+        state = checkpoint.load()
+    assert isinstance(state, dict)
+    assert state["a"].sum() == 0

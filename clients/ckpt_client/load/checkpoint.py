@@ -255,9 +255,12 @@ class Checkpoint:
                     hint = "load again when all its targets answer, or with fallback=True"
                     raise Unavailable(f"{text}: {judged.reason}", hint=hint) from error
             except (Unavailable, Corrupt) as error:
-                if self._walked_back(error):
+                cut_off = error.retryable and self._pinned.cut_off
+                # Without a coordinator nobody judges; resolving it again waits for one.
+                if not cut_off and self._walked_back(error):
                     continue
-                if not error.retryable or time.monotonic() >= deadline:
+                over = time.monotonic() >= deadline and not cut_off
+                if not error.retryable or over:
                     if goes_to_store(self._pinned, error.message):
                         continue
                     raise

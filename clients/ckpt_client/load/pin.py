@@ -113,6 +113,12 @@ class Pinned:
         """
         return self._pin_session != self.session_count
 
+    @property
+    def cut_off(self) -> bool:
+        """The coordinator was lost since it was resolved, and perhaps the targets with it, as when
+        a local cluster is killed: they may be elsewhere by now."""
+        return self.pin_lost or self._rpc is None or self._rpc.peer is None
+
     def resolve_past(self, error: CkptError) -> DamageJudged:
         """Report damage to a payload or an index, to have it examined: once it is proved, the
         coordinator names another generation, or another place of this one.

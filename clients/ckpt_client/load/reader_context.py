@@ -13,7 +13,8 @@ class ReaderContext:
     """Whom a reader asks, and who it is."""
 
     address: Callable[[], str]
-    """Where the coordinator is now; asked again when its session is lost."""
+    """Where the coordinator is now; asked again when its session is lost, on a thread that may
+    wait."""
     secret: bytes
     cluster: str
     """The cluster's id; empty when it is not known yet."""

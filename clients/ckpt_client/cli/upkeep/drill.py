@@ -145,9 +145,7 @@ class _Plan:
 
         status, control = talk.status(), talk.control
         self.timeout_s: float = arguments.timeout
-        self.context = ReaderContext(
-            control.locator.address, control.secret, control.cluster, client_name()
-        )
+        self.context = ReaderContext(control.find, control.secret, control.cluster, client_name())
         self._arguments = arguments
         self._seed = seed
         self._domains = {

@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         known = _known(talk, run_name, step, only)
         if known is not None and known.stored:
             return _say_stored(known, output)
-        context = ReaderContext(
-            control.locator.address, control.secret, control.cluster, client_name()
-        )
+        context = ReaderContext(control.find, control.secret, control.cluster, client_name())
         size = 0 if known is None else known.bytes
         progress = _Progress(output, {"run": run_name, "step": step, "payload_bytes": size})
         with output.waiting(f"verifying {run_name}@{step}", progress.text):
