@@ -89,6 +89,27 @@ def test_a_flipped_byte_is_degraded_and_one_more_than_parity_is_lost(
     assert run("verify", "rot@1", "--store", store).code == 4
 
 
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_every_lost_payload_is_counted_and_named(
+    directory: Path, store: str, arguments: tuple[str, ...]
+) -> None:
+    """The coordinator is asked about a few of them only: one proves the loss of the checkpoint."""
+    run_name = f"many{len(arguments)}"
+    fill(store, run_name, (1,), ranks=8)
+    prefix = xxh3_128(run_name.encode()).hex()
+    for path in (directory / "targets").glob(f"*/columns/{prefix}-1-*"):
+        rank, column = map(int, path.name.split("-")[3:5])
+        if rank != 6 and column < 2:
+            path.unlink()
+    ended = run("verify", f"{run_name}@1", *arguments, "--store", store)
+    assert ended.code == 4
+    if arguments:
+        lost = json.loads(ended.out.splitlines()[-1])["lost"]
+        assert lost == [{"rank": rank, "home": ""} for rank in (*range(6), 7)]
+    else:
+        assert "  7 of 8 payloads are lost: ranks 0-5, 7" in ended.out.splitlines()
+
+
 def test_a_loss_that_the_coordinator_does_not_find_is_none(directory: Path, store: str) -> None:
     """As when columns are made again while others are still read."""
     fill(store, "mended", (1,), ranks=1)

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
+from ckpt.base.ids import Rank
 from ckpt.protocol.losses import loss_reason
 from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted, rate_text
+from ckpt_client.cli.tensors_tree import ranges_text
 from ckpt_client.cli.verbs.ls import reason_text
 from ckpt_client.locate import client_name
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from ckpt.base.ids import Generation, RunName, Step
     from ckpt.format.messages.reading import ByteRange, Damage
     from ckpt.protocol.coordinator.reading.answers import StepView
-    from ckpt_client.load.verify import VerifyReport
+    from ckpt_client.load.verify import PayloadHealth, VerifyReport
 
 EXAMPLE = "ckpt verify llama/7b@12500\nckpt verify llama/7b@12500 --json | tail -n 1 | jq .state"
 
@@ -151,6 +154,7 @@ def _summary(report: VerifyReport) -> dict[str, object]:
         "generation": str(checkpoint.generation),
         "judged": report.judged,
         "payloads": report.payloads,
+        "lost": [{"rank": each.rank, "home": each.home} for each in _lost(report)],
         "columns": report.columns,
         "documents_read": report.documents_read,
         "documents": report.documents,
@@ -179,6 +183,26 @@ def _print(report: VerifyReport, state: str, tone: Tone, output: Output) -> None
     ]
     if rows:
         output.table((">rank", ">column", "target", "state", "damage", ""), rows, indent="  ")
+    lost = _lost(report)
+    if lost:
+        count, verb = counted(len(report.payloads), "payload"), "is" if len(lost) == 1 else "are"
+        output.line(f"  {len(lost)} of {count} {verb} lost: {_ranks_text(lost)}")
+
+
+def _ranks_text(payloads: Sequence[PayloadHealth]) -> str:
+    """All of them: `rank 3`, `ranks 0-7, 12; rank 2 of step 100#1.1`."""
+    ranks: defaultdict[str, list[Rank]] = defaultdict(list)
+    for each in payloads:
+        ranks[each.home].append(Rank(each.rank))
+    return "; ".join(
+        f"{'rank' if len(some) == 1 else 'ranks'} {ranges_text(some)} {_of(home)}".rstrip()
+        for home, some in ranks.items()
+    )
+
+
+def _lost(report: VerifyReport) -> list[PayloadHealth]:
+    """Those that the targets cannot give, whatever the coordinator proved of them."""
+    return [each for each in report.payloads if each.state == "lost"]
 
 
 def _of(home: str) -> str:
