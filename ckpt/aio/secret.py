@@ -19,6 +19,7 @@ from ckpt.base.errors import Refused, Unauthorized
 
 SECRET_BYTES: Final = 32
 _FILE_BYTES_MAX: Final = 4096
+_KINDS: Final = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
 _HINT: Final = f"`openssl rand -hex {SECRET_BYTES}` makes one; all hosts need a copy of the same"
 
 
@@ -45,9 +46,8 @@ def find_secret_file(
 
 def read_secret(path: Path) -> bytes:
     """Its bytes. Raises Unauthorized when it is absent, Refused when it is exposed or malformed."""
-    if path.is_dir():
-        raise Refused(f"the secret {path} is a directory")
     try:
+        _check_is_file(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise Unauthorized(
@@ -68,6 +68,17 @@ def read_secret(path: Path) -> bytes:
             f"the secret {path} has {len(secret)} bytes, {SECRET_BYTES} are needed", hint=_HINT
         )
     return secret
+
+
+def _check_is_file(path: Path) -> None:
+    """Raises Refused, before it is opened: a pipe would be waited for, and gives its bytes once."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, "device")
+        raise Refused(
+            f"the secret {path} is a {what}, not a file",
+            hint="write the secret into a file of mode 600, and set CKPT_SECRET_FILE to it",
+        )
 
 
 def make_secret(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,9 +53,17 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         read_secret(path)
 
 
-def test_a_directory_is_no_secret(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="is a directory"):
-        read_secret(tmp_path)
+def test_what_is_no_file_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    """A pipe that nobody writes into is not waited for."""
+    pipe, door = tmp_path / "pipe", tmp_path / "door"
+    os.mkfifo(pipe, 0o600)
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(door))
+        for path, what in (
+            (tmp_path, "directory"), (pipe, "pipe"), (door, "socket"), (Path("/dev/zero"), "device"),
+        ):  # fmt: skip
+            with pytest.raises(Refused, match=f"the secret {path} is a {what}, not a file"):
+                read_secret(path)
 
 
 def test_a_missing_secret_says_what_to_do(tmp_path: Path) -> None:
