@@ -42,6 +42,33 @@ def test_an_incarnation_is_made_once_and_for_each_directory_another(tmp_path: Pa
     assert adopt(two)[0].incarnation != made.incarnation
 
 
+@pytest.mark.parametrize("inside", ["columns", "aside/deep", "another"])
+def test_a_directory_inside_a_target_s_is_no_target(tmp_path: Path, inside: str) -> None:
+    """What the target around it finds there is not its own, and it may delete it."""
+    adopt(tmp_path)
+    directory = tmp_path / inside
+    directory.mkdir(parents=True)
+    with pytest.raises(Refused, match=f"{directory} is inside {tmp_path}, which is target t3"):
+        adopt(directory, "t4")
+    assert read_target_file(directory) is None
+
+
+def test_the_directory_of_a_coordinator_or_of_a_local_cluster_is_no_target(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.lock").touch()
+    with pytest.raises(Refused, match=f"{tmp_path} is a coordinator's directory"):
+        adopt(tmp_path)
+    assert read_target_file(tmp_path) is None
+    targets = tmp_path / "targets"
+    targets.mkdir()
+    adopt(targets)
+
+
+def test_what_was_begun_there_by_an_earlier_version_is_served(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(OLD)
+    (tmp_path / "coordinator.lock").touch()
+    assert adopt(tmp_path)[0].target == "t3"
+
+
 def test_a_directory_of_the_version_before_gets_one_and_keeps_the_rest(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(OLD)
     assert read_target_file(tmp_path) == TargetFile("t3", CLUSTER)

@@ -27,6 +27,8 @@ from ckpt.protocol.handshake import Caller, Established
 from ckptd.log import Reporter
 
 FILE_NAME = "target.toml"
+#: What only a coordinator makes in its directory, or a local cluster.
+_COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", "cluster.toml")
 _BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -48,7 +50,8 @@ async def adopt_identity(
 ) -> TargetFile | None:  # fmt: skip
     """The directory's identity, made at its first start; None when the stop signal came first.
 
-    Raises Refused when the directory belongs to another cluster or is another target.
+    Raises Refused when the directory belongs to another cluster, is another target or inside one,
+    or is a coordinator's.
     """
     known = read_target_file(directory)
     if known is not None:
@@ -62,6 +65,7 @@ async def adopt_identity(
         return known if known.incarnation else _with_incarnation(directory, known, report)
     if not 0 <= len(id.encode()) <= TARGET_ID_BYTES_MAX:
         raise Refused(f"a target's id has at most {TARGET_ID_BYTES_MAX} bytes")
+    _check_new(directory)
     if not cluster:
         learned = await _learn_cluster(coordinator, secret, stop)
         if learned is None:
@@ -71,6 +75,19 @@ async def adopt_identity(
     made = TargetFile(name, cluster, secrets.token_bytes(INCARNATION_BYTES))
     _write_target_file(directory, made)
     return made
+
+
+def _check_new(directory: Path) -> None:
+    """Raises Refused where a target would begin among the files of another daemon."""
+    hint = "name a directory of the target's own"
+    if any(os.path.lexists(directory / name) for name in _COORDINATORS):
+        raise Refused(f"{directory} is a coordinator's directory", hint=hint)
+    for parent in directory.resolve().parents:
+        if os.path.lexists(parent / FILE_NAME):
+            known = read_target_file(parent)
+            around = known.target if known is not None else "?"
+            text = f"{directory} is inside {parent}, which is target {around}"
+            raise Refused(text, hint=hint)
 
 
 def read_target_file(directory: Path) -> TargetFile | None:
