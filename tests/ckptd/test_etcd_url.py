@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from ckpt.base.errors import Refused
-from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.etcd.url import mending_command, parse_etcd_url
 from ckptd.coordinator.config import CoordinatorConfig
 
 
@@ -57,3 +58,14 @@ def test_what_is_wrong_is_named(text: str, why: str) -> None:
         parse_etcd_url(text)
     with pytest.raises(Refused, match=why):
         CoordinatorConfig(Path("d"), catalog=text)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["p", "ckpt/prod", "x" * 64, "x" * 63, "x" * 61 + "/yz", "x" * 62 + "-2", "a/" * 31 + "-2"],
+)
+def test_the_command_that_makes_a_catalog_again_names_a_prefix_that_is_taken(prefix: str) -> None:
+    command = shlex.split(mending_command(f"etcd://127.0.0.1:2379/{prefix}/?insecure=1"))
+    beside = parse_etcd_url(command[3])
+    assert beside.prefix != prefix
+    assert (beside.members, command[4]) == (("127.0.0.1:2379",), "--targets")

@@ -88,8 +88,18 @@ def mending_command(text: str, targets: str = "HOST:PORT ...") -> str:
     there is never replaced.
     """
     place, mark, query = text.partition("?")
-    beside = f"{place.rstrip('/')}-2{mark}{query}"
+    named, _, path = place.removeprefix(SCHEME).partition("/")
+    beside = f"{SCHEME}{named}/{_prefix_beside(unquote(path).strip('/'))}{mark}{query}"
     return f"ckpt catalog rebuild {shlex.quote(beside)} --targets '{targets}'"
+
+
+def _prefix_beside(prefix: str) -> str:
+    """Another one, as long as a prefix may be."""
+    for ending in ("-2", "-3"):
+        other = prefix[: PREFIX_BYTES_MAX - len(ending)].rstrip("/") + ending
+        if other != prefix:
+            break
+    return other
 
 
 def _options(query: str, text: str) -> dict[str, str]:
