@@ -132,9 +132,9 @@ def test_a_half_is_held_until_its_save_ends(bench: Bench) -> None:
 def test_a_save_that_waits_for_memory_says_which_saves_hold_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stager_link, "PATIENCE_S", 0.1)
     link = bench.start()
     saves = [stage(link, 1), stage(link, 2)]
+    monkeypatch.setattr(stager_link, "PATIENCE_S", 0.1)
     waiting = threading.Thread(target=suppressed(stage, link, 3))
     waiting.start()
     wait_until(lambda: bool(caplog.messages), "a word about the wait")

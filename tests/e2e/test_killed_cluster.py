@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import ckpt
 from ckpt.base.ids import Rank
 from ckpt_client.load.contents import Contents, Want
+from ckpt_client.save import handle
 from tests.e2e.cluster import Cluster, runs
 from tests.waiting import wait_until
 
@@ -122,3 +124,21 @@ def test_what_was_resolved_before_the_kill_is_loaded_after_it(
         state = checkpoint.load()
     assert isinstance(state, dict)
     assert state["a"].sum() == 0
+
+
+def test_who_waits_long_for_a_commit_hears_of_it(
+    cluster: Cluster,
+    store: ckpt.Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a full disk, where no coordinator can begin until there is room."""
+    monkeypatch.setattr(handle, "LATE_S", (0.1, 0.4))
+    with ThreadPoolExecutor(1) as pool:
+        with cluster.stopped(cluster.coordinator_pid):
+            waits = pool.submit(store.save("late", 7, {"a": 1}).wait)
+            wait_until(
+                lambda: caplog.text.count("late@7 is not committed") > 1, "it is said, again"
+            )
+        assert waits.result(WAIT_S).step == 7
+    assert "ckpt status says what is missing" in caplog.text

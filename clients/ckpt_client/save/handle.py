@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
@@ -15,6 +16,11 @@ from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.save.staged import staged_already
 from ckpt_client.stager import wire
 from ckpt_client.warn import warn
+
+LATE_S: Final = (30.0, 600.0)
+"""Of waiting for a commit, before people hear that it is still waited for: the first time, and the
+longest until the next."""
+_log = logging.getLogger("ckpt.save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +199,30 @@ class Save:
                 f"{self.run}@{self.step} was skipped: an earlier save still held the arena",
                 hint="save again later, or open the store with when_full='wait'",
             )
-        left_s = None if timeout_s is None else max(0.0, begun_s + timeout_s - time.monotonic())
-        if not self.ended and not (copied and self._stager.wait_until(lambda: self.ended, left_s)):
+        deadline_s = None if timeout_s is None else begun_s + timeout_s
+        if not self.ended and not (copied and self._wait_until(deadline_s)):
             raise Unavailable(
                 f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
                 hint="wait again, or see ckpt status",
+            )
+
+    def _wait_until(self, deadline_s: float | None) -> bool:
+        """Until it has ended; says now and then that it has not. False when the time is over."""
+        begun_s, late_s = time.monotonic(), LATE_S[0]
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            rest_s = late_s if left_s is None else min(late_s, left_s)
+            if self._stager.wait_until(lambda: self.ended, rest_s):
+                return True
+            if rest_s != late_s:
+                return False
+            late_s = min(2 * late_s, LATE_S[1])
+            _log.warning(
+                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt status says "
+                "what is missing, and what to do",
+                self.run,
+                self.step,
+                time.monotonic() - begun_s,
             )
 
     def mark_told(self) -> None:
