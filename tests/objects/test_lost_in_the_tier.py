@@ -140,7 +140,9 @@ def test_all_that_is_lost_is_fetched_with_its_names_pins_and_metrics(
 
 
 @pytest.mark.parametrize("run_name", ["files", "lost-files"])
-def test_files_come_back_as_files(cluster: Cluster, sink: FileSink, run_name: str) -> None:
+def test_files_come_back_as_files(
+    cluster: Cluster, sink: FileSink, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = fsspec.filesystem("ckpt+local", directory=str(cluster.directory))
     names = {"a.bin": b"A" * 3_000_000, "sub/b c.bin": b"B" * 10, "empty": b""}
     contents = {f"{run_name}/7/{name}": content for name, content in names.items()}
@@ -151,6 +153,15 @@ def test_files_come_back_as_files(cluster: Cluster, sink: FileSink, run_name: st
     wait_drained(sink, run_name, 7)
     rot(cluster, run_name, 7)
     command("verify", f"{run_name}@7", "--store", cluster.url, codes=(3,))
+    assert not files.find(f"{run_name}/7")
+    with pytest.raises(ckpt.Lost, match="is lost.*; it is in file://"):
+        files.cat_file(next(iter(contents)))
+    with (
+        monkeypatch.context() as environment,
+        pytest.warns(UserWarning, match="is lost in the tier"),
+    ):
+        environment.setenv("CKPT_DURABLE", sink.url)
+        assert {path: files.cat_file(path) for path in files.find(f"{run_name}/7")} == contents
     words = ("--lost", run_name) if run_name == "lost-files" else (f"{run_name}@7",)
     command("fetch", *words, "--store", cluster.url)
     files.close()

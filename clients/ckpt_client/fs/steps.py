@@ -11,6 +11,7 @@ generation of a step (decision 0017).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -131,7 +132,7 @@ class Steps:
 
     def files(self, view: FilesView) -> Mapping[str, int]:
         """name -> length of a generation's files, or of a newer one that replaced it meanwhile;
-        empty when the step is gone.
+        empty when the step is gone, or in a store alone that nobody has named here.
         """
         run, step = RunName(view.run), Step(view.step)
         key = (run, step, view.generation)
@@ -145,7 +146,7 @@ class Steps:
                 return held.names
         try:
             checkpoint, names = self._resolve(run, step)
-        except NotFound:
+        except (NotFound, Lost):
             return {}
         checkpoint.close()
         return names
@@ -193,7 +194,7 @@ class Steps:
         self._connection.ensure_answers()
         place, joined = self._connection.launch_by_environment(run)
         checkpoint = resolve(
-            self._connection.reader(), run, step, rank=place.rank, world_size=place.world_size,
+            self._connection.reader(os.environ.get("CKPT_DURABLE", "")), run, step, rank=place.rank, world_size=place.world_size,
             joined=joined, timeout_s=RESOLVE_TIMEOUT_S, together=False,
         )  # fmt: skip
         try:

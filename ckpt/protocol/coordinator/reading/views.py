@@ -213,14 +213,14 @@ class Views:
         return msgspec.json.encode(self._retention(run, own, clusters))
 
     def files(self, below: RunName | None) -> tuple[FilesView, ...]:
-        """Checkpoints of files: of the run `below` and of those whose names begin with it and a
-        `/`; without it, of all runs.
+        """Checkpoints of files, in the tier or in a store: of the run `below` and of those whose
+        names begin with it and a `/`; without it, of all runs.
         """
         found: list[FilesView] = []
         for run in self._checkpoints.runs():
             if below is None or run == below or run.startswith(f"{below}/"):
-                committed = self._checkpoints.of_line(run, RowState.COMMITTED)
-                newest = {checkpoint.id.step: checkpoint.info for checkpoint in committed}
+                held = loadable(self._checkpoints, self._drains, run)
+                newest = {one.id.step: one.info for one in held if not one.is_aside}
                 found += [_files_view(i) for i in newest.values() if i.launch == NO_LAUNCH]
         return tuple(found)
 
