@@ -141,4 +141,4 @@ def test_who_waits_long_for_a_commit_hears_of_it(
                 lambda: caplog.text.count("late@7 is not committed") > 1, "it is said, again"
             )
         assert waits.result(WAIT_S).step == 7
-    assert "ckpt status says what is missing" in caplog.text
+    assert "ckpt ls late says whom it waits for, ckpt status" in caplog.text

@@ -218,11 +218,12 @@ class Save:
                 return False
             late_s = min(2 * late_s, LATE_S[1])
             _log.warning(
-                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt status says "
-                "what is missing, and what to do",
+                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt ls %s says whom "
+                "it waits for, ckpt status what is amiss",
                 self.run,
                 self.step,
                 time.monotonic() - begun_s,
+                self.run,
             )
 
     def mark_told(self) -> None:

@@ -38,7 +38,7 @@ from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
-START_THEM = "start them on their hosts"
+START_THEM = "start them on their hosts; where one runs, its log says why it is not here"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
 MADE_AGAIN = "run ckptd repair: it makes again what is missing, where targets have room"
 TOMBSTONE = DocumentKind.TOMBSTONE.value
