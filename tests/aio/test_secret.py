@@ -60,7 +60,8 @@ def test_what_is_no_file_is_refused_by_what_it_is(tmp_path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(door))
         for path, what in (
-            (tmp_path, "directory"), (pipe, "pipe"), (door, "socket"), (Path("/dev/zero"), "device"),
+            (tmp_path, "directory"), (pipe, "pipe"), (door, "socket"),
+            (Path("/dev/zero"), "device"),
         ):  # fmt: skip
             with pytest.raises(Refused, match=f"the secret {path} is a {what}, not a file"):
                 read_secret(path)

@@ -218,8 +218,8 @@ class Save:
                 return False
             late_s = min(2 * late_s, LATE_S[1])
             _log.warning(
-                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt ls %s says whom "
-                "it waits for, ckpt status what is amiss",
+                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt ls %s says "
+                "whom it waits for, ckpt status what is amiss",
                 self.run,
                 self.step,
                 time.monotonic() - begun_s,

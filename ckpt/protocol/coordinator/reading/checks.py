@@ -43,9 +43,9 @@ class CheckKind:
 
 START: Final = (
     "start them: `ckptd target …`; in a local cluster `ckpt target release ID` of one that is held,"
-    " `kill -CONT PID` of one that is stopped, else `ckpt local stop DIR && ckpt ls`. Where its process"
-    " runs, its log says why it is not here, such as another secret: it names nobody then, so nobody"
-    " else can say"
+    " `kill -CONT PID` of one that is stopped, else `ckpt local stop DIR && ckpt ls`. Where its"
+    " process runs, its log says why it is not here, such as another secret: it names nobody then,"
+    " so nobody else can say"
 )
 CHECKS: Final[Mapping[str, CheckKind]] = {
     "TARGET_DOWN": CheckKind(
