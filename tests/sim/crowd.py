@@ -109,7 +109,7 @@ class Crowd:
         steps: tuple[int, ...] = (10,), *, ticks: Ticks = Ticks(), gap_us: int = 0,
     ) -> None:  # fmt: skip
         self.clock = Clockwork(seed, STEPS_MAX)
-        self.network = CountingNetwork(self.clock)
+        self.network = self._made_network()
         self.targets: dict[TargetId, TargetNode] = {}
         self.code = code
         payload_bytes = cells_per_column * code.k * CELL - 100
@@ -123,14 +123,9 @@ class Crowd:
             is_unknown_loss=lambda _id: False,
             is_harmed=lambda _id: False,
         )
-        self.coordinator = CoordinatorNode(
-            self.clock, self.network, oracles, code, tick_us=ticks.coordinator_us
-        )
+        self.coordinator = self._made_coordinator(ticks)
         for number, times in enumerate(slow):
-            node = TargetNode(
-                self.clock, self.network, self.coordinator, number, seed, LIMITS,
-                tick_us=ticks.target_us,
-            )  # fmt: skip
+            node = self._made_target(number, seed, ticks)
             node.disk.bytes_total = 1 << 34
             node.disk_slow, node.one_at_a_time = times, True
             self.targets[node.id] = node
@@ -144,6 +139,20 @@ class Crowd:
         for node in self.ranks:
             node.half_bytes = align_up(payload_bytes, CELL * code.k)
 
+    def _made_network(self) -> CountingNetwork:
+        return CountingNetwork(self.clock)
+
+    def _made_coordinator(self, ticks: Ticks) -> CoordinatorNode:
+        return CoordinatorNode(
+            self.clock, self.network, self.oracles, self.code, tick_us=ticks.coordinator_us
+        )
+
+    def _made_target(self, number: int, seed: int, ticks: Ticks) -> TargetNode:
+        return TargetNode(
+            self.clock, self.network, self.coordinator, number, seed, LIMITS,
+            tick_us=ticks.target_us,
+        )  # fmt: skip
+
     def burst(self, harm: Callable[[], None] = lambda: None) -> Outcome:
         """Every rank saves its steps at once; `harm` is done when the first columns stream."""
         self.start()
@@ -152,18 +161,26 @@ class Crowd:
 
     def start(self) -> None:
         """Up to the first columns that stream."""
-        self.coordinator.start()
-        for target in self.targets.values():
-            target.start()
-        members = self.coordinator.machine.members
-        assert self.clock.run(lambda: len(members.live()) == len(self.targets), 60_000_000)
-        for node in self.ranks:
-            self.clock.after(self.clock.between(0, 3000), node.start)
+        self.begin()
         streaming = (ColumnState.STREAMING, ColumnState.SEALING)
         self.clock.run(
             lambda: any(c.state in streaming for node in self.ranks for c in node.columns),
             60_000_000,
         )
+
+    def begin(self) -> None:
+        """All targets are there, and the first rank comes."""
+        self.coordinator.start()
+        for target in self.targets.values():
+            target.start()
+        assert self.clock.run(lambda: self.live_targets == len(self.targets), 60_000_000)
+        for node in self.ranks:
+            self.clock.after(self.clock.between(0, 3000), node.start)
+
+    @property
+    def live_targets(self) -> int:
+        """As who leads sees them."""
+        return len(self.coordinator.machine.members.live()) if self.coordinator.up else 0
 
     def finish(self) -> Outcome:
         """Until every rank has heard of its saves."""

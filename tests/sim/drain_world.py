@@ -156,9 +156,11 @@ class DrainOracles(Oracles):
         super().catalog_wrote(entries)
 
 
-@dataclass(slots=True)
+@dataclass
 class DrainWorld(World):
-    """A world whose checkpoints are drained."""
+    """A world whose checkpoints are drained. One of several coordinators is of this kind too, and
+    Python puts two classes with slots together into none.
+    """
 
     oracles_type = DrainOracles
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber, PayloadId, Rank, Step, TargetId
@@ -163,6 +163,11 @@ class RankNode:
     def _tell_table(self, number: int, table: bytes) -> None:
         if self.up:
             self._handle(se.TableReady(self._clock.now_us, number, table))
+
+    @property
+    def steps(self) -> Collection[int]:
+        """Whose saves have begun."""
+        return self._saves.values()
 
     def step_of(self, save: int) -> int:
         """The step of one of this process's saves."""

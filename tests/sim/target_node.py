@@ -23,6 +23,7 @@ from ckpt.protocol.events import (
     Ticked,
 )
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.directory import DirectoryLoaded
 from ckpt.protocol.target.disk_events import (
     DiskAction,
     DiskDone,
@@ -144,10 +145,13 @@ class TargetNode:
         self._draining.clear()
         self.up, self.stopped = True, False
         self._coordinator_session = None
-        self._handle(scan(self.disk, self._clock.now_us))
+        self._handle(self._found())
         self.measure()
         self._tick(self._boots)
         self._dial(self._boots)
+
+    def _found(self) -> DirectoryLoaded:
+        return scan(self.disk, self._clock.now_us)
 
     def crash(self, keep: Keep = Keep.SOME) -> None:
         """The process is killed; `keep` says what a power loss leaves of unsynced bytes."""

@@ -9,7 +9,9 @@ from collections import Counter
 
 import pytest
 
+from ckptd.catalog.etcd.words import Range
 from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
+from tests.sim.leading.cluster import Request
 from tests.sim.leading.effects import simulated
 from tests.sim.leading.history import NAMES, run_seed
 from tests.sim.leading.strikes import AIMED, STRIKES
@@ -92,6 +94,35 @@ def test_a_leader_that_slept_is_deposed_and_follows() -> None:
         leads = [one.leads for one in (leader, successor)]
         world.end()
     assert leads == [False, True]
+
+
+def test_a_page_whose_answer_is_lost_is_asked_for_again_soon() -> None:
+    """Who comes back has its copy long before another one may have to lead."""
+    lost: list[Request] = []
+
+    def loses(request: Request) -> bool:
+        is_page = isinstance(request.said, Range) and request.said.limit > 1
+        if is_page and request.asker is standby and not lost:
+            lost.append(request)
+            return True
+        return False
+
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        standby = next(one for one in world.several.all if not one.leads)
+        standby.crash()
+        world.etcd.after = loses
+        standby.start()
+        while not lost:
+            world.clock.pass_time(1_000)
+        began_us = world.clock.now_us
+        while not standby.contender._mirror.revision:
+            world.clock.pass_time(50_000)
+        took_us = world.clock.now_us - began_us
+        world.end()
+    assert lost
+    assert took_us < 3_000_000
 
 
 def test_the_book_knows_a_catalog_that_lacks_what_was_stored() -> None:

@@ -475,9 +475,9 @@ class CoordinatorMachine:
         for attempt in self.book.open():
             # Recovered ones have all their time from now on.
             attempt.opened_us = self._desk.now_us
-        for target in self.members.live():
-            self.deleter.reconcile(target)
-            self.adopter.reconcile(target)
+        here = self.members.live()
+        self.deleter.reconcile(*here)
+        self.adopter.reconcile(*here)
         self.committer.tick()
         for event in self.vouching.release():
             self._received(event)

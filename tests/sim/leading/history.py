@@ -32,7 +32,7 @@ JOBS = (
 """Steps, and how long the trainer works between two of them."""
 PHASE_US = 8_000_000
 COPY_US = 60_000_000
-"""A page whose answer was lost is asked for again after ten seconds."""
+"""A page whose answer was lost is asked for again after two seconds, or ten."""
 AFTERWARDS_US = 3_000_000
 """Of a history, beside the longest that anybody is away."""
 BESIDE: tuple[Callable[..., object], ...] = (
@@ -172,7 +172,7 @@ def _end(world: LeadingWorld, first: list[RankNode]) -> None:
     for node in (*first, *world.ranks):
         if world.clock.rng.random() < 0.5:
             node.crash()
-    _wait_until_well(world)
+    wait_until_well(world)
     for node in world.ranks:
         node.crash()
     last = world.launch((70,), 2_000, 4096)
@@ -187,13 +187,15 @@ def _end(world: LeadingWorld, first: list[RankNode]) -> None:
     let_orphans_go(world)
     check_no_leak(world)
     check_books(world)
-    _wait_until_stored(world)
+    wait_until_stored(world)
     check_restart(world)
     world.book.check_keys()
-    _check_copies(world)
+    check_copies(world)
 
 
-def _wait_until_well(world: LeadingWorld) -> None:
+def wait_until_well(world: LeadingWorld) -> None:
+    """One leads, and has all targets."""
+
     def well() -> bool:
         led = len(_leaders(world)) == 1 and world.several.machine._desk.full is None
         return led and world.live_targets == len(world.targets)
@@ -207,7 +209,8 @@ def _leaders(world: LeadingWorld) -> list[str]:
     return [one.name for one in world.several.all if one.leads]
 
 
-def _wait_until_stored(world: LeadingWorld) -> None:
+def wait_until_stored(world: LeadingWorld) -> None:
+    """Nothing is on its way to etcd."""
     world.clock.run(lambda: not world.several.is_writing, SETTLE_US)
 
 
@@ -230,7 +233,7 @@ def _check_readers(world: LeadingWorld) -> None:
             raise Violation(f"P3: {one.name} ended with {one.outcome}")
 
 
-def _check_copies(world: LeadingWorld) -> None:
+def check_copies(world: LeadingWorld) -> None:
     """Who stands by comes to have all that is stored. A term may still end for a lease that was not
     kept before all healed.
     """

@@ -210,17 +210,18 @@ def clocks_jump(world: LeadingWorld) -> bool:
 
 def at_a_transaction(world: LeadingWorld) -> bool:
     """F12: somebody is struck around the next one that stores an entry of some kind."""
-    _aim(world, world.clock.rng.choice(KINDS))
+    aim(world, world.clock.rng.choice(KINDS))
     return True
 
 
 def at_a_takeover(world: LeadingWorld) -> bool:
     """The leader is killed, and its successor is struck around its first transaction."""
-    _aim(world, TAKING)
+    aim(world, TAKING)
     return leader_killed(world)
 
 
-def _aim(world: LeadingWorld, kind: str) -> None:
+def aim(world: LeadingWorld, kind: str) -> None:
+    """Strike somebody around the next one that stores an entry of this kind."""
     how = world.clock.rng.choice(list(AIMED))
     before, after = AIMED[how]
 

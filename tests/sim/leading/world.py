@@ -5,9 +5,10 @@ one, since they share a catalog.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.format.messages.hello import PROTOCOL_VERSION
@@ -23,9 +24,10 @@ from tests.sim.leading.book import SPACE, CatalogBook, Sent, takes_the_key
 from tests.sim.leading.cluster import EtcdCluster, Request
 from tests.sim.leading.process import CoordinatorProcess
 from tests.sim.leading.roads import Coordinators, Roads
+from tests.sim.leading.store import EtcdStore
 from tests.sim.load_nodes import LoadingRank
 from tests.sim.operator_node import OperatorNode
-from tests.sim.oracles import Violation
+from tests.sim.oracles import Oracles, Violation
 from tests.sim.reader_node import ReaderNode
 from tests.sim.target_node import TargetNode
 from tests.sim.two_world import CarefulReader
@@ -130,6 +132,8 @@ LONG_IN = (13, 7)
 class LeadingWorld(World):
     """`coordinator` is whoever leads."""
 
+    oracles_type: ClassVar[type[Oracles]] = LabelOracles
+
     several: Several = field(default=None)  # type: ignore[assignment]
     etcd: EtcdCluster = field(default=None)  # type: ignore[assignment]
     book: CatalogBook = field(default=None)  # type: ignore[assignment]
@@ -143,12 +147,20 @@ class LeadingWorld(World):
     """Nothing befalls anybody any more."""
 
     @classmethod
-    def made(cls, seed: int) -> LeadingWorld:
+    def policy_of(cls, seed: int) -> CoordinatorPolicy:
+        """Of all its coordinators."""
+        return CoordinatorPolicy(
+            CLUSTER, CODES[seed % len(CODES)], cell_bytes=4096, level="target", max_per_domain=1,
+            orphan_grace_us=1_000_000,
+        )  # fmt: skip
+
+    @classmethod
+    def made(cls, seed: int) -> Self:
         clock = Clockwork(seed, steps_max=STEPS_MAX)
         network = Roads(clock)
         targets: dict[TargetId, TargetNode] = {}
-        world: list[LeadingWorld] = []
-        oracles = LabelOracles(
+        world: list[Self] = []
+        oracles = cls.oracles_type(
             content_of=lambda payload: world[0].content_of(payload),
             disk_of=lambda id: targets[id].disk,
             is_lost=lambda id: targets[id].lost,
@@ -160,11 +172,7 @@ class LeadingWorld(World):
         etcd = EtcdCluster(clock)
         book = CatalogBook(etcd.store, oracles)
         etcd.on_done = book.request_done
-        code = CODES[seed % len(CODES)]
-        policy = CoordinatorPolicy(
-            CLUSTER, code, cell_bytes=4096, level="target", max_per_domain=1,
-            orphan_grace_us=1_000_000,
-        )  # fmt: skip
+        policy = cls.policy_of(seed)
         several = Several(network, book, policy)
         rng = random.Random(f"coordinators of {seed}")
         for number in range(rng.choice([2, 3, 3])):
@@ -180,17 +188,8 @@ class LeadingWorld(World):
         made.several, made.etcd, made.book = several, etcd, book
         made.times = LONG if seed % LONG_IN[0] == LONG_IN[1] else USUAL
         world.append(made)
-        made._begin_catalog()
+        begin_catalog(etcd.store, clock.now_us)
         return made
-
-    def _begin_catalog(self) -> None:
-        meta = encode(Meta(keys.SCHEMA_VERSION, CLUSTER))
-        needs = str(PROTOCOL_VERSION).encode()
-        puts = tuple(
-            Operation(Put(SPACE.full(name), value))
-            for name, value in ((keys.META, meta), (keys.PROTOCOL, needs))
-        )
-        self.etcd.store.execute("/v3/kv/txn", Transaction((), puts), self.clock.now_us)
 
     def start(self) -> None:
         self.coordinator.start()
@@ -245,6 +244,19 @@ class LeadingWorld(World):
         """Of the newest step: what had been announced before the question, or newer."""
         if newest is not None and got < newest and not self.is_going(newest):
             raise Violation(f"P2: {who} is given {got}, {newest} was announced before it asked")
+
+
+def begin_catalog(store: EtcdStore, now_us: int) -> None:
+    """As an operator has, ahead of the first coordinator."""
+    meta = encode(Meta(keys.SCHEMA_VERSION, CLUSTER))
+    needs = str(PROTOCOL_VERSION).encode()
+    put(store, {keys.META: meta, keys.PROTOCOL: needs}, now_us)
+
+
+def put(store: EtcdStore, values: Mapping[str, bytes], now_us: int) -> None:
+    """Keys of the catalog, by their names."""
+    puts = tuple(Operation(Put(SPACE.full(name), value)) for name, value in values.items())
+    store.execute("/v3/kv/txn", Transaction((), puts), now_us)
 
 
 TAKING = "the key"

@@ -65,6 +65,10 @@ class Claims:
     def __init__(self, known: Mapping[TargetId, TargetSeen]) -> None:
         #: Which directory and which place have each target's seat.
         self._known = dict(known)
+        #: Those of each incarnation that is known.
+        self._named: dict[bytes, set[TargetId]] = {}
+        for each in self._known.values():
+            self._named.setdefault(each.incarnation, set()).add(each.target)
         self.version = 0
         """Another one whenever something else is known of a target."""
         #: Processes that were refused a seat lately, at most CLAIMS_MAX; see `_key`.
@@ -200,20 +204,23 @@ class Claims:
     def _know(self, seen: TargetSeen) -> bool:
         """True when it is news."""
         was, self._known[seen.target] = self._known.get(seen.target), seen
+        if was is not None:
+            self._named[was.incarnation].discard(seen.target)
+        self._named.setdefault(seen.incarnation, set()).add(seen.target)
         self.version += was != seen
         return was != seen
 
     def _of_another_name(self, message: RegisterTarget) -> CkptError | None:
         if not message.incarnation:
             return None
-        for other in self._known.values():
-            if other.target != message.target and other.incarnation == message.incarnation:
-                return Refused(
-                    f"{message.directory} is the directory of target {other.target}, or a copy of"
-                    f" it, under the name {message.target}",
-                    hint="end this process; start a target in an empty directory instead",
-                )
-        return None
+        others = self._named.get(message.incarnation, set()) - {message.target}
+        if not others:
+            return None
+        return Refused(
+            f"{message.directory} is the directory of target {min(others)}, or a copy of it, under"
+            f" the name {message.target}",
+            hint="end this process; start a target in an empty directory instead",
+        )
 
     def _of_a_taken_seat(
         self, known: TargetSeen, message: RegisterTarget, *, seated: bool, now_us: int

@@ -52,17 +52,19 @@ class HeldDocuments:
 
     def __init__(self) -> None:
         self._held: dict[CheckpointId, tuple[DocumentSummary, ...]] = {}
+        self.tombstones: set[CheckpointId] = set()
+        """Generations of which it has one. Only I change it."""
 
     def add(self, document: DocumentSummary) -> None:
         """Note that the document is there as well."""
         held = self._held.get(document.checkpoint, ())
         if document not in held:
-            self._held[document.checkpoint] = (*held, document)
+            self._keep(document.checkpoint, [*held, document])
 
     def put(self, document: DocumentSummary) -> None:
         """Note that the document is there, in the place of any other of its kind."""
         kept = [one for one in self.of(document.checkpoint) if one.kind is not document.kind]
-        self._held[document.checkpoint] = (*kept, document)
+        self._keep(document.checkpoint, [*kept, document])
 
     def of(self, checkpoint: CheckpointId) -> Sequence[DocumentSummary]:
         """The documents of one generation."""
@@ -82,7 +84,7 @@ class HeldDocuments:
 
     def has_tombstone(self, checkpoint: CheckpointId) -> bool:
         """Whether the tombstone of that generation is there."""
-        return any(map(_is_tombstone, self.of(checkpoint)))
+        return checkpoint in self.tombstones
 
     def has_more(self, checkpoint: CheckpointId) -> bool:
         """Whether there is more of it than its tombstone."""
@@ -101,6 +103,10 @@ class HeldDocuments:
             self._held[checkpoint] = tuple(kept)
         else:
             self._held.pop(checkpoint, None)
+        if any(map(_is_tombstone, kept)):
+            self.tombstones.add(checkpoint)
+        else:
+            self.tombstones.discard(checkpoint)
 
 
 def _is_tombstone(document: DocumentSummary) -> bool:

@@ -16,6 +16,7 @@ boot id of a target is current; a proof under another boot id counts nowhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -158,6 +159,8 @@ class Membership:
             id: _known_target(seen) for id, seen in sorted(image.targets.items())
         }
         """All that there ever were, also those that were removed; see `all`."""
+        #: How often one came with another domain, and how many of them are in each state.
+        self._moved, self._states = 0, Counter(one.state for one in self.targets.values())
         self._by_session: dict[Session, TargetId] = {}
         self.seats = Claims(image.targets)
         """Which directory is which target."""
@@ -177,7 +180,7 @@ class Membership:
         """Whether more targets are about to count: this coordinator is new, and its catalog may
         not know them all, or one is being listed.
         """
-        return self._is_young or any(t.state is TargetState.RECONCILING for t in self.all())
+        return self._is_young or self._states[TargetState.RECONCILING] > 0
 
     @property
     def _is_young(self) -> bool:
@@ -225,8 +228,7 @@ class Membership:
 
     def silence(self) -> str:
         """Which targets are away without a word, and for how long; empty if none is."""
-        now = self._desk.now_us
-        away = [t for t in self.all() if t.silent_since_us is not None]
+        now, away = self._desk.now_us, [t for t in self.all() if t.silent_since_us is not None]
         texts = [f"{t.id} for {(now - (t.silent_since_us or 0)) / US_PER_S:.0f} s" for t in away]
         return f"; silent: {', '.join(texts)}" if texts else ""
 
@@ -237,6 +239,21 @@ class Membership:
     def live(self) -> list[Target]:
         """Targets that count now, by id."""
         return [t for t in self.targets.values() if t.state is TargetState.LIVE]
+
+    @property
+    def live_count(self) -> int:
+        """Of targets that count now."""
+        return self._states[TargetState.LIVE]
+
+    @property
+    def count(self) -> int:
+        """Of those that belong to the cluster."""
+        return len(self.targets) - self._states[TargetState.REMOVED]
+
+    @property
+    def roster(self) -> tuple[int, int, int]:
+        """Another one whenever it is another whole: a target is new, moved, or was removed."""
+        return self.seats.version, self._states[TargetState.REMOVED], self._moved
 
     def holds(self, target: TargetId, column: ColumnId, manifest_digest: bytes) -> bool:
         """Whether this column counts now, with the bytes that the manifest describes."""
@@ -326,8 +343,7 @@ class Membership:
 
     def register(self, session: Session, request: int, message: RegisterTarget) -> Target | None:
         """A target presents itself; an older session of the same process, or of the one before it
-        in the same place, is replaced. A process that may not have the seat is answered why: then
-        None.
+        in the same place, is replaced. None: it may not have the seat, and was answered why.
         """
         target = self.targets.get(message.target)
         seated = target is not None and target.session is not None and target.boot != message.boot
@@ -349,6 +365,7 @@ class Membership:
             target = self.targets[message.target] = Target(
                 message.target, domain, message.directory
             )
+            self._states[target.state] += 1
             self.targets = dict(sorted(self.targets.items()))
         self._adopt(target, session, domain, message)
         said = TargetRegistered(self.term, self.epoch, LEASE_US, self.process, self._desk.needs)
@@ -362,7 +379,8 @@ class Membership:
         target.standing = standing
         if standing is catalog.TargetStanding.REMOVED:
             assert target.session is None
-            target.state, target.silent_since_us = TargetState.REMOVED, None
+            target.silent_since_us = None
+            self._become(target, TargetState.REMOVED)
         self.version += 1
 
     def renew(self, session: Session, request: int, message: RenewLease) -> None:
@@ -415,8 +433,10 @@ class Membership:
     ) -> None:
         if target.boot != message.boot:
             target.device, target.slowness = WELL, Slowness()
-        target.session, target.boot, target.state = session, message.boot, TargetState.RECONCILING
+        target.session, target.boot = session, message.boot
+        self._become(target, TargetState.RECONCILING)
         target.silent_since_us = None
+        self._moved += target.domain != domain
         target.domain, target.directory = domain, message.directory
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
         target.wire, target.scrub = message.wire, message.scrub
@@ -428,7 +448,6 @@ class Membership:
         target.documents, target.counters = HeldDocuments(), {}
         target.reserving = ServiceTime(unit=1)
         self._by_session[session] = target.id
-        self.version += 1
 
     def _note_seen(self, seen: catalog.TargetSeen) -> None:
         """Before anything is decided that names this target: entries are stored in their order."""
@@ -450,20 +469,25 @@ class Membership:
         elif was_failing and not target.is_failing:
             self._desk.report("info", "target's device is well again", target=target.id)
 
-    def _listed(self, target: Target) -> None:
-        target.state = TargetState.LIVE
+    def _become(self, target: Target, state: TargetState) -> None:
+        self._states[target.state] -= 1
+        self._states[state] += 1
+        target.state = state
         self.version += 1
+
+    def _listed(self, target: Target) -> None:
+        self._become(target, TargetState.LIVE)
         self._desk.report("info", "target is live", target=target.id, columns=len(target.proved))
         self._desk.tell(TargetListed(target.id))
 
     def _take_down(self, target: Target) -> None:
         session = target.session
         assert session is not None
-        target.session, target.state = None, TargetState.DOWN
+        target.session = None
+        self._become(target, TargetState.DOWN)
         target.left_us = self._desk.now_us
         self._by_session.pop(session, None)
         self.seats.left(target.id, self._desk.now_us)
-        self.version += 1
         self._desk.report("warning", "target is down", target=target.id)
         self._desk.lost(session)
         self._desk.tell(TargetLeft(target.id))

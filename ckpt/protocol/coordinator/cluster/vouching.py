@@ -50,9 +50,9 @@ from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import Attest, Attested, DocumentSummary, RegisterTarget
-from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.cluster.electorate import Electorate
 from ckpt.protocol.coordinator.cluster.membership import (
     GATHERING_US,
     Membership,
@@ -143,7 +143,7 @@ class Vouching:
         self._desk = desk
         self._members = members
         self._parity = policy.code.m
-        self._level = policy.level
+        self._electorate = Electorate(members, policy.level)
         self._mend = policy.mend
         self._known = known
 
@@ -197,7 +197,9 @@ class Vouching:
                 text = f"the catalog is older than its targets: {self.reason}"
                 return Corrupt(text, hint=f"run: {self.remedy()}")
         here, needed = len(self._vouching()), self._needed(patient=True)
-        away = [target.id for target in self._counted() if target.state is not TargetState.LIVE]
+        targets = self._members.targets
+        waited = sorted(self._electorate.domains)
+        away = [id for id in waited if targets[id].state is not TargetState.LIVE]
         text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
         named = f"; away: {', '.join(away)}" if away else ""
         return Unavailable(
@@ -217,19 +219,14 @@ class Vouching:
     def _vouching(self) -> list[TargetId]:
         return [target.id for target in self._members.live() if target.id in self._obey]
 
-    def _counted(self) -> list[Target]:
-        """Those whose word is waited for."""
-        seats, absent = self._members.seats, catalog.TargetStanding.ABSENT
-        return [one for one in self._members.all() if seats.standing_of(one.id) is not absent]
-
     def _needed(self, *, patient: bool) -> int:
-        count = max(len(self._counted()), self._least())
+        count = max(len(self._electorate.domains), self._least())
         most = count - self._parity
         return max(1, min(most, count // 2 + 1) if patient and self._has_served else most)
 
     def _least(self) -> int:
         """So many targets there are at least, known or not."""
-        removed = len(self._members.targets) - len(self._members.all())
+        removed = len(self._members.targets) - self._members.count
         return max(1, self._target_count_min - removed)
 
     def is_majority(self, ids: set[TargetId], allowed: Allowance) -> bool:
@@ -238,10 +235,14 @@ class Vouching:
         """
         if self._is_enough(ids, patient=True) or self._are_domains(ids, NOBODY, self._parity):
             return True
-        left = {target.id for target in self._counted()} - allowed.absent - ids
-        return bool(ids) and (
-            len(left) <= allowed.targets or self._are_domains(ids, allowed.absent, allowed.domains)
-        )
+        if not ids:
+            return False
+        known = self._electorate.domains
+        if len(known) - len(allowed.absent) - len(ids) <= allowed.targets:
+            left = known.keys() - allowed.absent - ids
+            if len(left) <= allowed.targets:
+                return True
+        return self._are_domains(ids, allowed.absent, allowed.domains)
 
     def _is_enough(self, ids: set[TargetId], *, patient: bool) -> bool:
         if len(ids) >= self._needed(patient=patient):
@@ -252,16 +253,12 @@ class Vouching:
         """Whether these are all targets of all domains but so many; of targets that are not known
         yet nobody can say where they stand.
         """
-        counted = self._counted()
-        if not ids or len(counted) < self._least():
+        votes = self._electorate
+        if not ids or len(votes.domains) < self._least():
             return False
-        domains = {
-            target.id: domain_key(target.id, target.domain, self._level)
-            for target in counted
-            if target.id not in absent
-        }
-        away = {domain for id, domain in domains.items() if id not in ids}
-        return len(away) <= min(lost, len(set(domains.values())) - 1)
+        if not votes.lacks_at_most(lost, come=len(ids), absent=len(absent)):
+            return False
+        return len(votes.away(ids, absent)) <= min(lost, votes.domain_count(absent) - 1)
 
     # ----------------------------------------------------------------------- requests
 
@@ -448,7 +445,7 @@ class Vouching:
             self._keep([held for held in self._held if held not in due])
 
     def _count(self) -> None:
-        if self.standing is not CatalogStanding.GATHERING:
+        if self.standing is not CatalogStanding.GATHERING or self._are_few():
             return
         if not self._is_enough(set(self._vouching()), patient=self._is_patient()):
             return
@@ -456,6 +453,12 @@ class Vouching:
         self._desk.report("info", "the targets vouch for the catalog", targets=len(self._obey))
         self._desk.vouched(self._members.term)
         self._desk.tell(CatalogVouched())
+
+    def _are_few(self) -> bool:
+        """So few vouch that nobody has to be looked at, as while a thousand come."""
+        most = min(len(self._obey), self._members.live_count)
+        enough = most >= self._needed(patient=self._is_patient())
+        return not enough and not self._electorate.lacks_at_most(self._parity, come=most, absent=0)
 
     def _is_old(self, reason: str) -> None:
         if self.standing is CatalogStanding.OLD:

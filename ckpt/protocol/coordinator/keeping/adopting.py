@@ -70,13 +70,14 @@ class Adopter:
 
     # ----------------------------------------------------------------------- what changes
 
-    def reconcile(self, target: Target) -> None:
-        """A target has listed what it holds: count its surplus columns again."""
+    def reconcile(self, *targets: Target) -> None:
+        """Targets have listed what they hold: count their surplus columns again."""
         for checkpoint in self._with_surplus():
             for holders in checkpoint.surplus.values():
-                holders.discard(target.id)
-        for id in sorted(target.proved.checkpoints()):
-            self._sort_out(target, id)
+                holders.difference_update(target.id for target in targets)
+        for target in targets:
+            for id in sorted(self._checkpoints.placed & target.proved.checkpoints()):
+                self._sort_out(target, id)
         self._settle_all()
 
     def target_vouched(self, fact: TargetVouched) -> None:
@@ -97,7 +98,8 @@ class Adopter:
     def placed(self, fact: CheckpointPlaced) -> None:
         """The same for a checkpoint that a start found."""
         for target in self._members.live():
-            self._sort_out(target, fact.checkpoint)
+            if target.proved.has(fact.checkpoint):
+                self._sort_out(target, fact.checkpoint)
         self._settle_all()
 
     def found(self, id: CheckpointId, columns: Iterable[tuple[Target, ColumnId]]) -> None:

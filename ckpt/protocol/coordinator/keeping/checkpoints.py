@@ -153,6 +153,8 @@ class Checkpoints:
         self.moving = Moving()
         #: Each run's checkpoints, kept in (step, generation) order.
         self._by_run: dict[RunName, dict[CheckpointId, KeptCheckpoint]] = {}
+        self.placed: set[CheckpointId] = set()
+        """Those of them whose index was read. Only I change it."""
         #: Records of deleted checkpoints whose rows stay: a stager may have missed the commit.
         self._deleted: dict[CheckpointId, bytes] = {}
         #: The columns' redundancy of each, with the version of the map under which it was counted.
@@ -165,6 +167,8 @@ class Checkpoints:
         id, of_run = checkpoint.id, self._by_run.setdefault(checkpoint.id.run, {})
         is_late = id < next(reversed(of_run), id)
         of_run[id] = checkpoint
+        if checkpoint.placement is not None:
+            self.placed.add(id)
         if is_late:
             self._by_run[id.run] = dict(sorted(of_run.items()))
 
@@ -187,6 +191,7 @@ class Checkpoints:
     def place(self, checkpoint: KeptCheckpoint, placement: Placement) -> None:
         """Note where its columns are, once its index was read."""
         checkpoint.placement, checkpoint.unread = dict(placement), ""
+        self.placed.add(checkpoint.id)
         self._put_moved(checkpoint, checkpoint.moved)
 
     def recount(self, id: CheckpointId) -> None:
@@ -212,6 +217,7 @@ class Checkpoints:
     def forget(self, checkpoint: KeptCheckpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
         self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
+        self.placed.discard(checkpoint.id)
         self._counted.pop(checkpoint.id, None)
         self._deleted[checkpoint.id] = checkpoint.record_bytes
 

@@ -376,25 +376,28 @@ class Deleter:
 
     # ----------------------------------------------------------------------- targets that come back
 
-    def reconcile(self, target: Target) -> None:
-        """Drop what a target that came back must no longer have."""
-        for asked in list(self._dropping):
-            self._confirmed(target.id, asked)  # What it has listed is the truth from here on.
-        for id in sorted(_held_by(target) & self.gone.keys()):
-            self.drop_on(target, id)
+    def reconcile(self, *targets: Target) -> None:
+        """Targets came back: drop what must not be there any more."""
+        for target in targets:
+            for asked in list(self._dropping):
+                self._confirmed(target.id, asked)  # What it has listed is the truth from here on.
+            for id in sorted(_held_by(target) & self.gone.keys()):
+                self.drop_on(target, id)
         for id in sorted(id for id, state in self.gone.items() if state is RowState.TOMBSTONED):
             self._forget_when_dropped(id)
         for id in sorted(self._buriable()):
             self._bury(id)
 
     def _buriable(self) -> set[CheckpointId]:
-        """Deleted generations that some target still has a tombstone of."""
-        return {
-            d.checkpoint
-            for target in self._members.live()
-            for d in target.documents
-            if d.kind is DocumentKind.TOMBSTONE and self.gone.get(d.checkpoint) is RowState.DELETED
-        }
+        """Deleted generations that some target still has a tombstone of; none goes before all
+        targets are here.
+        """
+        if self._members.live_count < self._members.count:
+            return set()
+        found: set[CheckpointId] = set()
+        for target in self._members.live():
+            found |= target.documents.tombstones
+        return {id for id in found if self.gone.get(id) is RowState.DELETED}
 
     def committed(self, fact: CheckpointCommitted) -> None:
         """Delete what retention leaves over now."""

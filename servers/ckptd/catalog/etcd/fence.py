@@ -62,7 +62,9 @@ HELD_LEASES: Final = 2
 """A process that keeps the leader's key for so many leases lives, and renews its own."""
 _LOOK_S: Final = 0.1
 _PAGE_ATTEMPT_S: Final = 10.0
-"""It may have tens of megabytes."""
+"""It may have tens of megabytes; most are here long before any other answer counts as lost, so that
+each member is asked for one in that time first.
+"""
 _TERM_MAX: Final = (1 << 31) - 1
 _PROBE_BYTES: Final = REQUEST_BYTES_MAX - 8192
 
@@ -185,9 +187,12 @@ class FencedSpace:
         than `limit` when there are no more.
         """
         request = Range(self._space.full(start), self._space.full(end), limit)
-        found = await self._client.call(
-            "kv/range", request, RangeFound, deadline, attempt_s=_PAGE_ATTEMPT_S
-        )
+        try:
+            found = await self._client.call("kv/range", request, RangeFound)
+        except Unavailable:
+            found = await self._client.call(
+                "kv/range", request, RangeFound, deadline, attempt_s=_PAGE_ATTEMPT_S
+            )
         return [(self._space.name(each.key), each.value) for each in found.kvs]
 
     async def check_limits(self, deadline: float) -> None:
