@@ -62,6 +62,13 @@ TWO_REBUILDING: Final = (
     "::test_columns_that_either_of_two_coordinators_has_made_again_are_there_once"
 )
 LEADING: Final = "tests/sim/test_leading.py::test_whoever_leads_what_was_acknowledged_is_there_once"
+LEADING_DRAINS: Final = (
+    "tests/sim/test_leading_drains.py"
+    "::test_whoever_leads_what_is_drained_is_there_once_and_nothing_goes_before"
+)
+TAKEOVERS: Final = (
+    "tests/sim/test_takeovers.py::test_a_burst_takes_a_takeover_longer_and_nothing_is_sent_again"
+)
 CROWDS: Final = "tests/sim/test_crowds.py::test_load_alone_moves_no_column_and_loses_none"
 CROWDED_REPAIR: Final = (
     "tests/sim/test_crowds.py"
@@ -161,7 +168,8 @@ MATRIX: Final[tuple[Fault, ...]] = (
     Fault("F11 fsync fails once", "LCBM", "LCBM", {"B": (REPAIRS,)}),
     Fault("F12 coordinator crash", "RSLCADEXBMZ", "RSLCAXBM", {
         "B": (REPAIRS, REBUILT_CATALOGS), "Z": (SCRUBS,),
-        "DE": (DRAINS,), "A": (CATALOGS,), "RSLCAX": (LEADING,),
+        "DE": (DRAINS, LEADING_DRAINS), "A": (CATALOGS,), "RSLCAX": (LEADING,),
+        "RSLC": (TAKEOVERS,),
         "C": (BURSTS + "a_coordinator_killed_in_mid_save_only_delays_the_commit",),
     }),
     Fault("F13 old coordinator alive", "RSLCADEXBM", "", {

@@ -125,6 +125,26 @@ def test_a_page_whose_answer_is_lost_is_asked_for_again_soon() -> None:
     assert took_us < 3_000_000
 
 
+def test_who_renews_its_lease_does_not_say_that_etcd_is_silent() -> None:
+    """Only answers about the leader's key are lost: a majority is there."""
+    silent: list[str] = []
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        leader = world.several.leader
+        assert leader is not None
+        world.etcd.after = lambda request: (
+            isinstance(request.said, Range) and request.asker is leader
+        )
+        for _ in range(100):
+            world.clock.pass_time(100_000)
+            silent.append(leader.contender.silence)
+        still_leads = leader.leads
+        world.end()
+    assert still_leads
+    assert not any(silent)
+
+
 def test_the_book_knows_a_catalog_that_lacks_what_was_stored() -> None:
     with simulated():
         world = LeadingWorld.made(1)

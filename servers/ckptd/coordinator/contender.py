@@ -15,6 +15,7 @@ import socket
 from collections.abc import Coroutine
 from contextlib import suppress
 from importlib.metadata import version
+from math import inf
 from time import time
 from typing import Final
 
@@ -262,9 +263,16 @@ class Contender:
         clock = asyncio.get_running_loop().time
         if error is None:
             self._heard_s, self.silence = clock(), ""
-        elif clock() - self._heard_s >= SILENT_S:
+        elif min(clock() - self._heard_s, self._unkept_s) >= SILENT_S:
             self.silence = error.message
         self._say_why()
+
+    @property
+    def _unkept_s(self) -> float:
+        """Since etcd last renewed the lease of my term: only a majority does."""
+        if self._keeper is None:
+            return inf
+        return (now_us() - self._keeper.kept_us) / US_PER_S
 
     def _say_why(self) -> None:
         if self._front.leader or self.state is LeadingState.LEADING:

@@ -54,9 +54,10 @@ class LeadingDrainWorld(LeadingWorld, DrainWorld):
 
     @classmethod
     def policy_of(cls, seed: int) -> CoordinatorPolicy:
-        marks = Watermarks() if seed % 3 == 1 else Watermarks(low=0.0, high=0.0)
+        is_lazy = seed % 3 == 1 and NAMES[seed % len(NAMES)] != EVICTED
+        marks = Watermarks() if is_lazy else Watermarks(low=0.0, high=0.0)
         policy = LeadingWorld.policy_of(seed)
-        return replace(policy, watermarks=marks, keep=2 if seed % 7 == 2 else None)
+        return replace(policy, watermarks=marks, keep=2 if seed % 11 == 2 else None)
 
 
 @dataclass(slots=True)
