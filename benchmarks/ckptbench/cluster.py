@@ -26,7 +26,6 @@ import msgspec
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import RunName, Step
-from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
@@ -64,7 +63,7 @@ class ClusterPlan:
     """No Unix sockets."""
     directory: Path | None = None
     """On the device to measure; None takes the temporary directory."""
-    cell_bytes: int = CELL_BYTES_DEFAULT
+    cell_bytes: int = 0
     keep: int = 2
     rebuild_after_s: int = 300
     """Columns of a target that is gone are made again elsewhere after so long."""

@@ -24,6 +24,12 @@ CELL_BYTES_DEFAULT = 4 * MiB
 """Few, large frames: docs/decisions/0005. Small payloads get smaller cells. 0.1.0 knows no larger
 ones."""
 CELL_BYTES_MAX = 8 * MiB
+"""Of large payloads, where no client of 0.1.0 may come any more."""
+LARGE_STRIPES_MIN = 4
+"""A payload has cells of CELL_BYTES_MAX only if it fills so many stripes of them: while one is
+encoded others are sent and written."""
+LARGE_STRIPE_BYTES_MAX = 64 * MiB
+"""Of such a stripe: rings, windows and what repair holds grow with it."""
 PAYLOAD_BYTES_MAX = 1 << 44
 
 # Frames.

@@ -21,6 +21,8 @@ from ckpt.base.limits import (
     BLOCK_BYTES,
     CELL_BYTES_DEFAULT,
     CELL_BYTES_MAX,
+    LARGE_STRIPE_BYTES_MAX,
+    LARGE_STRIPES_MIN,
     PAGE_BYTES,
     PAYLOAD_BYTES_MAX,
 )
@@ -38,6 +40,16 @@ class CellRange:
     """Within the cell."""
     length: int
     payload_offset: int
+
+
+def usual_cell_bytes(code: Code, payload_bytes: int) -> int:
+    """The largest cells for a payload that fills enough stripes of them, smaller ones for others:
+    where nobody may come who knows the smaller ones alone.
+    """
+    stripe_bytes = code.k * CELL_BYTES_MAX
+    fits = stripe_bytes <= LARGE_STRIPE_BYTES_MAX
+    large = fits and payload_bytes >= LARGE_STRIPES_MIN * stripe_bytes
+    return CELL_BYTES_MAX if large else CELL_BYTES_DEFAULT
 
 
 class Layout(Struct, frozen=True, gc=False):

@@ -15,12 +15,12 @@ from typing import Final
 
 from ckpt.aio.lending import Lendable
 from ckpt.aio.sealed_memory import sealed_memory
-from ckpt.base.limits import CELL_BYTES_DEFAULT, CODE_PARITY_MAX, PAGE_BYTES
+from ckpt.base.limits import CELL_BYTES_DEFAULT, PAGE_BYTES
 from ckpt.base.units import MiB, align_up
 
 RING_BYTES: Final = 32 * MiB
 RING_STRIPES_MIN: Final = 2
-"""Stripes of the widest code: one is sent while the next is encoded."""
+"""Stripes of parity that it holds at least: one is sent while the next is encoded."""
 
 
 class ParityRing:
@@ -37,6 +37,11 @@ class ParityRing:
         #: Free slots, the warmest last. Under `_lock`.
         self._free = list(range(slot_count - 1, -1, -1))
         self._lock = threading.Lock()
+
+    def serves(self, cell_bytes: int, parity_count: int) -> bool:
+        """Whether it holds enough stripes with so many parity cells of this size."""
+        enough = self.slot_count >= RING_STRIPES_MIN * parity_count
+        return enough and self.slot_bytes >= cell_bytes
 
     def take(self, count: int) -> list[int] | None:
         """So many slots, or None when fewer are free; never a part of them."""
@@ -69,8 +74,10 @@ class ParityRing:
         return self._view[begin : begin + size]
 
 
-def ring_for(cell_bytes: int) -> ParityRing:
-    """The ring of a pass: RING_BYTES, more for the largest cells alone; touched as it is used."""
+def ring_for(cell_bytes: int, parity_count: int) -> ParityRing:
+    """The ring of a pass for stripes with so many parity cells: RING_BYTES, more only where these
+    hold fewer than RING_STRIPES_MIN of the largest stripes; touched as it is used.
+    """
     slot_bytes = max(cell_bytes, CELL_BYTES_DEFAULT)
-    slot_count = max(RING_BYTES // slot_bytes, RING_STRIPES_MIN * CODE_PARITY_MAX)
+    slot_count = max(RING_BYTES // slot_bytes, RING_STRIPES_MIN * parity_count)
     return ParityRing(slot_bytes, slot_count)

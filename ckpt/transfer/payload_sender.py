@@ -199,13 +199,13 @@ class PayloadSender:
         self._work.set()
 
     def _rings_for(self, writer: PayloadWriter) -> tuple[ParityRing, ParityRing]:
-        """A payload with larger cells than any before gets new rings;
+        """A payload with larger cells than any before, or more parity, gets new rings;
         the old ones go with their payloads.
         """
-        cell_bytes = writer.layout.cell_bytes
-        if self._rings is None or self._rings[0].slot_bytes < cell_bytes:
+        cell_bytes, parity_count = writer.layout.cell_bytes, writer.layout.code.m
+        if self._rings is None or not self._rings[0].serves(cell_bytes, parity_count):
             self._drop_rings()
-            self._rings = (ring_for(cell_bytes), ring_for(cell_bytes))
+            self._rings = ring_for(cell_bytes, parity_count), ring_for(cell_bytes, parity_count)
             for ring in self._rings:
                 self._loop.lendables.add(ring.lendable)
         return self._rings

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ckpt.base.ids import TargetId
+from ckpt.base.units import MiB
+from ckpt.erasure.code import Code
+from ckpt.format.layout import usual_cell_bytes
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, TargetChanged
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION, Failed, Role
@@ -16,7 +20,7 @@ from ckpt.protocol.coordinator.catalog import ColumnsMoved
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US
 from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.protocol.events import Session
-from tests.protocol.coordinating import SECOND_US, Bench
+from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 from tests.protocol.test_coordinator_adopting import Scene
 from tests.protocol.test_coordinator_repairing import AFTER_S, NOTHING, Worker, holders, wipe
 
@@ -275,3 +279,34 @@ def test_a_column_is_made_again_in_its_own_place_alone_before() -> None:
     assert worker.lease() != NOTHING
     (place,) = worker.places
     assert place not in (first.id, second.id, third.id)
+
+
+def cell_bytes(bench: Bench, payload_bytes: int) -> int:
+    """Of a new payload."""
+    rank = RankFake(bench, run=f"of-{payload_bytes}")
+    rank.payload_bytes = payload_bytes
+    rank.open(1)
+    assert rank.plan is not None
+    return rank.plan.cell_bytes
+
+
+def test_cells_that_0_1_0_refuses_come_with_the_end_of_the_upgrade() -> None:
+    bench, large = unfinished(), 1 << 30
+    assert cell_bytes(bench, large) == 4 * MiB
+    assert isinstance(finish(bench), UpgradeNoted)
+    assert cell_bytes(bench, large + 1) == 8 * MiB
+
+
+def test_only_what_fills_several_large_stripes_has_large_cells() -> None:
+    bench, enough = Bench(), 4 * 2 * 8 * MiB
+    assert cell_bytes(bench, enough - 1) == 4 * MiB
+    assert cell_bytes(bench, enough) == 8 * MiB
+    assert usual_cell_bytes(Code(8, 2), 1 << 40) == 8 * MiB
+    assert usual_cell_bytes(Code(9, 2), 1 << 40) == 4 * MiB, "a stripe takes 64 MiB at most"
+
+
+def test_cells_that_were_asked_for_are_taken_as_they_are() -> None:
+    bench = Bench()
+    bench.policy = replace(bench.policy, cell_bytes=2 * MiB)
+    bench.restart(*bench.targets)
+    assert cell_bytes(bench, 1 << 30) == 2 * MiB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,11 +55,22 @@ def test_bytes_of_one_slot_are_no_other_s() -> None:
     ring.close()
 
 
-def test_a_ring_for_any_cell_stays_within_its_bound() -> None:
-    for cell_bytes in (PAGE_BYTES, 1 << 20, CELL_BYTES_DEFAULT, CELL_BYTES_MAX):
-        ring = ring_for(cell_bytes)
-        assert ring.slot_bytes >= cell_bytes
-        assert ring.slot_count >= 2 * CODE_PARITY_MAX, "a stripe is sent while one is encoded"
-        bound = RING_BYTES if cell_bytes <= CELL_BYTES_DEFAULT else 2 * RING_BYTES
-        assert ring.slot_count * ring.slot_bytes <= bound
-        ring.close()
+@pytest.mark.parametrize("parity_count", range(CODE_PARITY_MAX + 1))
+@pytest.mark.parametrize("cell_bytes", [PAGE_BYTES, 1 << 20, CELL_BYTES_DEFAULT, CELL_BYTES_MAX])
+def test_a_ring_for_any_stripe_stays_within_its_bound(cell_bytes: int, parity_count: int) -> None:
+    ring = ring_for(cell_bytes, parity_count)
+    assert ring.serves(cell_bytes, parity_count)
+    assert ring.slot_count >= 2 * parity_count, "a stripe is sent while one is encoded"
+    assert ring.slot_count * ring.slot_bytes <= max(RING_BYTES, 2 * parity_count * ring.slot_bytes)
+    ring.close()
+
+
+def test_a_ring_serves_no_more_than_it_holds() -> None:
+    ring = ring_for(CELL_BYTES_MAX, 2)
+    assert ring.slot_count * ring.slot_bytes == RING_BYTES
+    assert ring.serves(CELL_BYTES_DEFAULT, 2)
+    assert not ring.serves(CELL_BYTES_DEFAULT, 3)
+    ring.close()
+    small = ring_for(CELL_BYTES_DEFAULT, 2)
+    assert not small.serves(CELL_BYTES_MAX, 2)
+    small.close()

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.base.limits import CELL_BYTES_DEFAULT
-from ckpt.base.units import MiB
 from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckptd.catalog.sqlite import SqliteCatalog, read_image
 from tests.client.bits import bits_of
@@ -171,8 +169,3 @@ def test_a_lost_target_of_it_is_made_up_for_and_its_catalog_is_made_again(cluste
     with ckpt.open(url(cluster)) as store:
         for step in (200, 300):
             check_step(store, step)
-
-
-def test_cells_are_none_that_0_1_0_refuses() -> None:
-    """Larger ones are an operator's choice, who knows that it is used no more."""
-    assert 4 * MiB >= CELL_BYTES_DEFAULT

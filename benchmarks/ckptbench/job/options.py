@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Final, TypeVar
 
 from ckpt.base.errors import Refused
-from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.near import did_you_mean
 from ckpt.base.units import MiB
 from ckptbench.job import fio
@@ -201,7 +200,9 @@ class JobOptions:
     run: str = option("bench", text_kind(), "the run's name; load finds there what save left")
     code: str = option("4+2", text_kind(), "ckpt: erasure code of the cluster that the run makes")
     targets: int = option(6, count_kind(least=1, most=256), "ckpt: its targets")
-    cell: int = option(CELL_BYTES_DEFAULT, size_kind(least=4096), "ckpt: bytes of a fragment")
+    cell: int = option(
+        0, size_kind(least=0), "ckpt: bytes of a fragment; 0: what a cluster takes by itself"
+    )
     tcp: bool = option(
         True, flag_kind(), "ckpt: 0 lends to targets by Unix sockets, a shortcut of one host"
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckptbench.figures import Costs
@@ -30,7 +29,7 @@ class RepairPlan:
     lost_columns: int = 100_000
     """For the coordinator to queue."""
     rebuild_after_s: int = 2
-    cell_bytes: int = CELL_BYTES_DEFAULT
+    cell_bytes: int = 0
     directory: Path | None = None
     """On the device to measure; None takes the temporary directory."""
     quick: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from ckpt.base.limits import CELL_BYTES_DEFAULT
 from ckpt.erasure.code import Code
 from ckpt.format.messages.repairs import RepairLimits
 from ckpt.plan.placement import Level
@@ -53,7 +52,8 @@ class CoordinatorPolicy:
 
     cluster: str
     code: Code
-    cell_bytes: int = CELL_BYTES_DEFAULT
+    cell_bytes: int | None = None
+    """Of new payloads; None: what suits each of them, and all clients that may come."""
     level: Level = "host"
     """Columns of a payload are spread over domains of this level."""
     max_per_domain: int = 1

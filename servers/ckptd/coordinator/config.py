@@ -10,7 +10,7 @@ from typing import Annotated, Final, cast, get_args
 
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.base.errors import Refused
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.format.messages.repairs import RepairLimits, check_limits
@@ -47,8 +47,9 @@ class CoordinatorConfig:
     """The cluster's id; empty takes the catalog's, or a new one for a new catalog."""
     code: Annotated[str, "K+M"] = "4+2"
     """Erasure code of new saves."""
-    cell_bytes: int = CELL_BYTES_DEFAULT
-    """Size of one fragment of new saves."""
+    cell_bytes: int = 0
+    """Size of one fragment of new saves; 0: 8 MiB for large payloads, 4 MiB for others and while an
+    upgrade from 0.1.0 is not finished."""
     level: Annotated[str, "target|device|host|rack|power"] = "host"
     """The kind of failure domain over which a payload's columns are spread."""
     max_per_domain: Annotated[int, "COLUMNS"] = 1
@@ -107,8 +108,11 @@ class CoordinatorConfig:
             options.host_and_port(self.http)
         if self.level not in get_args(Level):
             raise Refused(f"level {self.level!r}: one of {', '.join(get_args(Level))}")
-        if self.cell_bytes % BLOCK_BYTES or not BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX:
-            raise Refused(f"cell_bytes {self.cell_bytes}: a multiple of {BLOCK_BYTES}")
+        if self.cell_bytes % BLOCK_BYTES or not 0 <= self.cell_bytes <= CELL_BYTES_MAX:
+            raise Refused(
+                f"cell_bytes {self.cell_bytes}: 0, or a multiple of {BLOCK_BYTES}"
+                f" up to {CELL_BYTES_MAX}"
+            )
         if self.max_per_domain < 1:
             raise Refused("max_per_domain is at least 1")
         if min(self.spare_count, self.orphan_grace_s, self.keep, self.rebuild_after_s) < 0:
@@ -137,7 +141,7 @@ class CoordinatorConfig:
         return CoordinatorPolicy(
             cluster=cluster,
             code=Code.parse(self.code),
-            cell_bytes=self.cell_bytes,
+            cell_bytes=self.cell_bytes or None,
             level=cast(Level, self.level),
             max_per_domain=self.max_per_domain,
             spare_count=self.spare_count,

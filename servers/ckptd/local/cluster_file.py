@@ -15,7 +15,7 @@ from typing import Final
 from ckpt.aio.durable import write_aside
 from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
-from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_DEFAULT, CELL_BYTES_MAX
+from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckptd.local.children import RestartPolicy
 
@@ -64,7 +64,7 @@ class ClusterFile:
     pretend_domains: bool
     """Whether placement and reports treat each target as a device of its own."""
     cell_bytes: int
-    """Size of one fragment."""
+    """Size of one fragment; 0 is what the coordinator takes by itself."""
     unprotected: bool
     """Whether a code without parity (M = 0) was asked for."""
     created_by: str
@@ -89,8 +89,8 @@ class ClusterFile:
         _require(self.linger_s >= 0, f"linger={self.linger_s} is negative")
         _require(self.capacity_bytes >= 0, f"capacity={self.capacity_bytes} is negative")
         _require(
-            BLOCK_BYTES <= self.cell_bytes <= CELL_BYTES_MAX and self.cell_bytes % BLOCK_BYTES == 0,
-            f"cell={self.cell_bytes}: a multiple of {BLOCK_BYTES} up to {CELL_BYTES_MAX}",
+            0 <= self.cell_bytes <= CELL_BYTES_MAX and self.cell_bytes % BLOCK_BYTES == 0,
+            f"cell={self.cell_bytes}: 0, or a multiple of {BLOCK_BYTES} up to {CELL_BYTES_MAX}",
         )
 
     @property
@@ -186,7 +186,7 @@ def _made(directory: Path, options: ClusterOptions, host: str, created_by: str) 
         linger_s=LINGER_DEFAULT_S if options.linger_s is None else options.linger_s,
         capacity_bytes=options.capacity_bytes or 0,
         pretend_domains=bool(options.pretend_domains),
-        cell_bytes=options.cell_bytes or CELL_BYTES_DEFAULT,
+        cell_bytes=options.cell_bytes or 0,
         # One target alone cannot be protected; whoever makes it is warned instead of refused.
         unprotected=bool(options.unprotected) or (options.code is None and code == "1+0"),
         created_by=created_by,

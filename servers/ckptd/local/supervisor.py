@@ -108,7 +108,7 @@ class LocalConfig:
     pretend_domains: bool = False
     """Count each target as a failure domain of its own, although they share a device."""
     cell_bytes: int | None = None
-    """Size of one fragment; 4 MiB when not given."""
+    """Size of one fragment; not given, or 0: 8 MiB for large payloads, 4 MiB for others."""
     unprotected: bool = False
     """Allow a code without parity."""
     log_level: Annotated[str, "info|warning|error"] = "info"

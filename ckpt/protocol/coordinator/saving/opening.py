@@ -18,9 +18,10 @@ from ckpt.base.ids import (
     check_run_name,
     check_step,
 )
-from ckpt.base.limits import LEASE_US, PAYLOAD_BYTES_MAX
+from ckpt.base.limits import CELL_BYTES_DEFAULT, LEASE_US, PAYLOAD_BYTES_MAX
 from ckpt.format.documents.record import decode_record
-from ckpt.format.layout import Layout
+from ckpt.format.layout import Layout, usual_cell_bytes
+from ckpt.format.messages.hello import MOVES_VERSION
 from ckpt.format.messages.metrics import check_metrics
 from ckpt.format.messages.saving import ClaimSpace, HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.protocol.coordinator import catalog
@@ -200,6 +201,12 @@ class Opening:
         self._desk.persist((entry,), durable)
         return attempt
 
+    def _layout(self, payload_bytes: int) -> Layout:
+        cell_bytes = self._cell_bytes
+        if cell_bytes is None and self._desk.needs >= MOVES_VERSION:
+            cell_bytes = usual_cell_bytes(self._code, payload_bytes)
+        return Layout.plan(self._code, payload_bytes, cell_bytes or CELL_BYTES_DEFAULT)
+
     def enter(self, attempt: Attempt, session: Session, message: OpenPayload) -> Payload:
         """What was handed over belongs to the attempt from here on."""
         payload = Payload(
@@ -208,7 +215,7 @@ class Opening:
             message.save,
             message.replicas,
             session,
-            Layout.plan(self._code, message.payload_bytes, self._cell_bytes),
+            self._layout(message.payload_bytes),
             opened_us=self._desk.now_us,
             member=message.member,
             homes=message.homes,
