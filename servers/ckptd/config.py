@@ -112,7 +112,7 @@ def _parser(
         description=description,
         epilog=f"example:\n  {example}\n\n"
         + "BYTES: 64MiB and 64M are binary, 64MB is decimal\n\n" * sized
-        + f"environment: {_prefix(program)}OPTION, CKPT_SECRET_FILE",
+        + f"environment: {_prefix(program)}OPTION, CKPT_SECRET_FILE, CKPT_WIRE",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

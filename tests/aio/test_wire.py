@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.aio.net.wire_policy import WirePolicy, is_one_host, wanted_for
+from ckpt.aio.net.wire_policy import WirePolicy, check_settled, is_one_host, wanted_for
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Wire
@@ -211,3 +211,58 @@ def test_without_libcrypto_nobody_listens_to_other_hosts(
 def test_another_word_is_refused() -> None:
     with pytest.raises(Refused, match="'tls': one of auto, mac, encrypt, plain"):
         WirePolicy.parse("tls")
+
+
+@pytest.mark.parametrize(
+    ("least", "policy", "given"),
+    [
+        ("mac", WirePolicy.AUTO, Wire.MAC),
+        ("mac", WirePolicy.ENCRYPT, Wire.ENCRYPT),
+        ("encrypt", WirePolicy.AUTO, Wire.ENCRYPT),
+        ("encrypt", WirePolicy.MAC, Wire.ENCRYPT),
+        ("auto", WirePolicy.PLAIN, Wire.PLAIN),
+        ("plain", WirePolicy.MAC, Wire.MAC),
+    ],
+)
+def test_a_client_gets_no_less_than_it_insists_on(
+    least: str, policy: WirePolicy, given: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_WIRE", least)
+    with between(policy) as (running, _, rpc):
+        answering(running, lambda _: b"fine")
+        rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+        assert rpc.peer is not None
+        assert rpc.peer.wire is given
+
+
+@pytest.mark.parametrize("least", ["mac", "encrypt"])
+def test_a_client_that_insists_says_nothing_to_a_server_that_gives_less(
+    least: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_WIRE", least)
+    with between(WirePolicy.PLAIN) as (running, _, rpc):
+        heard = answering(running, lambda _: b"fine")
+        text = f"the coordinator gives its sessions 'plain', and CKPT_WIRE={least} takes no less"
+        with pytest.raises(Refused, match=text) as caught:
+            rpc.call(Ask("status"), b"a secret", timeout_s=PATIENCE_S)
+        assert f'set wire to "{least}"' in (caught.value.hint or "")
+        assert heard == []
+
+
+def test_a_client_that_insists_on_no_known_word_connects_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CKPT_WIRE", "tls")
+    with (
+        between(WirePolicy.MAC) as (_, _, rpc),
+        pytest.raises(Refused, match="CKPT_WIRE 'tls': one of auto, mac, encrypt, plain"),
+    ):
+        rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+
+
+def test_a_unix_socket_is_enough_for_whoever_insists() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        insisting = {"CKPT_WIRE": "encrypt"}
+        assert wanted_for(near, insisting) is Wire.PLAIN
+        check_settled(near, Wire.PLAIN, "the target t1", insisting)

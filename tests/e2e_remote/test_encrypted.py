@@ -14,6 +14,7 @@ from ckpt.base.ids import RunName, Step
 from ckpt.objects.reader import stored_steps
 from ckpt.objects.sinks.file_sink import FileSink
 from tests.aio.tap import Tap, Way
+from tests.client.clikit import environment, run
 from tests.e2e_remote.cluster import Daemon, RemoteCluster
 from tests.e2e_remote.conftest import started
 from tests.e2e_remote.test_repair import is_whole
@@ -112,6 +113,33 @@ def test_nothing_can_be_read_of_all_that_a_cluster_does(
     assert seen(tapped.said(Way.UP)) == (0, False)
     assert seen(tapped.said(Way.DOWN)) == (0, False)
     assert len(tapped.said(Way.UP)) > 3 * len(VALUES), "two saves of 4+2, and they were here"
+
+
+@pytest.mark.parametrize("tapped", ["auto"], indirect=True)
+def test_a_client_that_insists_is_not_read_where_others_may_be(
+    tapped: TappedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_WIRE", "encrypt")
+    with ckpt.open(tapped.url) as store:
+        store.save(RUN, 1, {NAME: VALUES}).wait(WAIT_S)
+        check(store)
+    for way in Way:
+        assert seen(tapped.said(way))[0] == 0
+    assert len(tapped.said(Way.UP)) > len(VALUES)
+
+
+@pytest.mark.parametrize("tapped", ["plain"], indirect=True)
+def test_a_client_that_insists_uses_no_cluster_that_gives_less(
+    tapped: TappedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_WIRE", "mac")
+    with pytest.raises(ckpt.Refused, match="CKPT_WIRE=mac"), ckpt.open(tapped.url) as store:
+        store.save(RUN, 1, {NAME: VALUES}).wait(WAIT_S)
+    known = environment(CKPT_SECRET_FILE=str(tapped.secret_file))
+    found = run("status", "--store", tapped.url, environ=known)
+    assert found.code == ckpt.Refused.exit_code
+    assert "the coordinator gives its sessions 'plain'" in found.err
+    assert "set wire to" in found.err
 
 
 def check(store: ckpt.Store) -> None:

@@ -102,7 +102,11 @@ class Approach:
         handshake = ClientHandshake(self._caller, os.urandom(NONCE_BYTES))
         channel = Channel(sock, handshake, self, unchecked=self._unchecked)
         self.watch = Watch(self._loop, channel, lambda _channel, error: self._fail(error))
-        channel.greet()
+        try:
+            channel.greet()
+        except CkptError as error:
+            self._fail(error)
+            return
         self.watch.update()
         await asyncio.wait((self._proved,), timeout=ATTEMPT_S)
         if not self._proved.done():

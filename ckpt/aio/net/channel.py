@@ -34,7 +34,7 @@ from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
 from ckpt.aio.net.session_guard import SessionGuard, begin_guard
-from ckpt.aio.net.wire_policy import wanted_for
+from ckpt.aio.net.wire_policy import check_settled, wanted_for
 from ckpt.aio.slots import Slot
 from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
 from ckpt.base.ids import Epoch
@@ -385,6 +385,7 @@ class Channel:
                 self._writer.set_key(handshake.keys.client_to_server)
                 self._reader.set_key(handshake.keys.server_to_client)
             case Established():
+                check_settled(self.sock, step.wire, f"the {step.role.value} {step.name}".rstrip())
                 self._establish(step)
 
     def _shake_as_server(

@@ -4,16 +4,20 @@ other hosts have tags.
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Protocol
+from typing import Final, Protocol
 
 from ckpt.base.errors import Refused
 from ckpt.format.messages.hello import Wire
 from ckpt.native.libcrypto import find_libcrypto
+
+VARIABLE: Final = "CKPT_WIRE"
+"""What a client takes no less than over TCP: mac or encrypt; auto, and plain, insist on nothing."""
 
 _RISING = (Wire.PLAIN, Wire.MAC, Wire.ENCRYPT).index
 
@@ -45,13 +49,13 @@ class WirePolicy(Enum):
     """None: the network is trusted."""
 
     @classmethod
-    def parse(cls, text: str) -> WirePolicy:
-        """Raises Refused for any other word."""
+    def parse(cls, text: str, name: str = "wire") -> WirePolicy:
+        """Of the option `name`. Raises Refused for any other word."""
         try:
             return cls(text)
         except ValueError:
             words = ", ".join(each.value for each in cls)
-            raise Refused(f"wire {text!r}: one of {words}") from None
+            raise Refused(f"{name} {text!r}: one of {words}") from None
 
     def prepare(self, host: str) -> None:
         """See WireRule."""
@@ -102,12 +106,36 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def wanted_for(sock: socket.socket) -> Wire:
-    """The least that a client asks for, once it is connected."""
+def wanted_for(sock: socket.socket, environ: Mapping[str, str] = os.environ) -> Wire:
+    """The least that a client asks for, once it is connected. Raises Refused for another word than
+    the policy's in $CKPT_WIRE.
+    """
     try:
-        return WirePolicy.AUTO.of(sock)
+        return max(WirePolicy.AUTO.of(sock), _insisted(sock, environ), key=_RISING)
     except OSError:  # It has gone, and whoever uses it will hear so.
         return Wire.MAC
+
+
+def check_settled(
+    sock: socket.socket, given: Wire, server: str, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raises Refused where $CKPT_WIRE insists on more than `server` gives this client."""
+    least = _insisted(sock, environ)
+    if _RISING(given) < _RISING(least):
+        raise Refused(
+            f"{server} gives its sessions {given.value!r}, and {VARIABLE}={least.value} takes no"
+            " less",
+            hint=f'set wire to "{least.value}" on the coordinator and all targets, or unset'
+            f" {VARIABLE} where the network is trusted",
+        )
+
+
+def _insisted(sock: socket.socket, environ: Mapping[str, str]) -> Wire:
+    """What a client takes no less than; nobody is on the way of a Unix socket."""
+    policy = WirePolicy.parse(environ.get(VARIABLE) or WirePolicy.AUTO.value, VARIABLE)
+    if sock.family == socket.AF_UNIX:
+        return Wire.PLAIN
+    return {WirePolicy.MAC: Wire.MAC, WirePolicy.ENCRYPT: Wire.ENCRYPT}.get(policy, Wire.PLAIN)
 
 
 def is_one_host(theirs: str, ours: str) -> bool:

@@ -276,7 +276,7 @@ def _top_parser() -> CommandParser:
         description="Inspect and operate a ckpt storage cluster.",
         epilog=f"commands:\n{lines}\n\n"
         "example:\n  ckpt ls --store ckpt+local:///scratch/burst\n\n"
-        "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, NO_COLOR\n\n"
+        "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, CKPT_WIRE, NO_COLOR\n\n"
         f"exit codes:\n{exit_code_lines()}\n\n"
         "`ckpt COMMAND --help` says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
