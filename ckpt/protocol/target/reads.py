@@ -8,15 +8,14 @@ piece by piece, workers' after all others'. A piece is one disk read of at most 
 Invariants: bytes read for a session and not yet drained stay within its window, those of all within
 the pool, except that each session may always have one piece. The disk cannot be asked to stop: what
 it was asked for sessions that have closed counts until it comes, and until then nobody has a piece
-beyond the pool. A column's trailer (block table and
-manifest) counts as a piece. A byte is sent only when its block
-matched the table and the table matched its own checksum. A block that fails is named, the rest goes
-on: damage has the size of a block.
+beyond the pool. A column's trailer (block table and manifest) counts as a piece. A byte is sent
+only when its block matched the table and the table matched its own checksum. A block that fails is
+named, the rest goes on: damage has the size of a block.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -49,6 +48,7 @@ from ckpt.protocol.target.read_jobs import (
     Job,
     ManifestJob,
     Reader,
+    Readers,
     ReadQuestion,
     StreamJob,
 )
@@ -68,10 +68,7 @@ class Reads:
         self._tables = tables
         self._workers = workers
 
-        #: Sessions that read, in turn order: the first is asked next.
-        self._readers: OrderedDict[Session, Reader] = OrderedDict()
-        #: Those of sessions that closed, while the disk still reads for them.
-        self._gone: dict[Session, Reader] = {}
+        self._readers = Readers()
         #: The most that one step took: a trailer or a part of a document may be more than a piece.
         self._step_bytes_max = 0
         self._shared = SharedReads(core.limits.read_keep_bytes)
@@ -118,7 +115,7 @@ class Reads:
 
     def queue(self, job: Job) -> None:
         """Take the question in, or refuse when its session asks too many at once."""
-        reader = self._readers.setdefault(job.session, Reader())
+        reader = self._readers.begin(job.session)
         limits = self._core.limits
         pieces = sum(len(each.pieces) for each in reader.jobs if isinstance(each, ReadQuestion))
         if len(reader.jobs) >= limits.read_jobs_max or pieces >= limits.read_pieces_max:
@@ -126,6 +123,7 @@ class Reads:
             return
         self._core.counters.reads += 1
         reader.jobs.append(job)
+        self._readers.wake(job.session)
 
     def cancel(self, session: Session, request: int) -> None:
         """Forget the question; what is under way is thrown away when it comes."""
@@ -135,36 +133,21 @@ class Reads:
                 assert reader is not None
                 job.cancelled = True
                 reader.jobs.remove(job)
+                self._readers.wake(session)
 
     def session_closed(self, session: Session) -> None:
         """Nothing is sent any more: buffers of unsent frames are free."""
-        reader = self._readers.pop(session, None)
-        if reader is None:
-            return
-        for job in reader.jobs:
-            job.cancelled = True
-        self._sent(reader)
-        if reader.reading_bytes:
-            self._gone[session] = reader
+        self._let_go(self._readers.close(session))
 
     def drained(self, session: Session) -> None:
         """Note that all that was sent has left."""
         reader = self._readers.get(session)
-        if reader is None:
-            return
-        self._sent(reader)
-        if not reader.jobs and not reader.reading_bytes:
-            del self._readers[session]
+        if reader is not None:
+            self._let_go(self._readers.left(session, reader))
 
     def ticked(self) -> None:
         """Forget what was kept and nobody asked for."""
         self._let_go(self._shared.expire(self._core.now_us))
-
-    def _sent(self, reader: Reader) -> None:
-        """The session has no unsent frame any more."""
-        self._let_go(reader.sent_operations)
-        reader.sent_operations.clear()
-        reader.sent_bytes = 0
 
     def _let_go(self, operations: Sequence[int]) -> None:
         """One who used each of their buffers does so no more; the last one frees it."""
@@ -180,16 +163,14 @@ class Reads:
         """
         if not self._readers:
             return
-        gone = self._gone_bytes()
-        busy = gone + sum(each.held_bytes for each in self._readers.values())
         if not self._workers:
-            self._take_turns(busy, gone, _everybody)
+            self._take_turns(_everybody)
             return
-        busy = self._take_turns(busy, gone, lambda session: session not in self._workers)
+        self._take_turns(lambda session: session not in self._workers)
         if self._is_used_by_others:
-            self._take_turns(busy, gone, self._workers.may_read, self._workers.read)
+            self._take_turns(self._workers.may_read, self._workers.read)
         else:
-            self._take_turns(busy, gone, self._workers.__contains__)
+            self._take_turns(self._workers.__contains__)
 
     @property
     def _is_used_by_others(self) -> bool:
@@ -201,33 +182,27 @@ class Reads:
         return any(reads) or self._workers.are_beside_writers
 
     def _take_turns(
-        self, busy: int, gone: int, may: Callable[[Session], bool],
-        took: Callable[[int], None] = lambda _bytes: None,
-    ) -> int:  # fmt: skip
-        """Of those that may, until nobody can have more; how many bytes are busy then."""
-        limits, idle_turns = self._core.limits, 0
-        while idle_turns < len(self._readers):
-            session, reader = next(iter(self._readers.items()))
-            self._readers.move_to_end(session)
+        self, may: Callable[[Session], bool], took: Callable[[int], None] = lambda _bytes: None
+    ) -> None:
+        """Of those that may, until nobody can have more."""
+        limits, readers, passed_by = self._core.limits, self._readers, []
+        while True:
+            room = readers.held_bytes + limits.read_piece_bytes <= limits.read_pool_bytes
+            turn = readers.take(room=room)
+            if turn is None:
+                break
+            session, reader = turn
             mine = reader.held_bytes
-            room = mine + limits.read_piece_bytes <= limits.read_window_bytes
-            room = room and busy + limits.read_piece_bytes <= limits.read_pool_bytes
-            fits = room or (mine == 0 and not gone)
-            taken = self._turn(reader) if fits and may(session) else None
-            if taken is None:
-                idle_turns += 1
-            else:
-                busy += taken
-                took(taken)
-                self._step_bytes_max = max(self._step_bytes_max, taken)
-                idle_turns = 0
-        return busy
-
-    def _gone_bytes(self) -> int:
-        """What the disk still reads for sessions that have closed."""
-        for session in [one for one, reader in self._gone.items() if not reader.reading_bytes]:
-            del self._gone[session]
-        return sum(reader.reading_bytes for reader in self._gone.values())
+            if not may(session):
+                passed_by.append(session)
+            elif not mine or mine + limits.read_piece_bytes <= limits.read_window_bytes:
+                taken = self._turn(reader)
+                if taken is not None:
+                    took(taken)
+                    self._step_bytes_max = max(self._step_bytes_max, taken)
+                    readers.wake(session)
+        for session in passed_by:
+            readers.wake(session)
 
     def _turn(self, reader: Reader) -> int | None:
         """One step of the session's first job that has one: bytes asked for, or None."""
@@ -262,10 +237,10 @@ class Reads:
         if job.loading:
             return None
         job.loading, size = True, job.column.header.trailer_bytes
-        reader.reading_bytes += size
+        self._readers.asked(reader, size)
 
         def loaded(table: BlockTable | None, manifest: bytes) -> None:
-            reader.reading_bytes -= size
+            self._readers.came(job.session, reader, size)
             then(table, manifest)
 
         self._tables.load(job.column, loaded)
@@ -286,7 +261,7 @@ class Reads:
         def part(_job: StreamJob, start: int, end: int) -> None:
             answer = ManifestData(total_bytes=len(manifest), offset=start)
             self._core.send(job.session, job.request, answer, memoryview(manifest)[start:end])
-            reader.sent_bytes += end - start
+            self._readers.gave(reader, end - start)
 
         # In its place: no other one is loaded before this one has left.
         reader.jobs[at] = StreamJob(job.session, job.request, self.parts(0, len(manifest)), part)
@@ -318,7 +293,7 @@ class Reads:
             read = self._ask_disk(job, piece)
         size = piece.end - piece.start
         job.reading_count += 1
-        reader.reading_bytes += size
+        self._readers.asked(reader, size)
         read.takers.append((job, piece))
         return size
 
@@ -335,10 +310,9 @@ class Reads:
         takers: list[tuple[Reader, ReadQuestion, DiskPiece]] = []
         for job, piece in read.takers:
             job.reading_count -= 1
-            reader = self._readers.get(job.session) or self._gone.get(job.session)
-            assert reader is not None, "it is kept while the disk reads for it"
-            reader.reading_bytes -= piece.end - piece.start
-            if not job.cancelled and job.session in self._readers:
+            reader = self._readers.find(job.session)
+            self._readers.came(job.session, reader, piece.end - piece.start)
+            if not job.cancelled and self._readers.get(job.session) is reader:
                 takers.append((reader, job, piece))
         self._holders[read.op] = 1
         if isinstance(event, DiskFailed):
@@ -407,10 +381,10 @@ class Reads:
             self._core.counters.bytes_given += len(bulk)
             self._core.send(job.session, job.request, message, bulk)
             if is_copy:
-                reader.sent_bytes += len(bulk)
+                self._readers.gave(reader, len(bulk))
             held = held or not is_copy
         if held:
-            reader.sent_bytes += read.size
+            self._readers.gave(reader, read.size)
             reader.sent_operations.append(read.op)
             self._holders[read.op] += 1
 
@@ -431,12 +405,12 @@ class Reads:
 
     def end(self, job: CheckJob) -> None:
         """Note that a question is answered, not cancelled."""
-        self._readers[job.session].jobs.remove(job)
+        self._readers.find(job.session).jobs.remove(job)
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody has asked for anything that is not sent."""
-        return not any(reader.jobs or reader.held_bytes for reader in self._readers.values())
+        return not any(reader.jobs or reader.held_bytes for _, reader in self._readers.items())
 
     def read_part(
         self, job: StreamJob | CheckJob, file: str, offset: int, length: int,
@@ -445,15 +419,15 @@ class Reads:
         """Read a part from a file; `deliver` sends it and says whether its bytes are in a frame
         now.
         """
-        reader = self._readers[job.session]
-        reader.reading_bytes += length
+        reader = self._readers.find(job.session)
+        self._readers.asked(reader, length)
 
         def done(event: Completion) -> None:
-            reader.reading_bytes -= length
+            self._readers.came(job.session, reader, length)
             gone = job.cancelled or self._readers.get(job.session) is not reader
             if not gone and deliver(event if isinstance(event, DiskFailed) else event.data):
                 self._core.counters.bytes_read += length
-                reader.sent_bytes += length
+                self._readers.gave(reader, length)
                 reader.sent_operations.append(event.op)
                 self._holders[event.op] += 1
             else:
@@ -464,8 +438,7 @@ class Reads:
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
-        limits = self._core.limits
-        for reader in (*self._readers.values(), *self._gone.values()):
-            assert reader.reading_bytes >= 0
-            step = max(limits.read_piece_bytes, self._step_bytes_max)
-            assert reader.held_bytes <= limits.read_window_bytes + step
+        self._readers.check()
+        step = max(self._core.limits.read_piece_bytes, self._step_bytes_max)
+        for _, reader in self._readers.items():
+            assert reader.held_bytes <= self._core.limits.read_window_bytes + step

@@ -1,0 +1,143 @@
+"""Whose turn it is to read: who holds nothing first, and nobody for ever last."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from ckpt.base.units import KiB, MiB
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRanges
+from ckpt.protocol.events import Session, SessionClosed, SessionOpened
+from ckpt.protocol.target.core import TargetLimits
+from ckpt.protocol.target.disk_events import SessionDrained
+from ckpt.protocol.target.read_jobs import Readers, StreamJob
+from tests.protocol.target_world import Column, TargetWorld, cut_up, store
+
+A, B, C = Session(1), Session(2), Session(3)
+
+
+def reading(*sessions: Session) -> Readers:
+    """Each with a question."""
+    readers = Readers()
+    for session in sessions:
+        readers.begin(session).jobs.append(_question(session))
+        readers.wake(session)
+    return readers
+
+
+def _question(session: Session) -> StreamJob:
+    def never(_job: StreamJob, _start: int, _end: int) -> None:
+        raise AssertionError
+
+    return StreamJob(session, 1, deque([(0, 1)]), never)
+
+
+def turn(readers: Readers, *, room: bool = True) -> Session | None:
+    taken = readers.take(room=room)
+    return None if taken is None else taken[0]
+
+
+def read_for(readers: Readers, session: Session, size: int = 10) -> None:
+    """It had its turn, and the disk reads for it."""
+    readers.asked(readers.find(session), size)
+    readers.wake(session)
+
+
+def test_turns_go_round() -> None:
+    readers = reading(A, B, C)
+    for expected in (A, B, C, A, B, C, A):
+        assert turn(readers) == expected
+        read_for(readers, expected)
+    readers.check()
+
+
+def test_who_holds_nothing_comes_first_and_has_a_piece_where_there_is_no_room() -> None:
+    readers = reading(A, B, C)
+    for session in (A, B):
+        assert turn(readers) == session
+        read_for(readers, session)
+    assert turn(readers, room=False) == C
+    read_for(readers, C)
+    assert turn(readers, room=False) is None
+    readers.came(B, readers.find(B), 10)
+    assert turn(readers, room=False) == B
+
+
+def test_nobody_has_more_than_there_is_room_for_beside_what_is_read_for_nobody() -> None:
+    readers = reading(A, B)
+    assert turn(readers) == A
+    read_for(readers, A)
+    gone = readers.find(A)
+    assert readers.close(A) == []
+    assert (readers.held_bytes, turn(readers, room=False)) == (10, None)
+    readers.came(A, gone, 10)
+    assert (readers.held_bytes, turn(readers, room=False)) == (0, B)
+
+
+def test_who_had_nothing_to_do_is_left_out_until_something_changes() -> None:
+    readers = reading(A, B)
+    assert turn(readers) == A
+    read_for(readers, A, 10)
+    assert [turn(readers), turn(readers), turn(readers)] == [B, A, None]
+    readers.came(A, readers.find(A), 10)
+    assert turn(readers) == A
+
+
+def test_who_was_given_something_in_between_counts_as_holding() -> None:
+    readers = reading(A, B)
+    readers.gave(readers.find(A), 5)
+    assert turn(readers, room=False) == B
+    assert turn(readers, room=False) is None
+    assert turn(readers) == A
+
+
+def test_what_left_is_held_no_more_and_who_wants_nothing_is_forgotten() -> None:
+    readers = reading(A)
+    reader = readers.find(A)
+    reader.jobs.clear()
+    readers.gave(reader, 5)
+    reader.sent_operations.append(77)
+    assert readers.left(A, reader) == [77]
+    assert (readers.held_bytes, readers.get(A)) == (0, None)
+    assert turn(readers) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_crowd_gets_all_its_bytes_in_whatever_order_frames_leave(seed: int) -> None:
+    """Of a pool that holds three pieces; some of them close in between."""
+    column = Column(payload_bytes=2 * MiB, cell_bytes=256 * KiB, column=0)
+    pool = TargetLimits(
+        read_piece_bytes=128 * KiB,
+        read_window_bytes=256 * KiB,
+        read_pool_bytes=384 * KiB,
+        read_keep_bytes=0,
+    )
+    world = TargetWorld(limits=pool)
+    store(world, column)
+    world.auto_drain = False
+    draw = random.Random(seed)
+    crowd = [Session(100 + number) for number in range(60)]
+    for session in crowd:
+        world.feed(SessionOpened(world.now_us, session, Role.READER, "r"))
+        world.tell(session, ReadRanges(column.id, (ByteRuns(0, len(column.data)),)))
+        world.machine.check()
+    for session in draw.sample(crowd, 12):
+        crowd.remove(session)
+        world.feed(SessionClosed(world.now_us, session))
+        world.machine.check()
+    got: dict[Session, dict[int, bytes]] = {session: {} for session in crowd}
+    waiting = list(crowd)
+    while waiting:
+        session = draw.choice(waiting)
+        for each in world.sent:
+            if each.session == session and isinstance(each.message, RangeData):
+                got[session] |= cut_up(each.message, bytes(each.bulk))
+        if any(isinstance(each, RangesDone) for each in world.messages(session)):
+            waiting.remove(session)
+        world.feed(SessionDrained(world.now_us, session))
+        world.machine.check()
+    for parts in got.values():
+        assert b"".join(part for _, part in sorted(parts.items())) == column.data
