@@ -18,10 +18,12 @@ Memory holds: fragments land in slots, and a socket is not read while there is n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final
 
 from ckpt.base.ids import CheckpointId
-from ckpt.base.limits import BEAT_US
+from ckpt.base.limits import BEAT_US, CELL_BYTES_MAX
 from ckpt.base.units import US_PER_S, align_down, align_up
 from ckpt.format.messages.writing import ColumnAccepted, CreditGranted, TargetPace
 from ckpt.protocol.events import Session
@@ -30,6 +32,54 @@ from ckpt.protocol.target.stream import Stream, StreamState
 
 DORMANT_US: Final = US_PER_S
 """Credit that was not used for this long is lent to streams that wait."""
+
+
+class Waiting:
+    """Streams of one generation that could send and may not: most bytes left first, of equals the
+    one that came first. What is left of a stream stays the same while it waits.
+    """
+
+    def __init__(self) -> None:
+        #: Also of some that wait no more.
+        self._heap: list[tuple[int, int, Stream]] = []
+        #: The entry that counts for each that waits, by its session and request.
+        self._numbers: dict[tuple[Session, int], int] = {}
+        self._count = 0
+        self._cell_bytes_min = CELL_BYTES_MAX
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, stream: Stream) -> None:
+        """It waits; perhaps it did before."""
+        if stream.key in self._numbers:
+            return
+        self._count += 1
+        self._numbers[stream.key] = self._count
+        self._cell_bytes_min = min(self._cell_bytes_min, stream.layout.cell_bytes)
+        heappush(self._heap, (-stream.left_bytes, self._count, stream))
+
+    def discard(self, stream: Stream) -> None:
+        """It waits no more, if it did."""
+        self._numbers.pop(stream.key, None)
+
+    def first(self, free_bytes: int, may: Callable[[Stream], bool]) -> Stream | None:
+        """Of those that may have some of what is free; it goes on waiting."""
+        if free_bytes < self._cell_bytes_min:
+            return None
+        passed_by = []
+        found = None
+        while self._heap and found is None:
+            _, number, stream = entry = self._heap[0]
+            if self._numbers.get(stream.key) != number:
+                heappop(self._heap)
+            elif may(stream):
+                found = stream
+            else:
+                passed_by.append(heappop(self._heap))
+        for entry in passed_by:
+            heappush(self._heap, entry)
+        return found
 
 
 class Credit:
@@ -46,7 +96,7 @@ class Credit:
         #: Those among them whose fragments have not all come: they part the pool.
         self._arriving: dict[tuple[Session, int], Stream] = {}
         #: Of each generation, those that could send and have nothing to send with.
-        self._thirsty: dict[CheckpointId, list[Stream]] = {}
+        self._thirsty: dict[CheckpointId, Waiting] = {}
 
     # ----------------------------------------------------------------------- what streams do
 
@@ -100,14 +150,13 @@ class Credit:
     def _next(self) -> Stream | None:
         """The first that may get some among those with most left."""
         for waiting in self._thirsty.values():
-            found, most = None, 0
-            for each in waiting:
-                left = each.left_bytes
-                if left > most and self._amount(each, self._free_bytes):
-                    found, most = each, left
+            found = waiting.first(self._free_bytes, self._may_have_some)
             if found is not None:
                 return found
         return None
+
+    def _may_have_some(self, stream: Stream) -> bool:
+        return self._amount(stream, self._free_bytes) > 0
 
     def forget(self, stream: Stream) -> None:
         """Note that its session is gone: it gets nothing more, though its last writes are not
@@ -168,15 +217,13 @@ class Credit:
 
     def _note_thirst(self, stream: Stream) -> None:
         if stream.credit_bytes < stream.layout.cell_bytes and stream.left_bytes:
-            waiting = self._thirsty.setdefault(stream.column.payload.checkpoint, [])
-            if stream not in waiting:
-                waiting.append(stream)
+            self._thirsty.setdefault(stream.column.payload.checkpoint, Waiting()).add(stream)
 
     def _quench(self, stream: Stream) -> None:
         checkpoint = stream.column.payload.checkpoint
-        waiting = self._thirsty.get(checkpoint, [])
-        if stream in waiting:
-            waiting.remove(stream)
+        waiting = self._thirsty.get(checkpoint)
+        if waiting is not None:
+            waiting.discard(stream)
             if not waiting:
                 del self._thirsty[checkpoint]
 

@@ -25,7 +25,7 @@ class StreamState(Enum):
     ENDING = "ending"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stream:
     """One column under way."""
 
