@@ -39,7 +39,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
@@ -52,9 +51,9 @@ from ckpt.plan.seating import (
     Candidate,
     CandidateSeat,
     Rooms,
+    Seating,
     budget_of,
     golden,
-    groups_by_load,
     rooms_of,
     seated,
 )
@@ -112,6 +111,19 @@ def place(
     spare_count: int,
     turn: int,
 ) -> Placement:
+    """As `place_in`, of candidates that are looked at once."""
+    seating = Seating(code, candidates)
+    return place_in(seating, column_bytes, level, max_per_domain, spare_count, turn)
+
+
+def place_in(
+    seating: Seating,
+    column_bytes: int,
+    level: Level,
+    max_per_domain: int,
+    spare_count: int,
+    turn: int,
+) -> Placement:
     """n targets for the columns of one payload, and up to `spare_count` spares.
 
     `column_bytes` is the file size that a target reserves for each column and each spare. `turn` is
@@ -121,25 +133,30 @@ def place(
     assert max_per_domain >= 1
     assert spare_count >= 0
     assert turn >= 0
-    rooms = rooms_of(candidates)
-    everyone = seated(candidates, rooms, turn)
-    home: Sequence[CandidateSeat] = everyone
+    code = seating.code
+    home: Sequence[CandidateSeat] = ()
     best: list[CandidateSeat] = []
-    for seats in chain(groups_by_load(code, candidates, rooms, turn), (everyone,)):
+    for seats in seating.by_load(turn):
         table = _Table(column_bytes, level, max_per_domain, seats, code.n)
-        table.fill(table.needed_first(seats, rooms), code.n)
+        table.fill(table.needed_first(seats, seating.rooms), code.n)
         if len(table.taken) > len(best):
             home, best = seats, table.taken
         if len(best) == code.n:
             break
 
+    def spares_of(seats: Sequence[CandidateSeat]) -> list[CandidateSeat]:
+        table = _Table(column_bytes, level, max_per_domain, seats, code.n + spare_count)
+        for seat in best:
+            table.take(seat)
+        table.fill(seats, len(best) + spare_count)
+        return table.taken[len(best) :]
+
     # Spares come from the payload's own group as long as it has any.
-    table = _Table(column_bytes, level, max_per_domain, everyone, code.n + spare_count)
-    for seat in best:
-        table.take(seat)
-    table.fill((*home, *everyone), len(best) + spare_count)
-    spares = tuple(seat.candidate.target for seat in table.taken[len(best) :])
-    return Placement(_assign_roles(code, best, turn), spares)
+    spares = spares_of(home)
+    if len(spares) < spare_count:
+        spares = spares_of((*home, *seating.everyone(turn)))
+    targets = tuple(seat.candidate.target for seat in spares)
+    return Placement(_assign_roles(code, best, turn), targets)
 
 
 def pick_replacement(
@@ -248,7 +265,7 @@ class _Shares(Struct, frozen=True):
     """Of each level, how many targets its largest domain has."""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def _shares(usable: frozenset[tuple[TargetId, Domain]], column_count: int) -> _Shares:
     keys = [_keys(target, domain) for target, domain in usable]
     size = Counter(key for each in keys for key in each[1:])

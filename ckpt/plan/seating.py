@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.erasure.code import Code
@@ -105,27 +106,50 @@ def _stands_back(weight: float, turn: int, position: int) -> bool:
     return weight < 1.0 and _silver(turn + position) >= weight
 
 
-def groups_by_load(
-    code: Code, candidates: Sequence[Candidate], rooms: Rooms, turn: int
-) -> Iterable[list[CandidateSeat]]:
-    """Each group in its order of choice, the least loaded group first;
-    none when the cluster is one group.
+class Seating:
+    """Candidates of a code, and what of them stays the same while only their loads change: one look
+    at a thousand targets serves all payloads of a burst.
     """
-    groups = _groups(code, candidates)
-    if len(groups) == 1:
-        return
-    weights = _group_weights(candidates, groups, rooms)
-    keys = [
-        (
-            _stands_back(weights[i], turn, i),
-            _mean_load(groups[i]) / weights[i],
-            (i - turn) % len(groups),
-            i,
-        )
-        for i in range(len(groups))
-    ]
-    for *_, i in sorted(keys):
-        yield seated(groups[i], rooms, turn)
+
+    def __init__(self, code: Code, candidates: Sequence[Candidate]) -> None:
+        self.code = code
+        self.rooms = rooms_of(candidates)
+        #: In domain order, so that neighbours in a rack or host land in different groups.
+        self._candidates = sorted(candidates, key=lambda c: (c.domain, c.target))
+        self._position = {c.target: i for i, c in enumerate(self._candidates)}
+        self._group_count = group_count(code, len(candidates))
+        self._weights = _group_weights(self._candidates, self._groups(), self.rooms)
+
+    def load(self, target: TargetId, load_bytes: int) -> None:
+        """It has so much now."""
+        position = self._position.get(target)
+        if position is not None:
+            known = self._candidates[position]
+            self._candidates[position] = replace(known, load_bytes=load_bytes)
+
+    def _groups(self) -> list[list[Candidate]]:
+        return [self._candidates[i :: self._group_count] for i in range(self._group_count)]
+
+    def everyone(self, turn: int) -> list[CandidateSeat]:
+        """All, in their order of choice."""
+        return seated(self._candidates, self.rooms, turn)
+
+    def by_load(self, turn: int) -> Iterable[list[CandidateSeat]]:
+        """Each group in its order of choice, the least loaded group first; then everyone."""
+        groups, weights = self._groups(), self._weights
+        if len(groups) > 1:
+            keys = [
+                (
+                    _stands_back(weights[i], turn, i),
+                    _mean_load(groups[i]) / weights[i],
+                    (i - turn) % len(groups),
+                    i,
+                )
+                for i in range(len(groups))
+            ]
+            for *_, i in sorted(keys):
+                yield seated(groups[i], self.rooms, turn)
+        yield self.everyone(turn)
 
 
 def _group_weights(
@@ -144,19 +168,11 @@ def _group_weights(
     return [mean / most for mean in means]
 
 
-def _groups(code: Code, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Candidates dealt out in domain order, so that neighbours in a rack or host land
-    in different groups.
-    """
+def group_numbers(code: Code, candidates: Sequence[Candidate]) -> dict[TargetId, int]:
+    """The placement group of each: candidates are dealt out in domain order."""
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
     count = group_count(code, len(ordered))
-    return [ordered[i::count] for i in range(count)]
-
-
-def group_numbers(code: Code, candidates: Sequence[Candidate]) -> dict[TargetId, int]:
-    """The number of each target's placement group."""
-    groups = _groups(code, candidates)
-    return {one.target: number for number, group in enumerate(groups) for one in group}
+    return {one.target: i % count for i, one in enumerate(ordered)}
 
 
 def _mean_load(group: Sequence[Candidate]) -> float:

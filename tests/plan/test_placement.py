@@ -26,9 +26,10 @@ from ckpt.plan.placement import (
     domain_key,
     pick_replacement,
     place,
+    place_in,
     survivable,
 )
-from ckpt.plan.seating import Candidate
+from ckpt.plan.seating import Candidate, Seating
 from tests.plan.clusters import candidate, cluster
 
 MiB = 1 << 20
@@ -419,3 +420,19 @@ GOLDEN = [
     ("t0001 t0003 t0005 t0000 t0004 t0006", "t0002"),
     ("t0002 t0004 t0006 t0003 t0005 t0000", "t0001"),
 ]
+
+
+@pytest.mark.parametrize("targets", [7, 60, 300])
+def test_one_look_at_the_targets_serves_a_burst(targets: int) -> None:
+    """As if each payload had looked at their loads anew."""
+    code, random = Code(4, 2), Random(targets)
+    known = {c.target: c for c in cluster(targets, targets)}
+    seating = Seating(code, list(known.values()))
+    for turn in range(40):
+        fresh = place(code, 4 * MiB, list(known.values()), "host", 1, 2, turn)
+        assert place_in(seating, 4 * MiB, "host", 1, 2, turn) == fresh
+        for target in (*fresh.columns, *random.sample(list(known), 3)):
+            assert target is not None
+            load = known[target].load_bytes + random.randrange(8) * MiB
+            known[target] = replace(known[target], load_bytes=load)
+            seating.load(target, load)

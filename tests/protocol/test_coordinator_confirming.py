@@ -291,3 +291,19 @@ def test_who_waits_when_the_catalog_proves_old_is_told_so() -> None:
     (failed,) = bench.to(reader)
     assert isinstance(failed, Failed)
     assert failed.code == "corrupt"
+
+
+def test_of_a_hundred_targets_answers_are_looked_at_together_and_none_is_forgotten() -> None:
+    bench = Bench(100, "4+2")
+    bench.save(1)
+    hush(bench, Attest)
+    session = bench.session()
+    assert bench.tell(session, STEPS) == []
+    for number in range(50):
+        bench.let_answer(f"t{number}")
+    bench.tick()
+    assert bench.to(session) == [], "50 of 100 are no majority"
+    bench.let_answer("t50")
+    bench.tick()
+    (answer,) = bench.to(session)
+    assert isinstance(answer, Answer)

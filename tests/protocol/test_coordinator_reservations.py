@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
+from ckpt.format.column import file_bytes, manifest_bytes_bound
+from ckpt.format.layout import Layout
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import (
     AttemptAborted,
@@ -14,8 +16,10 @@ from ckpt.format.messages.saving import (
     SparesNamed,
 )
 from ckpt.format.messages.targets import ReleaseReservation, RenewLease, Reserve
+from ckpt.protocol.coordinator.saving.ending import STAND_AT_ONCE
+from ckpt.protocol.coordinator.saving.kept_space import VIEW_TARGETS_MIN
 from tests.protocol.coordinated_target import FakeTarget
-from tests.protocol.coordinating import Bench, RankFake
+from tests.protocol.coordinating import Bench, RankFake, every, team
 
 FULL = Failed("no_space", "full")
 
@@ -318,3 +322,30 @@ def test_space_of_an_earlier_term_does_not_wait_for_ever_for_a_save_of_then() ->
     assert held(bench) != []
     bench.tick(1)
     assert held(bench) == []
+
+
+def test_a_crowd_s_next_saves_get_their_space_some_at_a_time() -> None:
+    """And all of them before long: the next burst asks no target."""
+    bench = Bench(8)
+    ranks = team(bench, 3 * STAND_AT_ONCE + 5)
+    every(ranks, lambda rank: rank.open(1))
+    every(ranks, RankFake.seal_all)
+    every(ranks, RankFake.certify)
+    mark = bench.mark()
+    every(ranks, lambda rank: rank.open(2))
+    assert bench.sent(Reserve, mark) == []
+    assert all(rank.plan is not None and not rank.plan.absent for rank in ranks)
+
+
+def test_of_many_targets_a_look_serves_a_burst_and_what_leaves_is_seen() -> None:
+    """Loads are even all the same, and nothing is planned on who has left."""
+    bench = Bench(VIEW_TARGETS_MIN + 1)
+    ranks = team(bench, 130)
+    every(ranks[:65], lambda rank: rank.open(1))
+    bench.stop("t7")
+    every(ranks[65:], lambda rank: rank.open(1))
+    later = {place.target for rank in ranks[65:] for place in rank.places().values()}
+    assert later == {*bench.targets} - {TargetId("t7")}
+    loads = [one.load_bytes for one in bench.machine.members.live()]
+    layout = Layout.plan(bench.policy.code, ranks[0].payload_bytes)
+    assert max(loads) - min(loads) <= 2 * file_bytes(layout, manifest_bytes_bound(layout))

@@ -10,7 +10,10 @@ the end as an answer, as often as he asks, so a lost message costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -39,6 +42,10 @@ from ckpt.protocol.coordinator.saving.attempts import (
 )
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.events import Session
+
+STAND_AT_ONCE: Final = 64
+"""Ranks whose next save gets its space before others have their turn: ten targets are asked for
+each."""
 
 STAGER_AWAY_US = 15_000_000
 """A stager that left an uncertified payload must come back within this."""
@@ -108,10 +115,14 @@ class Ending:
             if attempt.launch == passing.launch
         ]
         for attempt in peers:
+            if attempt.handed_over:
+                continue
             for later in peers:
+                step = later.checkpoint.step
+                if step <= attempt.checkpoint.step:
+                    continue
                 gone = later.payloads.keys() - attempt.payloads.keys()
-                if gone and later.checkpoint.step > attempt.checkpoint.step:
-                    step = later.checkpoint.step
+                if gone:
                     reason = f"rank {min(gone)} went on to step {step} without saving it"
                     self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
                     break
@@ -221,9 +232,16 @@ class Ending:
         attempt = self._book.attempts[fact.checkpoint]
         self._let_go(attempt)
         self._tell_everybody(attempt)
-        for rank, payload in sorted(attempt.payloads.items()):
+        self._stand_some(attempt.checkpoint.run, iter(sorted(attempt.payloads.items())))
+
+    def _stand_some(self, run: RunName, left: Iterator[tuple[Rank, Payload]]) -> None:
+        """Of so many ranks at once; then others have their turn."""
+        some = list(islice(left, STAND_AT_ONCE))
+        for rank, payload in some:
             if payload.planned is not None and not payload.member:
-                self._stand(attempt.checkpoint.run, rank, payload)
+                self._stand(run, rank, payload)
+        if len(some) == STAND_AT_ONCE:
+            self._desk.later(partial(self._stand_some, run, left))
 
     def _stand(self, run: RunName, rank: Rank, payload: Payload) -> None:
         """Its stager hears where, so that it can say so to another coordinator."""

@@ -28,8 +28,8 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place, SpaceStands
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.plan.placement import Holder, pick_replacement, place
-from ckpt.plan.seating import Candidate
+from ckpt.plan.placement import Holder, Placement, pick_replacement, place_in
+from ckpt.plan.seating import Candidate, Seating
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
     OWN_HOLD,
@@ -43,7 +43,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.saving.claiming import SpaceClaims, space_of
-from ckpt.protocol.coordinator.saving.kept_space import candidates, kept_bytes
+from ckpt.protocol.coordinator.saving.kept_space import SeatView, candidates, kept_bytes
 from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
 from ckpt.protocol.coordinator.saving.standing import StandingKey, StandingSpace
@@ -73,6 +73,7 @@ class Reserver:
         self._rule = rule
         self._evictor = evictor
         self._orphans = orphans
+        self._view = SeatView(members, rule.repair_share)
         #: The number of the last reservation that was asked for, within this term.
         self._counter = 0
         #: Counts placements: each turn seats the targets in another order.
@@ -212,6 +213,7 @@ class Reserver:
         """Note that a target's reservations died with it; what stands on it is planned again."""
         self.standing.target_left(fact.target)
         self._members.targets[fact.target].load_bytes = 0
+        self._view.load_changed(fact.target)
 
     # ----------------------------------------------------------------------- inside
 
@@ -220,21 +222,13 @@ class Reserver:
         allotment.patience_us = patience_us
         size = allotment.file_bytes
         self._turn += 1
-        rule = self._rule
         live = {target.id for target in self._members.live()}
-        for last_resort in (False, True):
-            placement = place(
-                layout.code,
-                size,
-                self._candidates(allotment, last_resort=last_resort),
-                rule.level,
-                rule.max_per_domain,
-                rule.spare_count,
-                self._turn,
-            )
-            given = sum(target is not None for target in placement.columns)
-            if given >= layout.code.floor or not self._members.failing():
-                break
+        seating = self._view.seating(layout.code, self._desk.now_us)
+        placement = self._placed(seating, size)
+        given = sum(target is not None for target in placement.columns)
+        if given < layout.code.floor and self._members.failing():
+            last = self._candidates(allotment, last_resort=True)
+            placement = self._placed(Seating(layout.code, last), size)
 
         def answered(column: ColumnNumber | None, held: Place | None) -> None:
             allotment.open_questions -= 1
@@ -255,6 +249,12 @@ class Reserver:
         for target in placement.spares:
             self._reserve(allotment, target, lambda h: answered(None, h))
         answered(None, None)
+
+    def _placed(self, seating: Seating, size: int) -> Placement:
+        rule = self._rule
+        return place_in(
+            seating, size, rule.level, rule.max_per_domain, rule.spare_count, self._turn
+        )
 
     def reserve_column(
         self,
@@ -326,6 +326,7 @@ class Reserver:
         self._counter += 1
         reservation = ReservationId(self._members.term << 32 | self._counter)
         target.load_bytes += allotment.file_bytes
+        self._view.load_changed(target.id)
         self._known.add(reservation)
         place = Place(target.id, target.boot, target.address, reservation, target.unix)
 
@@ -383,6 +384,7 @@ class Reserver:
         full = self._full(allotment)
         if full:
             if self.standing.drop_all():
+                self._view.look_again()
                 self._request(allotment.layout, done)
                 return
             done(self._no_space(allotment, full))
@@ -450,6 +452,7 @@ class Reserver:
         """It was reserved by a coordinator before this one."""
         self._known.add(place.reservation)
         self._members.targets[place.target].load_bytes += size
+        self._view.load_changed(place.target)
 
     def _forget(self, place: Place, size: int) -> None:
         self._known.discard(place.reservation)
@@ -466,3 +469,4 @@ class Reserver:
         target = self._members.targets.get(place.target)
         if target is not None and target.boot == place.boot:
             target.load_bytes = max(0, target.load_bytes - size)
+            self._view.load_changed(target.id)
