@@ -293,7 +293,7 @@ def test_who_waits_when_the_catalog_proves_old_is_told_so() -> None:
     assert failed.code == "corrupt"
 
 
-def test_of_a_hundred_targets_answers_are_looked_at_together_and_none_is_forgotten() -> None:
+def test_of_a_hundred_targets_a_majority_confirms_and_half_of_them_does_not() -> None:
     bench = Bench(100, "4+2")
     bench.save(1)
     hush(bench, Attest)

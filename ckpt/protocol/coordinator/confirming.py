@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -54,11 +53,6 @@ IN_VAIN_US = 300_000
 """A reader that asks for an object store, since it does not reach the targets, waits no longer."""
 
 
-LOOKS: Final = 32
-"""So often at most a round looks whether the answers are enough: it looks at all targets then. What
-came last waits for the next tick at worst."""
-
-
 @dataclass(slots=True)
 class _Round:
     """Everybody who asked before it began, and who has answered."""
@@ -66,8 +60,6 @@ class _Round:
     waiting: list[Then]
     asked: dict[TargetId, Session] = field(default_factory=dict)
     obeying: set[TargetId] = field(default_factory=set)
-    unlooked: int = 0
-    """Answers that came since somebody looked whether they are enough."""
 
 
 @dataclass(slots=True)
@@ -160,8 +152,6 @@ class Confirming:
     def tick(self) -> None:
         """Ask targets again that refused; whoever has waited too long hears it."""
         self._ask_who_came()
-        if self._round is not None and self._round.unlooked:
-            self._count(self._round)
         self._release_confirmed()
         for held in [held for held in self._held if self._desk.now_us >= held.due_us]:
             self._give_up(held.event)
@@ -197,18 +187,11 @@ class Confirming:
                 return
             if isinstance(message, Attested):
                 this.obeying.add(target.id)
-                self._note_answer(this)
+                self._count(this)
             elif this.asked.get(target.id) == session:
                 del this.asked[target.id]  # Its disk failed, say: the next tick asks it again.
 
         self._desk.ask(session, Attest(self._members.term, ()), answered)
-
-    def _note_answer(self, this: _Round) -> None:
-        """Each is looked at where few were asked; of a thousand targets, some together."""
-        this.unlooked += 1
-        if this.unlooked > len(this.asked) // LOOKS or len(this.obeying) >= len(this.asked):
-            this.unlooked = 0
-            self._count(this)
 
     def _count(self, this: _Round) -> None:
         if not self._are_enough(this.obeying):
