@@ -272,9 +272,10 @@ class RealDisk:
     # ----------------------------------------------------------------------- names
 
     def rename_file(self, old: str, new: str) -> None:
+        os.rename(self._path(old), self._path(new))
+        # Not before: another thread may have opened what had the name until now.
         self._forget(old)
         self._forget(new)
-        os.rename(self._path(old), self._path(new))
 
     def sync_directory(self, directory: str) -> None:
         sync_directory(self._path(directory) if directory else self.directory)

@@ -106,6 +106,24 @@ def test_a_direct_read_that_fails_is_not_read_past_its_error(tmp_path: Path) -> 
     disk.close()
 
 
+def test_what_is_renamed_over_a_file_is_read_though_that_was_open_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may read it between any two steps."""
+    disk, rename = _real(tmp_path), os.rename
+    disk.write_at("a/x", 0, b"z" * PAGE_BYTES)
+    disk.write_at("a/aside", 0, b"y" * PAGE_BYTES)
+
+    def read_and_rename(old: str, new: str) -> None:
+        assert read(disk, "a/x", 0, 1) == b"z"
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", read_and_rename)
+    disk.rename_file("a/aside", "a/x")
+    assert read(disk, "a/x", 0, 1) == b"y"
+    disk.close()
+
+
 def test_a_short_write_is_continued(tmp_path: Path) -> None:
     def write(descriptor: int, data: Buffer, offset: int) -> int:
         return os.pwrite(descriptor, memoryview(data)[:PAGE_BYTES], offset)

@@ -12,6 +12,9 @@ from ckpt.base.ids import (
     CatalogPosition,
     CheckpointId,
     ColumnId,
+    ColumnNumber,
+    PayloadId,
+    Rank,
     ReservationId,
     RunName,
     TargetId,
@@ -172,7 +175,8 @@ class FakeTarget:
                 self.map = bytes(send.bulk)
                 return MapKept()
             case Attest(_, columns):
-                return Attested(tuple(self.columns[c] for c in columns if c in self.columns))
+                proofs = tuple(self.columns[c] for c in columns if c in self.columns)
+                return Attested(proofs, tuple(c for c in columns if c in self._rotten))
             case VerifyColumn(column):
                 found = self.columns.get(column)
                 return ColumnVerified(column, found is None, 1, self.damaged.get(column, ()))
@@ -193,6 +197,16 @@ class FakeTarget:
             return self.bytes_free, self.bytes_used
         used = COLUMN_BYTES * len(self.columns)
         return self.capacity_bytes - used, used
+
+    @property
+    def _rotten(self) -> list[ColumnId]:
+        """As it has said."""
+        found = () if self.scrub is UNSET else self.scrub.rot
+        return [
+            ColumnId(PayloadId(one.checkpoint, Rank(one.rank)), ColumnNumber(one.column))
+            for one in found
+            if one.rank is not None and one.column is not None
+        ]
 
     @property
     def map_digest(self) -> bytes | None:

@@ -176,18 +176,6 @@ def test_what_its_target_found_damaged_is_made_again_elsewhere_and_counts_until_
     assert holders(bench, id)[1].id == worker.places[0]
 
 
-def test_damage_without_another_place_stays_where_it_is() -> None:
-    """Most of the column can be read; without it the payload had one less."""
-    bench = Bench(3)
-    id = bench.save(1)
-    harmed = holders(bench, id)[1]
-    (column,) = harmed.columns
-    rot(harmed, column)
-    bench.tick(LOOK_S)
-    assert Worker(bench).lease() == NOTHING
-    assert (missing(bench, id), list(harmed.columns)) == (0, [column])
-
-
 def test_who_has_a_copy_that_nobody_named_takes_another_column_where_no_other_place_is() -> None:
     """Else neither would ever go on: the copy stays while its payload lacks a column."""
     bench = Bench(4)

@@ -200,9 +200,11 @@ class Attest(Struct, frozen=True, gc=False):
 
 
 class Attested(Struct, frozen=True, gc=False):
-    """One proof for each column that is here and whole; others are absent."""
+    """One proof for each column that is here; others are absent."""
 
     proofs: tuple[ColumnProof, ...]
+    damaged: tuple[ColumnId, ...] = ()
+    """Of these: in which damage is known."""
 
 
 class PutDocument(Struct, frozen=True, gc=False):

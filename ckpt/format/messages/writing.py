@@ -22,7 +22,7 @@ class BeginColumn(Struct, frozen=True, gc=False):
     cell_bytes: int
     again: bool = False
     """It was lost, and is made again: also of a generation that is deleted, while later ones refer
-    to it."""
+    to it, and in the place of one that is damaged here."""
 
 
 class ColumnAccepted(Struct, frozen=True, gc=False):

@@ -8,7 +8,8 @@
 
 Seal order: trailer A and B and the last header page, the first header page, length, sync, rename
 into `columns/`, sync of the directory; only then the proof. A crash leaves the column whole or
-absent.
+absent. One that is damaged here is mended in the same way, over its name: a crash leaves the
+damaged copy or the right one.
 
 Invariants: one stream for a column, one for a reservation. What may be sent is credit.py's. A
 checksum of the sender's is compared and never taken over. A file whose write or sync failed is
@@ -18,26 +19,19 @@ removed, never used again. Once SEALING, only the disk can stop it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 import numpy as np
 
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import CheckpointId, ColumnId
-from ckpt.base.limits import MANIFEST_BYTES_MAX, PAGE_BYTES
-from ckpt.format.checksum import crc32_combine, xxh3_128
+from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.column import (
     FRAGMENTS_OFFSET,
     ColumnHeader,
-    encode_header,
-    encode_trailer,
     file_bytes,
     manifest_bytes_bound,
-    trailer_bytes,
-    trailer_offset,
 )
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import BeginColumn, ColumnSealed, Fragment, SealColumn
 from ckpt.native.sums import Sums, sums_of
@@ -48,23 +42,19 @@ from ckpt.protocol.target.core import (
     Completion,
     Core,
     SealedColumn,
-    Step,
     column_name,
 )
 from ckpt.protocol.target.credit import Credit
-from ckpt.protocol.target.disk_events import (
-    DiskFailed,
-    ReleaseBulk,
-    RemoveFile,
-    RenameFile,
-    SyncDirectory,
-    SyncFile,
-    TruncateFile,
-    WriteAt,
-)
+from ckpt.protocol.target.disk_events import DiskFailed, ReleaseBulk, RemoveFile, WriteAt
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.space import Reservation, Reservations, ReservationState, disk_failure
-from ckpt.protocol.target.stream import Stream, StreamState, layout_of
+from ckpt.protocol.target.stream import (
+    Stream,
+    StreamState,
+    layout_of,
+    seal_steps,
+    sealed_header,
+)
 
 
 class Columns:
@@ -108,7 +98,7 @@ class Columns:
             core.fail(session, request, "busy", "it is being removed", retry_after_us=100_000)
             return
         sealed = core.columns.get(message.column)
-        if sealed is not None:
+        if sealed is not None and not (message.again and core.is_rotten(sealed)):
             self._answer_sealed(session, request, layout, sealed)
             return
         reservation = self._reservations.get(message.reservation)
@@ -265,71 +255,34 @@ class Columns:
             self._fail(stream, "refused", f"{missing} stripes never came")
             return
         try:
-            header = self._check_manifest(stream)
-        except Corrupt as error:
+            header = sealed_header(stream, self._core.identity.cluster)
+            self._check_same(header)
+        except CkptError as error:
             self._fail(stream, error.code, error.message)
             return
         stream.state = StreamState.SEALING
         self._core.chain(
-            self._seal_steps(stream, header),
+            seal_steps(stream, header, f"{COLUMNS}/{column_name(stream.column)}"),
             lambda failure: self._sealed(stream, header, failure),
             began=lambda: self._core.pace.seal_step_began(self._core.now_us),
             ended=lambda: self._core.pace.seal_step_ended(self._core.now_us),
         )
 
-    def _check_manifest(self, stream: Stream) -> ColumnHeader:
-        """The header of the sealed file; raises Corrupt where the manifest is not that of our
-        bytes.
-        """
-        manifest: RankManifest = decode_manifest(stream.manifest)
-        layout, column = stream.layout, stream.column.column
-        if manifest.payload != stream.column.payload or manifest.layout != layout:
-            raise Corrupt("the manifest is of another payload")
-        arrived = stream.fragment_crcs.tolist()
-        if manifest.fragment_crcs[:, column].tolist() != arrived:
-            raise Corrupt("the manifest's fragment checksums are not those that arrived")
-        crc = 0
-        for stripe, fragment_crc in enumerate(arrived):
-            crc = crc32_combine(crc, fragment_crc, layout.cell_bytes_of(stripe))
-        if crc != int(manifest.column_crcs[column]):
-            raise Corrupt("the manifest's column checksum is not that of the fragments")
-        return ColumnHeader(
-            cluster=self._core.identity.cluster,
-            column=stream.column,
-            launch=stream.begin.launch,
-            code=layout.code,
-            payload_bytes=layout.payload_bytes,
-            cell_bytes=layout.cell_bytes,
-            column_bytes=layout.column_bytes,
-            column_crc=crc,
-            trailer_bytes=trailer_bytes(layout, len(stream.manifest)),
-            manifest_bytes=len(stream.manifest),
-            manifest_digest=xxh3_128(stream.manifest),
-        )
-
-    def _seal_steps(self, stream: Stream, header: ColumnHeader) -> list[Step]:
-        page = encode_header(header)
-        trailer = encode_trailer(stream.block_crcs, stream.manifest)
-        assert len(trailer) == header.trailer_bytes
-        assert len(page) == PAGE_BYTES
-        file, tail = stream.reservation.file, trailer_offset(header, 0)
-        steps: list[Step] = [
-            partial(WriteAt, file=file, offset=tail, data=trailer + trailer + page),
-            partial(WriteAt, file=file, offset=0, data=page),
-        ]
-        if header.file_bytes != stream.reservation.file_bytes:
-            steps.append(partial(TruncateFile, file=file, bytes_count=header.file_bytes))
-        name = f"{COLUMNS}/{column_name(stream.column)}"
-        steps += [
-            partial(SyncFile, file=file),
-            partial(RenameFile, old=file, new=name),
-            partial(SyncDirectory, directory=COLUMNS),
-        ]
-        return steps
+    def _check_same(self, header: ColumnHeader) -> None:
+        """What mends a column is that column, byte by byte. Raises Refused."""
+        standing = self._core.columns.get(header.column)
+        if standing is not None and standing.header != header:
+            raise Refused("these are not the bytes of the column that is damaged here")
 
     def _sealed(self, stream: Stream, header: ColumnHeader, failure: DiskFailed | None) -> None:
         core = self._core
         name = column_name(stream.column)
+        standing = core.columns.get(stream.column)
+        if failure is not None and standing is not None:
+            # Renamed or not, the name has the damaged copy or the right one, which was synced.
+            self._damage(stream, "mend the column", failure)
+            self._finish(stream)
+            return
         if failure is not None:
             # The rename may or may not have happened: neither name may survive.
             self._damage(stream, "seal the column", failure)
@@ -343,8 +296,13 @@ class Columns:
             core.out.append(RemoveFile(core.expect(removed), file))
             return
         self._failed_seals.pop(stream.column, None)
-        sealed = SealedColumn(header, name, header.file_bytes)
-        core.add_column(sealed)
+        sealed = standing or SealedColumn(header, name, header.file_bytes)
+        if standing is None:
+            core.add_column(sealed)
+        else:
+            # Another file: what was known of the one before says nothing of it.
+            core.on_gone(sealed)
+            core.on_stored(sealed)
         self._tables.put(sealed, stream.block_crcs)
         core.counters.columns_sealed += 1
         self._reservations.consume(stream.reservation)
@@ -357,9 +315,10 @@ class Columns:
             text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
             self._core.fail(session, request, "refused", text)
             return
-        known = (self._core.columns.get(column) for column in message.columns)
-        proofs = tuple(self._core.proof(column) for column in known if column is not None)
-        self._core.send(session, request, Attested(proofs))
+        core = self._core
+        known = [one for id in message.columns if (one := core.columns.get(id)) is not None]
+        damaged = tuple(one.header.column for one in known if core.is_rotten(one))
+        core.send(session, request, Attested(tuple(map(core.proof, known)), damaged))
 
     # ----------------------------------------------------------------------- end
 

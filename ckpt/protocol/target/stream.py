@@ -1,20 +1,40 @@
-"""One column under way on a target: what was planned, what has come, and what it may still send."""
+"""One column under way on a target: what was planned, what has come, what it may still send, and
+how it becomes a file.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckpt.base.errors import Refused
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import ColumnId
 from ckpt.base.limits import CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
 from ckpt.erasure.code import Code
+from ckpt.format.checksum import crc32_combine, xxh3_128
+from ckpt.format.column import (
+    ColumnHeader,
+    encode_header,
+    encode_trailer,
+    trailer_bytes,
+    trailer_offset,
+)
 from ckpt.format.layout import Layout
+from ckpt.format.manifest import RankManifest, decode_manifest
 from ckpt.format.messages.writing import BeginColumn
 from ckpt.protocol.events import Session
+from ckpt.protocol.target.core import COLUMNS, Step
+from ckpt.protocol.target.disk_events import (
+    RenameFile,
+    SyncDirectory,
+    SyncFile,
+    TruncateFile,
+    WriteAt,
+)
 from ckpt.protocol.target.space import Reservation
 
 
@@ -100,3 +120,53 @@ def layout_of(message: BeginColumn) -> Layout:
     if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
         raise Refused(f"a payload of {message.payload_bytes} bytes")
     return Layout(code, message.payload_bytes, cell_bytes)
+
+
+def sealed_header(stream: Stream, cluster: str) -> ColumnHeader:
+    """The header of the sealed file; raises Corrupt where the manifest is not that of our bytes."""
+    manifest: RankManifest = decode_manifest(stream.manifest)
+    layout, column = stream.layout, stream.column.column
+    if manifest.payload != stream.column.payload or manifest.layout != layout:
+        raise Corrupt("the manifest is of another payload")
+    arrived = stream.fragment_crcs.tolist()
+    if manifest.fragment_crcs[:, column].tolist() != arrived:
+        raise Corrupt("the manifest's fragment checksums are not those that arrived")
+    crc = 0
+    for stripe, fragment_crc in enumerate(arrived):
+        crc = crc32_combine(crc, fragment_crc, layout.cell_bytes_of(stripe))
+    if crc != int(manifest.column_crcs[column]):
+        raise Corrupt("the manifest's column checksum is not that of the fragments")
+    return ColumnHeader(
+        cluster=cluster,
+        column=stream.column,
+        launch=stream.begin.launch,
+        code=layout.code,
+        payload_bytes=layout.payload_bytes,
+        cell_bytes=layout.cell_bytes,
+        column_bytes=layout.column_bytes,
+        column_crc=crc,
+        trailer_bytes=trailer_bytes(layout, len(stream.manifest)),
+        manifest_bytes=len(stream.manifest),
+        manifest_digest=xxh3_128(stream.manifest),
+    )
+
+
+def seal_steps(stream: Stream, header: ColumnHeader, name: str) -> list[Step]:
+    """From the last cell's write to a durable file of this name, in `columns/`."""
+    page = encode_header(header)
+    trailer = encode_trailer(stream.block_crcs, stream.manifest)
+    assert len(trailer) == header.trailer_bytes
+    assert len(page) == PAGE_BYTES
+    file, tail = stream.reservation.file, trailer_offset(header, 0)
+    steps: list[Step] = [
+        partial(WriteAt, file=file, offset=tail, data=trailer + trailer + page),
+        partial(WriteAt, file=file, offset=0, data=page),
+    ]
+    if header.file_bytes != stream.reservation.file_bytes:
+        steps.append(partial(TruncateFile, file=file, bytes_count=header.file_bytes))
+    steps += [
+        partial(SyncFile, file=file),
+        partial(RenameFile, old=file, new=name),
+        partial(SyncDirectory, directory=COLUMNS),
+    ]
+    return steps

@@ -5,6 +5,9 @@ beside it meanwhile would break the rule. Who holds a copy of the payload, named
 other column of it: a copy that nobody has named may be named yet. Where no other place is left one
 that has such a copy is taken all the same: the column that is made again counts, and the copy,
 without which its payload does, goes then.
+
+A damaged column that finds no place elsewhere is made again where it lies: the file takes the place
+of the damaged one when it is whole.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections.abc import Callable
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages.saving import Place
+from ckpt.plan.placement import Level, domain_key
+from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
@@ -26,9 +32,13 @@ class RepairPlaces:
     """I look for a place for each column that is due, and reserve it."""
 
     def __init__(
-        self, desk: Desk, checkpoints: Checkpoints, reserver: Reserver, lacking: Lacking
-    ) -> None:
+        self, desk: Desk, members: Membership, checkpoints: Checkpoints, reserver: Reserver,
+        lacking: Lacking, level: Level,
+    ) -> None:  # fmt: skip
+        """`level`: of the domains of which a payload has a column each, or a few."""
         self._desk = desk
+        self._members = members
+        self._level = level
         self._checkpoints = checkpoints
         self._reserver = reserver
         self._lacking = lacking
@@ -84,17 +94,45 @@ class RepairPlaces:
     def _anywhere(
         self, allotment: Allotment, column: ColumnId, checkpoint: KeptCheckpoint, then: PlaceThen
     ) -> None:
+        # While who is to be emptied keeps its domain there may be a place elsewhere later.
+        own = self._damaged_at(checkpoint, column)
+        may_stay = own is not None and allotment.intended.get(column.column) != own
+
         def found(place: Place | None) -> None:
             payload = column.payload
             beside = _unnamed(checkpoint, payload) - self._leaving(checkpoint, payload)
             beside &= allotment.asked_spares
             if place is not None or not beside:
-                then(place)
+                found_beside(place)
                 return
             allotment.asked_spares -= beside
-            self._reserver.replace(allotment, column.column, then)
+            self._reserver.replace(allotment, column.column, found_beside)
+
+        def found_beside(place: Place | None) -> None:
+            if place is None and may_stay and own is not None and self._is_free(own, allotment):
+                self._reserver.reserve_there(allotment, column.column, own, then)
+            else:
+                then(place)
 
         self._reserver.replace(allotment, column.column, found)
+
+    def _damaged_at(self, checkpoint: KeptCheckpoint, column: ColumnId) -> TargetId | None:
+        """Who is named for it, is here, and has found damage in it."""
+        assert checkpoint.placement is not None
+        holder = checkpoint.placement[column.payload.rank].columns[column.column]
+        target = self._members.targets.get(holder) if holder is not None else None
+        if target is None or target.session is None or target.is_failing:
+            return None
+        return holder if column in rotten_columns(target) else None
+
+    def _is_free(self, own: TargetId, allotment: Allotment) -> bool:
+        """No other column of this task has got a place in its domain meanwhile."""
+        return self._domain(own) not in {
+            self._domain(place.target) for place in allotment.columns.values()
+        }
+
+    def _domain(self, target: TargetId) -> tuple[str, ...]:
+        return domain_key(target, self._members.targets[target].domain, self._level)
 
     def _leaving(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> set[TargetId]:
         """Whose columns are to be made again elsewhere though they count."""

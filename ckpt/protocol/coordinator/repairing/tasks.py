@@ -39,6 +39,7 @@ from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
+from ckpt.protocol.coordinator.cluster.rot import note_mended
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
@@ -150,8 +151,9 @@ class Repairs:
             lambda: context.desk.no_moves is not None,
         )  # fmt: skip
         self._places = RepairPlaces(
-            context.desk, context.checkpoints, context.reserver, self._lacking
-        )
+            context.desk, context.members, context.checkpoints, context.reserver, self._lacking,
+            context.policy.spread.level,
+        )  # fmt: skip
         self.documents = Respreader(
             context.desk,
             context.members,
@@ -424,7 +426,8 @@ class Repairs:
             nonlocal open_questions
             open_questions -= 1
             if isinstance(message, Attested):
-                standing.extend(proof for proof in message.proofs if self._is_of(task, proof))
+                sound = (one for one in message.proofs if one.column not in message.damaged)
+                standing.extend(proof for proof in sound if self._is_of(task, proof))
             if not open_questions:
                 self._close(task, standing, why)
                 then(len(standing))
@@ -456,6 +459,7 @@ class Repairs:
             if self._members.accepts(proof.target, proof.boot):
                 target = self._members.targets[proof.target]
                 target.proved.add(proof)
+                note_mended(target, proof.column)
                 found.append((target, proof.column))
         # All at once: one may fit beside another alone.
         self._adopter.found(task.payload.checkpoint, found)

@@ -95,6 +95,7 @@ class Scrub:
         self._was_late = False
         core.on_stored, core.on_gone = self._stored, self._gone
         core.on_suspect = self._suspected
+        core.is_rotten = lambda entry: entry.file in self._rot
 
     # ----------------------------------------------------------------------- life
 
@@ -203,7 +204,9 @@ class Scrub:
 
     def _gone(self, entry: Entry) -> None:
         self._times.remove(entry)
-        self._is_changed |= self._rot.pop(entry.file, None) is not None
+        if self._rot.pop(entry.file, None) is not None:
+            # A process after this one takes the next file of this name for damaged.
+            self._note(at_once=True)
         if self._check is not None and self._check.entry is entry:
             self._file = self._check = None
         self._count()
