@@ -48,6 +48,9 @@ REBUILT_CATALOGS: Final = (
     "tests/sim/test_rebuilt_catalogs.py"
     "::test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well"
 )
+MENDED: Final = (
+    "tests/sim/test_rot_in_place.py::test_each_column_is_mended_where_it_lies_and_never_gone"
+)
 SCRUBS: Final = "tests/sim/test_scrub.py::test_what_is_found_is_what_was_harmed_in_any_history"
 CATALOGS: Final = (
     "tests/sim/test_catalogs.py"
@@ -149,7 +152,7 @@ MATRIX: Final[tuple[Fault, ...]] = (
         "X": ("tests/aio/test_wire.py::test_what_was_changed_on_the_way_back_is_never_returned",),
     }),
     Fault("F7 bit flip at rest", "ADEXBMZ", "AXBM", {
-        "B": (REPAIRS,), "Z": (SCRUBS,),
+        "B": (REPAIRS, MENDED), "Z": (SCRUBS,),
         "X": (LOSSES + "rot_in_one_column_is_repaired_and_counted",),
         "D": (STORE_FAULTS + "bits_that_rot_while_reading_are_told_by_name",),
         "E": (MID_EVICTION,),

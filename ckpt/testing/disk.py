@@ -226,13 +226,24 @@ class FakeDisk:
 
     def rot(self, file: str, offset: int, bit: int = 0) -> None:
         """Flip one bit at rest."""
-        self._inode(file).flip(offset, bit)
+        inode = self._inode(file)
+        inode.flip(offset, bit)
+        inode.harmed = True
 
     def misplace(self, file: str, page: int, source: str, source_page: int) -> None:
         """At rest a page holds what another page holds: whole, valid, and not its own."""
         start = source_page * PAGE_BYTES
         content = self._inode(source).read(start, PAGE_BYTES)
-        self._inode(file).lay(page, content.ljust(PAGE_BYTES, b"\0"))
+        inode = self._inode(file)
+        inode.lay(page, content.ljust(PAGE_BYTES, b"\0"))
+        inode.harmed = True
+
+    def is_mended(self, file: str) -> bool:
+        """Whether a file that nothing has harmed has this name, and no crash can change that."""
+        path, _, name = file.rpartition("/")
+        directory = self._directories.get(path)
+        inode = directory.durable.get(name) if directory is not None else None
+        return inode is not None and not inode.harmed
 
     def files(self) -> list[str]:
         """Every name, in order."""
@@ -241,6 +252,11 @@ class FakeDisk:
             for path, directory in self._directories.items()
             for name in directory.live
         )
+
+    def has(self, file: str) -> bool:
+        """Whether a file has this name now."""
+        directory, name = self._place(file)
+        return name in directory.live
 
     def durable(self, file: str) -> bytes | None:
         """What no crash can take away: the durable bytes under a durable name; None without one."""

@@ -32,6 +32,8 @@ class PagedFile:
     """The size is not durable."""
     links: int = 0
     """Live names."""
+    harmed: bool = False
+    """Some of its bytes have changed at rest."""
 
     @property
     def held_bytes(self) -> int:

@@ -96,6 +96,39 @@ def test_documents_that_rot_are_mended_where_they_lie(url: str, tmp_path: Path) 
         assert {path: path.read_bytes() for path in documents} == right
 
 
+def test_columns_that_rot_are_mended_where_they_lie_when_no_other_target_may_take_them(
+    tmp_path: Path,
+) -> None:
+    """4+2 on exactly 6 targets; each region of a file, and a load that meets the damage first."""
+    url = f"ckpt+local://{tmp_path}/six?targets=6&code=4+2"
+    state = {"a": np.arange(1 << 18)}
+    try:
+        with ckpt.open(url) as store:
+            store.save("r", 1, state).wait(WAIT_S)
+            columns = sorted((tmp_path / "six" / "targets").glob("*/columns/*"))
+            right = {path: (path.read_bytes(), path.stat().st_ino) for path in columns}
+            size = len(right[columns[0]][0])
+            # Of one the first header and a cell, of another the second table and the last header.
+            rotten = {columns[0]: (7, 4096 + 9), columns[1]: (size - 8192, size - 9)}
+            for path, offsets in rotten.items():
+                for offset in offsets:
+                    flip(path, offset)
+            found = store.load("r", 1)
+            assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
+            assert run("scrub", "--store", url).code in (0, 3)
+            wait_until(
+                lambda: all(path.read_bytes() == right[path][0] for path in rotten),
+                "they are as they were", WAIT_S, ASKED_S,
+            )  # fmt: skip
+            wait_until(lambda: is_whole(url), "no rot is known", WAIT_S, ASKED_S)
+            assert made(url) == 2
+            files = {path: (path.read_bytes(), path.stat().st_ino) for path in columns}
+            assert {path for path in columns if files[path] != right[path]} == {*rotten}
+            assert run("scrub", "--store", url).code == 0
+    finally:
+        assert run("local", "stop", f"{tmp_path}/six").code == 0
+
+
 def test_people_pause_it_and_set_its_pace_and_a_restart_knows(url: str, tmp_path: Path) -> None:
     sizes = ("--floor-bytes", "4MiB", "--cap-bytes", "200MB")
     view = run("repair", "set", *sizes, "--json", "--store", url).document()

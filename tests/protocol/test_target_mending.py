@@ -74,7 +74,7 @@ def content(world: TargetWorld, column: Column) -> bytes:
 
 def attested(world: TargetWorld, column: Column) -> Attested:
     world.tell(COORDINATOR, Attest(1, (column.id,)))
-    (answer,) = world.messages(COORDINATOR)
+    answer = world.messages(COORDINATOR)[-1]
     assert isinstance(answer, Attested)
     return answer
 
@@ -194,6 +194,23 @@ def test_a_disk_that_refuses_leaves_it_known_and_it_is_mended_later(operation: s
     seal(world, column)
     assert isinstance(answers(world)[-1], ColumnSealed)
     assert content(world, column) == whole_file()
+
+
+def test_what_a_crash_may_undo_is_damaged_until_it_is_mended_for_good() -> None:
+    """Its bytes read well: the new file has the name, as long as no power is lost."""
+    world, column = damaged()
+    write(world, column)
+    world.disk.faults.append(Fault("sync_directory"))
+    seal(world, column)
+    assert bytes(world.disk.read_at(file_of(column), 0, 1 << 20)) == whole_file()
+    assert content(world, column) != whole_file()
+    assert passed(world, 2).report.rot_count == 1
+    assert attested(world, column).damaged == (column.id,)
+    reserve(world, column, RESERVATION + 1)
+    write(world, column, structs.replace(begin(column), reservation=RESERVATION + 1))
+    seal(world, column)
+    assert content(world, column) == whole_file()
+    assert passed(world, 2).report.rot_count == 0
 
 
 @pytest.mark.parametrize("drop", [DropColumn(1, Column().id), DropGeneration(1, CHECKPOINT)])

@@ -38,9 +38,15 @@ NOTICED_US = 100_000
 """So long before the end of a round the last disk is emptied: then somebody has seen it."""
 
 
-def saved(seed: int, kind: type[World] = World) -> World:
-    """Its steps are committed, and nobody of the training is left."""
-    world = kind.build(seed, TARGETS, shared_hosts=seed % 3 == 0)
+def saved(
+    seed: int, kind: type[World] = World, *, target_count: int = TARGETS,
+    scrub_us: int | None = None,
+) -> World:  # fmt: skip
+    """Its steps are committed, and nobody of the training is left. `scrub_us`: each target reads
+    what it has so often."""
+    world = kind.build(seed, target_count, shared_hosts=target_count == TARGETS and seed % 3 == 0)
+    for target in world.targets.values() if scrub_us is not None else ():
+        target.scrub_each(scrub_us)
     policy = world.coordinator.machine_policy
     world.coordinator.machine_policy = replace(policy, rebuild_after_us=REBUILD_AFTER_US)
     world.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -35,6 +36,7 @@ from ckpt.protocol.target.disk_events import (
     RenameFile,
     SessionDrained,
     SpaceMeasured,
+    SyncDirectory,
     TruncateFile,
     WriteAt,
 )
@@ -117,6 +119,8 @@ class TargetNode:
         self._unchecked = 0
         self._coordinator_session: Session | None = None
         self.windows = Windows(network)
+        self.on_synced: Callable[[], None] = lambda: None
+        """Names are durable that were not."""
         self.machine: TargetMachine
         self.memory: TargetMemory
         self._steps: TargetSteps
@@ -329,11 +333,13 @@ class TargetNode:
         if type(action) is RenameFile:
             self._vows.renames(action.old)
         window = self._steps.of(action.op)
-        if window is None:
-            return perform(self.disk, action, self._clock.now_us)
-        if self.windows.passed(window, self):
+        if window is not None and self.windows.passed(window, self):
             return None
         done = perform(self.disk, action, self._clock.now_us)
+        if type(action) is SyncDirectory:
+            self.on_synced()
+        if window is None:
+            return done
         behind = self._steps.behind(action.op)
         if behind is not None and self.windows.passed(behind, self):
             return None

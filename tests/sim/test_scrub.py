@@ -68,7 +68,7 @@ def _found(state: ScrubState) -> set[str]:
     return {f"{one.checkpoint} {one.rank} {one.damage.kind}" for one in state.report.rot}
 
 
-def _truth(target: TargetNode) -> set[str]:
+def truth(target: TargetNode) -> set[str]:
     """The same, of each file that it keeps, read here and now."""
     core = target.machine._core
     found = set()
@@ -95,10 +95,10 @@ def check_scrubbed(world: World, seen: Counter[str]) -> None:
             file, _, why = alarm.partition(" ")
             assert f"{target.id}/{file}" in harmed, f"{target.id}: {file}: {why}"
     for target in _up(world):
-        state, truth = _asked(world, target), _truth(target)
+        state, harm = _asked(world, target), truth(target)
         assert not state.is_asked, f"{target.id}: {state.files_left} files are not read"
-        assert _found(state) == truth, target.id
-        seen["damaged"] += len(truth)
+        assert _found(state) == harm, target.id
+        seen["damaged"] += len(harm)
         seen["read"] += target.machine.counters["files_scrubbed"]
 
 

@@ -2,6 +2,7 @@
 
     a file gets its name                  after all its bytes were synced
     a column is sealed, a document kept   under its name, which no crash can take away
+    a column is said to be here           under its name, whatever was written over it meanwhile
     a column, a generation is dropped     no name of it comes back after a crash, and nothing of a
                                           generation is taken in again
     a command of a term is obeyed         that term is durable, and no lower one is obeyed again
@@ -87,6 +88,9 @@ class Vows:
                 self._check_kept(f"documents/{document_name(kind.value, checkpoint)}")
                 if kind is not DocumentKind.TOMBSTONE:
                     self._check_new(checkpoint)
+            case Attested(proofs):
+                for proof in proofs:
+                    self._check_here(f"columns/{column_name(proof.column)}")
             case Dropped() if isinstance(command, DropColumn):
                 self._check_gone(column_name(command.column))
             case Dropped() if isinstance(command, DropGeneration):
@@ -107,6 +111,11 @@ class Vows:
     def _check_kept(self, file: str) -> None:
         if self._disk.durable_ends(file) is None:
             raise Violation(f"P1: {self._name} tells of {file} before its name is durable")
+
+    def _check_here(self, file: str) -> None:
+        self._check_kept(file)
+        if not self._disk.has(file):
+            raise Violation(f"P1: {self._name} tells of {file}, and took its name away")
 
     def _check_new(self, checkpoint: CheckpointId) -> None:
         if checkpoint in self._dropped:

@@ -142,14 +142,13 @@ class Disks:
         }
 
     def _possible(self, payload: PayloadId, columns: Columns) -> int:
-        """For so many right columns the rule of domains has places with room. A target that has
-        found its column damaged takes no other one of the payload; damage that nobody has found
-        keeps its place.
+        """For so many right columns the rule of domains has places with room, one that is known to
+        be damaged its own. Damage that nobody has found keeps its place.
         """
         rotted = self._rotted_of(payload, columns)
         known = self._known_rotten(payload) & rotted if rotted else set()
-        holding = rotted.union(self._right(payload, columns).values())
-        places = self.places(known | (self._full_for(payload) - holding))
+        holding = (rotted - known).union(self._right(payload, columns).values())
+        places = self.places(self._full_for(payload) - holding)
         return min(self._code.n, places) - len(rotted - known - self._leaving)
 
     def _full_for(self, payload: PayloadId) -> set[TargetId]:

@@ -93,6 +93,8 @@ class World:
             node.windows = coordinator.windows
             targets[node.id] = node
         world.append(cls(seed, clock, network, oracles, coordinator, targets, []))
+        for node in targets.values():
+            node.on_synced = world[0].forget_mended
         return world[0]
 
     def add_target(self) -> TargetNode:
@@ -103,9 +105,17 @@ class World:
             node.domain = Domain("power", "rack", f"host{HOSTS + number}", f"dev{number}")
         node.windows = self.coordinator.windows
         node.disk.bytes_total = self.disk_bytes
+        node.on_synced = self.forget_mended
         self.targets[node.id] = node
         node.start()
         return node
+
+    def forget_mended(self) -> None:
+        """Columns that have the right bytes again, under the same names."""
+        if self.rotted:
+            split = [(each, *each.split("/", 1)) for each in self.rotted]
+            disks = {id: target.disk for id, target in self.targets.items()}
+            self.rotted = [e for e, id, file in split if not disks[TargetId(id)].is_mended(file)]
 
     def start(self) -> None:
         self.coordinator.start()

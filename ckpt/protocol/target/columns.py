@@ -280,6 +280,7 @@ class Columns:
         standing = core.columns.get(stream.column)
         if failure is not None and standing is not None:
             # Renamed or not, the name has the damaged copy or the right one, which was synced.
+            core.on_unsure(standing)
             self._damage(stream, "mend the column", failure)
             self._finish(stream)
             return

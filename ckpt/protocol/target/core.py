@@ -272,6 +272,8 @@ class Core:
         """Called when it does no more. Scrub sets it."""
         self.on_suspect: Callable[[Entry], None] = lambda _entry: None
         """Called when a reader met damage in it. Scrub sets it."""
+        self.on_unsure: Callable[[Entry], None] = lambda _entry: None
+        """Called when a mended file may have the name, and a crash may undo it. Scrub sets it."""
         self.is_rotten: Callable[[Entry], bool] = lambda _entry: False
         """Whether damage is known in it. Scrub sets it."""
         self.bytes_used = 0

@@ -95,8 +95,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " survived than `ckpt ls` says",
         cause="a target read what it keeps and found parts of files that are not as they were"
         " written, or that the device cannot read",
-        mend="`ckptd repair` makes columns again elsewhere, and documents are written again in"
-        " place; if damage stays (a column without another place, an index that no target has"
+        mend="`ckptd repair` makes columns again, and documents are written again in place; if"
+        " damage stays (a column for which no target has room, an index that no target has"
         " whole), look with `ckpt verify RUN@STEP` at what is left, save again, then `ckpt rm"
         " RUN@STEP`; replace a device that rots again",
         clears="a second after all was made again or the checkpoints were deleted, or when `ckpt"

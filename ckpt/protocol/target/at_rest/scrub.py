@@ -89,6 +89,8 @@ class Scrub:
         self._ticked_us: int | None = None
         #: Findings by file; at most ROT_MAX in all.
         self._rot: dict[str, tuple[Rot, ...]] = {}
+        #: Of these, files whose damaged bytes a crash may bring back, whatever is read now.
+        self._unsure: set[str] = set()
         #: When a note was begun last, whether there is something to note, and at once.
         self._noted_us = 0
         self._is_changed = self._is_urgent = False
@@ -96,6 +98,7 @@ class Scrub:
         core.on_stored, core.on_gone = self._stored, self._gone
         core.on_suspect = self._suspected
         core.is_rotten = lambda entry: entry.file in self._rot
+        core.on_unsure = lambda entry: self._unsure.add(entry.file)
 
     # ----------------------------------------------------------------------- life
 
@@ -204,6 +207,7 @@ class Scrub:
 
     def _gone(self, entry: Entry) -> None:
         self._times.remove(entry)
+        self._unsure.discard(entry.file)
         if self._rot.pop(entry.file, None) is not None:
             # A process after this one takes the next file of this name for damaged.
             self._note(at_once=True)
@@ -288,7 +292,7 @@ class Scrub:
     def _find(self, entry: Entry, damages: list[Damage], *, is_whole: bool) -> None:
         """What was found of a file; until it was read whole, what was known of it stays."""
         before = self._rot.pop(entry.file, ())
-        found = dict.fromkeys(() if is_whole else before)
+        found = dict.fromkeys(() if is_whole and entry.file not in self._unsure else before)
         found |= dict.fromkeys(_rot_of(entry, one) for one in damages)
         room = max(0, ROT_MAX - sum(map(len, self._rot.values())))
         kept = tuple(found)[: min(room, ROT_OF_FILE_MAX)]
