@@ -11,7 +11,7 @@ from ckpt.format.messages.repairs import RepairLeased, RepairNoted
 from ckpt.format.messages.targets import DeviceReport, DropColumn, Reserve
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
-from ckpt.protocol.coordinator.repairing.tasks import LEASE_US, NO_ROOM, NO_ROOM_REST_US, REST_US
+from ckpt.protocol.coordinator.repairing.tasks import LEASE_US, NO_ROOM_REST_US, REST_US
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import (
@@ -118,7 +118,7 @@ def test_without_room_for_a_second_file_it_waits_and_counts_until_then() -> None
     target.refuses[Reserve] = Failed("no_space", "it is full")
     worker = Worker(bench)
     assert worker.lease() == NOTHING
-    assert list(bench.machine.repairs.counts.problems.values()) == [NO_ROOM]
+    assert list(bench.machine.repairs.counts.problems.values()) == [f"no room on {target.id}"]
     assert (missing(bench, id), list(target.columns)) == (0, [column])
     del target.refuses[Reserve]
     bench.tick(NO_ROOM_REST_US / SECOND_US + LOOK_S)

@@ -19,7 +19,8 @@ from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
 from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
-from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
+from ckpt.protocol.coordinator.repairing.task import RepairTask
+from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each

@@ -164,7 +164,7 @@ class CoordinatorMachine:
         traffic = Traffic(self.book, self.resolver.pins, self._roles)
         self.repairs = Repairs(RepairContext(
             desk, policy, self.members, self.checkpoints, self.adopter, self.reservations,
-            self.drains, self.retaining, traffic, image.repair, wall_s,
+            self.drains, self.retaining, traffic, self.evictor, image.repair, wall_s,
         ))  # fmt: skip
         self.joining = Joining(desk, self.launches, self.resolver.rounds)
         health = Health(

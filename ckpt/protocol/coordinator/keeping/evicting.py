@@ -1,4 +1,5 @@
-"""Room for the next save: what was drained goes, oldest first, between two watermarks.
+"""Room for the next save, and for repair: what was drained goes, oldest first, between two
+watermarks.
 
     used share of the fullest device
     0 ------------- low ===== evicting, once begun ===== high ---- full
@@ -14,12 +15,13 @@ looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpt.base.ids import Domain
+from ckpt.base.ids import Domain, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
+from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.devices import device_spaces
 from ckpt.protocol.coordinator.cluster.membership import Membership
@@ -98,12 +100,54 @@ class Evictor:
         """About how many bytes on the device free themselves when a save needs the room."""
         return sum(self._payload_on(one, device) for one in self._evictable())
 
+    @property
+    def is_settling(self) -> bool:
+        """What goes is not gone everywhere, as far as is known."""
+        return self._desk.now_us < self._settled_at_us
+
+    def clear(
+        self, targets: Sequence[TargetId], size: int, lacking: KeptCheckpoint
+    ) -> TargetId | None:
+        """Let go what has so many bytes on one of these targets, for a column that is lacking; None
+        where nothing goes, since no target would have room for it then.
+        """
+        may_go = [one for one in self._evictable() if self._may_go_for(one, lacking)]
+        best: tuple[int, int, TargetId, list[KeptCheckpoint]] | None = None
+        for order, id in enumerate(targets):
+            needed = max(1, size - self._members.targets[id].bytes_free)
+            going = self._going(may_go, id, needed)
+            if going and (best is None or (len(going), order) < best[:2]):
+                best = len(going), order, id, going
+        if best is None:
+            return None
+        self._evict(best[3])
+        return best[2]
+
+    def _may_go_for(self, one: KeptCheckpoint, lacking: KeptCheckpoint) -> bool:
+        """For what is in a store itself nothing that is as new goes."""
+        is_older = one.info.committed_at_s < lacking.info.committed_at_s
+        return is_older or not self._queue.holding(lacking.id)
+
+    def _going(
+        self, may_go: Sequence[KeptCheckpoint], target: TargetId, needed: int
+    ) -> list[KeptCheckpoint]:
+        """The oldest ones, as many as free so much there; empty: all are too few."""
+        going, left = [], needed
+        for one in may_go:
+            held = _file_bytes_on(one, target)
+            if held:
+                going.append(one)
+                left -= held
+            if left <= 0:
+                return going
+        return []
+
     def no_room(self, device_bytes: int) -> NoRoom:
         """The answer when a save needs so many bytes on each device and found less."""
         may_go = any(True for _ in self._evictable())
         if may_go:
             self._wanted_bytes = max(self._wanted_bytes, device_bytes)
-        if may_go or self._desk.now_us < self._settled_at_us:
+        if may_go or self.is_settling:
             return NoRoom("room is being made from what was drained", ROOM_RETRY_S)
         backlogs = {url: len(self._queue.waiting(s)) for url, s in self._queue.stores.items()}
         waits = [f"{count} wait for {url}" for url, count in backlogs.items() if count]
@@ -137,7 +181,11 @@ class Evictor:
                 continue
             for device in goals:
                 goals[device] -= held[device]
-            self._settled_at_us = self._desk.now_us + SETTLE_US
+            self._evict([checkpoint])
+
+    def _evict(self, going: Iterable[KeptCheckpoint]) -> None:
+        self._settled_at_us = self._desk.now_us + SETTLE_US
+        for checkpoint in going:
             self.evicted_count += 1
             self.evicted_bytes += checkpoint.info.payload_bytes
             self._desk.report("info", "evicted", checkpoint=str(checkpoint.id))
@@ -172,3 +220,12 @@ class Evictor:
             for id in placed.columns
         )
         return checkpoint.info.payload_bytes * columns // (ranks * checkpoint.code.k)
+
+
+def _file_bytes_on(checkpoint: KeptCheckpoint, target: TargetId) -> int:
+    """So much its columns take there, as their space was reserved."""
+    return sum(
+        file_bytes(placed.layout, manifest_bytes_bound(placed.layout))
+        for placed in (checkpoint.placement or {}).values()
+        if target in placed.columns
+    )

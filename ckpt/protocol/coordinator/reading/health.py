@@ -241,10 +241,16 @@ class Health:
         if degraded:
             lack = _missing(columns, documents)
             text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
+            text += self._waiting_text()
             remedy = f"{MADE_AGAIN}; else the next save has all of its own, then drop these"
             # The oldest; `ckpt rm` removes the only one of a run only with --force.
             command = f"ckpt rm {_step(degraded[0])}"
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
+
+    def _waiting_text(self) -> str:
+        """Why one of them is not made again now; empty when nothing is known against it."""
+        problems = sorted(self._repairs.counts.problems.items())
+        return f"; {problems[0][0]} waits: {problems[0][1]}" if problems else ""
 
     def _paused(self) -> Iterator[Check]:
         waiting = self._repairs.waiting() if self._repairs.ruling.is_paused else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.reading.answers import BalanceView, RepairTaskView, RepairView
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
-from ckpt.protocol.coordinator.repairing.tasks import Repairs, RepairTask
+from ckpt.protocol.coordinator.repairing.task import RepairTask
+from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 
 def repair_view(repairs: Repairs, now_us: int) -> RepairView:

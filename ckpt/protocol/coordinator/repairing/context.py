@@ -11,6 +11,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.repairing.traffic import Traffic
@@ -30,5 +31,6 @@ class RepairContext:
     drains: DrainQueue
     retaining: Retaining
     traffic: Traffic
+    evictor: Evictor
     said: RepairRules
     wall_s: Callable[[], float]

@@ -12,15 +12,15 @@ of the damaged one when it is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages.saving import Place
-from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.repairing.clearing import Clearing
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.reservations import Reserver
@@ -33,12 +33,11 @@ class RepairPlaces:
 
     def __init__(
         self, desk: Desk, members: Membership, checkpoints: Checkpoints, reserver: Reserver,
-        lacking: Lacking, level: Level,
+        lacking: Lacking, clearing: Clearing,
     ) -> None:  # fmt: skip
-        """`level`: of the domains of which a payload has a column each, or a few."""
         self._desk = desk
         self._members = members
-        self._level = level
+        self._clearing = clearing
         self._checkpoints = checkpoints
         self._reserver = reserver
         self._lacking = lacking
@@ -91,6 +90,27 @@ class RepairPlaces:
         else:
             self._anywhere(allotment, ColumnId(payload, column), checkpoint, then)
 
+    def may_take(
+        self, allotment: Allotment, payload: PayloadId, columns: Iterable[ColumnNumber]
+    ) -> list[TargetId]:
+        """Who may take one of these, which have found no place, but for room. For a move for
+        balance nobody is to make room.
+        """
+        checkpoint = self._checkpoints.get(payload.checkpoint)
+        if checkpoint is None or checkpoint.placement is None:
+            return []
+        found: dict[TargetId, None] = {}
+        for column in columns:
+            if self._lacking.move_of(payload, column) is not None:
+                continue
+            holder = checkpoint.placement[payload.rank].columns[column]
+            if self._desk.no_moves is None:
+                own = self._damaged_at(checkpoint, ColumnId(payload, column))
+                found |= dict.fromkeys(self._clearing.may_take(allotment, column, own))
+            elif holder is not None:
+                found[holder] = None
+        return list(found)
+
     def _anywhere(
         self, allotment: Allotment, column: ColumnId, checkpoint: KeptCheckpoint, then: PlaceThen
     ) -> None:
@@ -127,12 +147,8 @@ class RepairPlaces:
 
     def _is_free(self, own: TargetId, allotment: Allotment) -> bool:
         """No other column of this task has got a place in its domain meanwhile."""
-        return self._domain(own) not in {
-            self._domain(place.target) for place in allotment.columns.values()
-        }
-
-    def _domain(self, target: TargetId) -> tuple[str, ...]:
-        return domain_key(target, self._members.targets[target].domain, self._level)
+        domain_of = self._clearing.domain_of
+        return domain_of(own) not in {domain_of(p.target) for p in allotment.columns.values()}
 
     def _leaving(self, checkpoint: KeptCheckpoint, payload: PayloadId) -> set[TargetId]:
         """Whose columns are to be made again elsewhere though they count."""

@@ -16,12 +16,11 @@ at any moment.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from ckpt.base.errors import Fenced
-from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.balancing import BalanceTargets
@@ -41,18 +40,19 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.cluster.rot import note_mended
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
+from ckpt.protocol.coordinator.repairing.clearing import Clearing
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
 from ckpt.protocol.coordinator.repairing.doubting import Doubter
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.mending import Mender
-from ckpt.protocol.coordinator.repairing.pacing import TaskLoad, most_beside_others, paced
+from ckpt.protocol.coordinator.repairing.pacing import most_beside_others, paced
 from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.repairing.task import RepairCounts, RepairTask
 from ckpt.protocol.events import Buffer, Session
 
 RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair | BalanceTargets
@@ -67,7 +67,6 @@ NO_ROOM_REST_US: Final = 60 * US_PER_S
 """How long a payload rests that found no place; after many of these, those that come next get their
 turn.
 """
-NO_ROOM: Final = "no target that its domains allow has room for it"
 TRIES_MAX: Final = 32
 """Payloads for which one question looks for places."""
 NOTHING: Final = RepairLeased()
@@ -75,63 +74,6 @@ NOTHING: Final = RepairLeased()
 
 def nobody(_counted: int) -> None:
     """Waits for the end of a task whose worker is gone."""
-
-
-@dataclass(slots=True)
-class RepairTask:
-    """One payload in the hands of one worker."""
-
-    payload: PayloadId
-    worker: str
-    session: Session
-    heard_us: int
-    begun_us: int
-    columns: tuple[ColumnNumber, ...]
-    """Those that were due."""
-    allotment: Allotment
-    """Of these; the others' holders stand in `intended` alone."""
-    sources: frozenset[TargetId]
-    """Who holds the others."""
-    lost: tuple[ColumnNumber, ...] = ()
-    """Those that have a place, once all have been asked."""
-    alone: bool = False
-    """Its only column is read where it is: no other is needed."""
-    read_bytes: int = 0
-    pace: RepairPace = field(default_factory=RepairPace)
-    """As its worker heard it last."""
-    ending: bool = False
-    """Its places are asked what there is."""
-
-    @property
-    def reads(self) -> int:
-        """How many columns are read at once."""
-        return 1 if self.alone else self.allotment.layout.code.k
-
-    @property
-    def bytes_left(self) -> float:
-        """Of its columns."""
-        column_bytes = self.allotment.layout.column_bytes
-        return len(self.lost) * max(0.0, column_bytes - self.read_bytes / self.reads)
-
-    @property
-    def load(self) -> TaskLoad:
-        places = self.allotment.columns.values()
-        targets = self.sources | {place.target for place in places}
-        return TaskLoad(targets, self.reads)
-
-
-@dataclass(slots=True)
-class RepairCounts:
-    """Since this coordinator began."""
-
-    columns: int = 0
-    """Made again, and counted."""
-    bytes: int = 0
-    """Of their files."""
-    failed: int = 0
-    """Tasks that ended with an error."""
-    problems: dict[PayloadId, str] = field(default_factory=dict)
-    """Why a payload was left alone, until it is tried again."""
 
 
 class Repairs:
@@ -150,9 +92,13 @@ class Repairs:
             context.members, context.checkpoints, context.drains.holding, after_us,
             lambda: context.desk.no_moves is not None,
         )  # fmt: skip
+        self._clearing = Clearing(
+            context.desk, context.members, context.checkpoints, context.evictor,
+            context.reserver.standing, context.policy.spread,
+        )  # fmt: skip
         self._places = RepairPlaces(
             context.desk, context.members, context.checkpoints, context.reserver, self._lacking,
-            context.policy.spread.level,
+            self._clearing,
         )  # fmt: skip
         self.documents = Respreader(
             context.desk,
@@ -366,7 +312,7 @@ class Repairs:
                 self._end_if_paused()
             else:
                 del self.tasks[task.payload]
-                self._leave_alone(task.payload, NO_ROOM, NO_ROOM_REST_US)
+                self._wait_for_room(task)
                 found = not at_once
                 if found and not self._next(task.session, request, task.worker, tries):
                     self._desk.send(task.session, request, NOTHING)
@@ -379,6 +325,15 @@ class Repairs:
         next_column()
         at_once = False
         return found
+
+    def _wait_for_room(self, task: RepairTask) -> None:
+        """None of its columns found a place."""
+        allotment = task.allotment
+        full = self._places.may_take(allotment, task.payload, task.columns)
+        found = self._clearing.clear(task.payload, allotment.file_bytes, full)
+        self._leave_alone(task.payload, found.reason, NO_ROOM_REST_US)
+        if found.comes and task.payload in self._rests:
+            self._rests[task.payload] = self._desk.now_us + REST_US
 
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns

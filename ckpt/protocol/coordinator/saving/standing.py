@@ -85,14 +85,36 @@ class StandingSpace:
         """Give it all back; True when there was any."""
         had = bool(self._standing)
         for key in list(self._standing):
-            allotment = self._standing.pop(key)
-            for held in allotment.places:
-                # An estimate until the target's next renewal; it decides itself.
-                target = self._members.targets[held.target]
-                target.bytes_free += allotment.file_bytes
-                target.device_bytes_free += allotment.file_bytes
-            self._release(allotment)
+            self._drop(key)
         return had
+
+    def drop_on(self, targets: Iterable[TargetId], size: int) -> TargetId | None:
+        """Give back what stands on one of these, the longest idle first, until that has so many
+        bytes; None, and nothing goes back, where no target would have them.
+        """
+        idle = sorted(self._standing.items(), key=lambda item: (item[1].idle_since_us, item[0]))
+        for id in targets:
+            left = max(1, size - self._members.targets[id].bytes_free)
+            going = []
+            for key, allotment in idle:
+                held = sum(place.target == id for place in allotment.places)
+                if held and left > 0:
+                    going.append(key)
+                    left -= held * allotment.file_bytes
+            if going and left <= 0:
+                for key in going:
+                    self._drop(key)
+                return id
+        return None
+
+    def _drop(self, key: StandingKey) -> None:
+        allotment = self._standing.pop(key)
+        for held in allotment.places:
+            # An estimate until the target's next renewal; it decides itself.
+            target = self._members.targets[held.target]
+            target.bytes_free += allotment.file_bytes
+            target.device_bytes_free += allotment.file_bytes
+        self._release(allotment)
 
     def target_left(self, target: TargetId) -> None:
         """Plan again what stands on a target that left."""

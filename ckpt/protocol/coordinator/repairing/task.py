@@ -1,0 +1,68 @@
+"""One payload in the hands of one worker, and what came of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
+from ckpt.format.messages.repairs import RepairPace
+from ckpt.protocol.coordinator.repairing.pacing import TaskLoad
+from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.events import Session
+
+
+@dataclass(slots=True)
+class RepairTask:
+    """One payload in the hands of one worker."""
+
+    payload: PayloadId
+    worker: str
+    session: Session
+    heard_us: int
+    begun_us: int
+    columns: tuple[ColumnNumber, ...]
+    """Those that were due."""
+    allotment: Allotment
+    """Of these; the others' holders stand in `intended` alone."""
+    sources: frozenset[TargetId]
+    """Who holds the others."""
+    lost: tuple[ColumnNumber, ...] = ()
+    """Those that have a place, once all have been asked."""
+    alone: bool = False
+    """Its only column is read where it is: no other is needed."""
+    read_bytes: int = 0
+    pace: RepairPace = field(default_factory=RepairPace)
+    """As its worker heard it last."""
+    ending: bool = False
+    """Its places are asked what there is."""
+
+    @property
+    def reads(self) -> int:
+        """So many columns are read at once."""
+        return 1 if self.alone else self.allotment.layout.code.k
+
+    @property
+    def bytes_left(self) -> float:
+        """Of its columns."""
+        column_bytes = self.allotment.layout.column_bytes
+        return len(self.lost) * max(0.0, column_bytes - self.read_bytes / self.reads)
+
+    @property
+    def load(self) -> TaskLoad:
+        places = self.allotment.columns.values()
+        targets = self.sources | {place.target for place in places}
+        return TaskLoad(targets, self.reads)
+
+
+@dataclass(slots=True)
+class RepairCounts:
+    """Since this coordinator began."""
+
+    columns: int = 0
+    """Made again, and counted."""
+    bytes: int = 0
+    """Of their files."""
+    failed: int = 0
+    """Tasks that ended with an error."""
+    problems: dict[PayloadId, str] = field(default_factory=dict)
+    """Why a payload was left alone, until it is tried again."""

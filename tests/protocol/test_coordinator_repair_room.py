@@ -1,0 +1,225 @@
+"""A repair for which every target is full: what was drained goes, then space that only stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ckpt.base.ids import CheckpointId
+from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.targets import Reserve
+from ckpt.protocol.coordinator.policy import Watermarks
+from ckpt.protocol.coordinator.repairing.clearing import NO_ROOM
+from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US, REST_US
+from tests.protocol.coordinated_target import COLUMN_BYTES, FakeTarget
+from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
+from tests.protocol.test_coordinator_draining import WorkerFake, steps
+from tests.protocol.test_coordinator_evicting import drain_all
+from tests.protocol.test_coordinator_labeling import label
+from tests.protocol.test_coordinator_repairing import AFTER_S, LOOK_S, NOTHING, Worker, holders
+
+OTHER = "other"
+STEPS = 4
+RESTED_S = REST_US / SECOND_US + LOOK_S
+
+
+class Full:
+    """Four targets, 2+1. Steps of `run` are drained, and one of `other` is in no store. Of the
+    latter's holders one is away for good; the only target that may take its column is full.
+    """
+
+    id: CheckpointId
+
+    def __init__(self, *runs: str, is_oldest: bool = False) -> None:
+        """`runs`: which are drained, RUN alone if none is given."""
+        self.bench = bench = Bench(4)
+        # Nothing is evicted but for somebody who needs the room.
+        bench.policy = dataclasses.replace(
+            bench.policy, watermarks=Watermarks(1.0, 1.0), spare_count=0
+        )
+        bench.restart(*bench.targets)
+        bench.tick(20)
+        worker = WorkerFake(bench, runs=runs or (RUN,))
+        wanted = [(RUN, step) for step in range(1, STEPS + 1)]
+        wanted.insert(0 if is_oldest else STEPS, (OTHER, 1))
+        saved = {}
+        for run, step in wanted:
+            bench.wall_s += 1
+            saved[run] = bench.save(step, run=run)
+        self.id = saved[OTHER]
+        drain_all(worker)
+        placed = holders(bench, self.id)
+        (self.free,) = [one for one in bench.targets.values() if one not in placed]
+        self.away = placed[0]
+
+    def lose(self) -> Worker:
+        """It is away for longer than it is waited for; the others are full."""
+        bench = self.bench
+        for target in bench.targets.values():
+            target.capacity_bytes = COLUMN_BYTES * len(target.columns)
+        bench.stop(self.away.id)
+        bench.tick(AFTER_S + LOOK_S)
+        return Worker(bench)
+
+    def why(self) -> str:
+        """It waits."""
+        problems = self.bench.machine.repairs.counts.problems.items()
+        (found,) = [why for payload, why in problems if payload.checkpoint == self.id]
+        return found
+
+    def evicted(self) -> list[int]:
+        return [step for step in range(1, STEPS + 1) if step not in steps(self.bench)]
+
+
+def steps_on(target: FakeTarget) -> list[int]:
+    """Of `run`, ascending."""
+    found = (column.payload.checkpoint for column in target.columns)
+    return sorted({int(id.step) for id in found if id.run == RUN})
+
+
+def test_the_oldest_drained_step_that_frees_room_there_goes_and_no_other() -> None:
+    full = Full()
+    oldest = steps_on(full.free)[0]
+    worker = full.lose()
+    assert worker.lease() == NOTHING
+    assert full.why() == (f"no room on {full.free.id}: what was drained goes from {full.free.id}")
+    full.bench.tick(RESTED_S)
+    assert oldest in full.evicted()
+    assert len(full.evicted()) <= oldest, "none that is newer"
+    leased = worker.lease()
+    assert leased.payload is not None
+    assert leased.payload.checkpoint == full.id
+    assert worker.places == [full.free.id]
+
+
+def test_what_is_pinned_named_or_in_no_store_does_not_go() -> None:
+    full = Full()
+    for step in range(1, STEPS + 1):
+        label(full.bench, step, pinned=True)
+    forget_standing(full.bench)
+    worker = full.lose()
+    assert worker.lease() == NOTHING
+    assert full.why() == f"no room on {full.free.id}"
+    full.bench.tick(NO_ROOM_REST_US / SECOND_US + LOOK_S)
+    assert worker.lease() == NOTHING
+    assert full.evicted() == []
+
+
+def test_what_only_stands_for_the_next_save_goes_back_when_nothing_may_be_evicted() -> None:
+    full = Full()
+    bench = full.bench
+    for step in range(1, STEPS + 1):
+        label(bench, step, pinned=True)
+    # What stands there is what fills it; what stands on who leaves goes with it.
+    allotment, full.away = next(
+        (one, target)
+        for one in bench.machine.reservations.standing.all()
+        for target in holders(bench, full.id)
+        if target.id not in (held := {place.target for place in one.places})
+        and full.free.id in held
+    )
+    held = {place.reservation for place in allotment.places if place.target == full.free.id}
+    full.free.refuses[Reserve] = Failed("no_space", "it is full")
+
+    def released(target: FakeTarget) -> None:
+        if not held & target.reservations:
+            target.refuses.clear()
+
+    full.free.on_release = released
+    full.lose().lease()
+    assert full.why() == (
+        f"no room on {full.free.id}: {full.free.id} gives back what stood for the next saves"
+    )
+    assert not held & full.free.reservations
+    full.free.capacity_bytes = None
+    bench.tick(RESTED_S)
+    worker = Worker(bench, "other")
+    worker.lease()
+    assert worker.leased.payload is not None
+    assert worker.leased.payload.checkpoint == full.id
+    assert worker.places == [full.free.id]
+    assert full.evicted() == []
+
+
+def forget_standing(bench: Bench) -> None:
+    bench.machine.reservations.standing.drop_all()
+    bench.tick()
+
+
+def test_space_of_a_save_that_was_let_in_stays_its_own() -> None:
+    """P6: the save is between its plan and its commit."""
+    full = Full()
+    bench = full.bench
+    for step in range(1, STEPS + 1):
+        label(bench, step, pinned=True)
+    forget_standing(bench)
+    rank = RankFake(bench, run="third")
+    rank.open(1)
+    assert rank.plan is not None
+    held = {id: set(target.reservations) for id, target in bench.targets.items()}
+    assert held[full.free.id]
+    worker = full.lose()
+    assert worker.lease() == NOTHING
+    assert full.why() == f"no room on {full.free.id}"
+    kept = {id: set(target.reservations) for id, target in bench.targets.items()}
+    assert kept[full.free.id] == held[full.free.id]
+
+
+@pytest.mark.parametrize("is_oldest", [False, True])
+def test_for_what_is_in_a_store_nothing_newer_goes(is_oldest: bool) -> None:
+    """It could be fetched; what is newer is worth as much."""
+    full = Full(RUN, OTHER, is_oldest=is_oldest)
+    machine, free = full.bench.machine, full.free.id
+    lacking = machine.checkpoints.get(full.id)
+    assert lacking is not None
+    machine.members.targets[free].bytes_free = 0
+    cleared = machine.evictor.clear([free], COLUMN_BYTES, lacking)
+    assert cleared == (None if is_oldest else free)
+    assert machine.evictor.evicted_count == (0 if is_oldest else 1)
+
+
+def test_without_an_allowed_domain_nothing_goes() -> None:
+    full = Full()
+    full.bench.stop(full.free.id)
+    assert full.lose().lease() == NOTHING
+    assert full.why() == NO_ROOM
+    full.bench.tick(RESTED_S)
+    assert full.bench.machine.evictor.evicted_count == 0
+
+
+def test_a_target_that_did_not_answer_is_not_cleared() -> None:
+    """It may have room."""
+    full = Full()
+    worker = full.lose()
+    full.free.capacity_bytes = None
+    full.bench.tick(LOOK_S)
+    full.free.refuses[Reserve] = Failed("unavailable", "it is starting")
+    assert worker.lease() == NOTHING
+    assert full.why() == NO_ROOM
+
+
+def test_status_and_repair_say_why_it_waits() -> None:
+    full = Full()
+    for step in range(1, STEPS + 1):
+        label(full.bench, step, pinned=True)
+    forget_standing(full.bench)
+    full.lose().lease()
+    why = f"no room on {full.free.id}"
+    repair: Any = full.bench.ask("repair")
+    assert [str(full.id) in name and text == why for name, text in repair["problems"]].count(True)
+    status: Any = full.bench.ask("status")
+    (low,) = [one["message"] for one in status["checks"] if one["name"] == "REDUNDANCY_LOW"]
+    assert f"{full.id} rank 0 waits: {why}" in low
+
+
+def test_one_step_goes_at_a_time() -> None:
+    """What goes is not free at once, and not before its targets have said so."""
+    full = Full()
+    worker = full.lose()
+    worker.lease()
+    gone = full.bench.machine.evictor.evicted_count
+    assert gone >= 1
+    Worker(full.bench, "other").lease()
+    assert full.bench.machine.evictor.evicted_count == gone
