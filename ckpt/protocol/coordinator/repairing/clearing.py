@@ -1,10 +1,10 @@
 """Room for what is to be made again, where every target that may take it is full.
 
     no place --some may take it but for room--> evict what was drained, the oldest first
-        |                                          | nothing may go, or not enough
-        |                                          v
-        `-- none may take it                    give back space that stands for the next saves, the
-            (nothing goes for that)             longest idle first --nothing stands there--> it waits
+        |                                           | nothing may go, or not enough
+        |                                           v
+        `-- none may take it: nothing goes      give back space that stands for the next saves,
+                                                the longest idle first --none is there--> it waits
 
 One target is cleared at a time, the one that costs least. A save that was let in keeps its space
 (P6). Of a step that a store has nothing goes for its repair but what is older. What goes is not

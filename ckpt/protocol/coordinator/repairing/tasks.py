@@ -76,6 +76,14 @@ def nobody(_counted: int) -> None:
     """Waits for the end of a task whose worker is gone."""
 
 
+def clearing_of(context: RepairContext) -> Clearing:
+    """Who makes room."""
+    return Clearing(
+        context.desk, context.members, context.checkpoints, context.evictor,
+        context.reserver.standing, context.policy.spread,
+    )  # fmt: skip
+
+
 class Repairs:
     """I hand out what lacks columns, and count what comes of it."""
 
@@ -92,10 +100,7 @@ class Repairs:
             context.members, context.checkpoints, context.drains.holding, after_us,
             lambda: context.desk.no_moves is not None,
         )  # fmt: skip
-        self._clearing = Clearing(
-            context.desk, context.members, context.checkpoints, context.evictor,
-            context.reserver.standing, context.policy.spread,
-        )  # fmt: skip
+        self._clearing = clearing_of(context)
         self._places = RepairPlaces(
             context.desk, context.members, context.checkpoints, context.reserver, self._lacking,
             self._clearing,
