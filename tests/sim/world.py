@@ -115,7 +115,11 @@ class World:
         if self.rotted:
             split = [(each, *each.split("/", 1)) for each in self.rotted]
             disks = {id: target.disk for id, target in self.targets.items()}
-            self.rotted = [e for e, id, file in split if not disks[TargetId(id)].is_mended(file)]
+            self.rotted = [
+                each
+                for each, id, file in split
+                if not (file.startswith("columns/") and disks[TargetId(id)].is_mended(file))
+            ]
 
     def start(self) -> None:
         self.coordinator.start()
