@@ -8,11 +8,16 @@ rename is done. So the clock of a burst stops at the last seal and not at the co
 With CKPTBENCH_DISCARD=1 fragments are dropped after the daemon has verified them, and nothing is
 preallocated, unless the file $CKPTBENCH_KEEP exists: that is how a burst is measured without a
 disk, and how the byte compare at its end still has something to read.
+
+The file that $CKPTBENCH_SLOW names says how many times as long the disk takes: whoever writes there
+slows a real device under a daemon that runs.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
 import sys
 import time
 from functools import cached_property
@@ -28,11 +33,24 @@ from ckpt.protocol.target.core import COLUMNS
 OBSERVED_NAME: Final = "CKPTBENCH_OBSERVED"
 DISCARD_NAME: Final = "CKPTBENCH_DISCARD"
 KEEP_NAME: Final = "CKPTBENCH_KEEP"
+SLOW_NAME: Final = "CKPTBENCH_SLOW"
 
 FRAGMENT_BYTES_MIN: Final = 64 * KiB
 """Smaller writes are headers, trailers and documents (or the last fragments of a payload): these
 are kept.
 """
+
+
+_SLOWNESS: Final = struct.Struct("=d")
+
+
+def write_slowness(path: Path, times: float) -> None:
+    """For the process that has it mapped: 1.0 as fast as it is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, _SLOWNESS.pack(times), 0)
+    finally:
+        os.close(descriptor)
 
 
 class WatchedDisk(RealDisk):
@@ -43,14 +61,39 @@ class WatchedDisk(RealDisk):
     _renamed = 0
     _log = -1
 
+    @cached_property
+    def _slowness(self) -> mmap.mmap:
+        """Looked at without a system call, so that a disk that is not slow pays nothing."""
+        with open(os.environ[SLOW_NAME], "rb") as file:
+            return mmap.mmap(file.fileno(), _SLOWNESS.size, access=mmap.ACCESS_READ)
+
+    def _lag(self, begun_s: float) -> None:
+        """What began then has taken as long as it does on a device that is so many times slower."""
+        (times,) = _SLOWNESS.unpack_from(self._slowness)
+        if times > 1.0:
+            time.sleep((times - 1.0) * (time.perf_counter() - begun_s))
+
+    def write_at(self, file: str, offset: int, data: Buffer) -> None:
+        begun_s = time.perf_counter()
+        super().write_at(file, offset, data)
+        self._lag(begun_s)
+
+    def sync_file(self, file: str) -> None:
+        begun_s = time.perf_counter()
+        super().sync_file(file)
+        self._lag(begun_s)
+
     def rename_file(self, old: str, new: str) -> None:
+        begun_s = time.perf_counter()
         super().rename_file(old, new)
+        self._lag(begun_s)
         if new.startswith(f"{COLUMNS}/"):
             self._renamed += 1
 
     def sync_directory(self, directory: str) -> None:
-        renamed = self._renamed
+        renamed, begun_s = self._renamed, time.perf_counter()
         super().sync_directory(directory)
+        self._lag(begun_s)
         if directory == COLUMNS and renamed:
             self._renamed -= renamed
             if self._log < 0:

@@ -35,7 +35,14 @@ from ckpt_client.local.children import Child, end_children, start_child
 from ckpt_client.local.detach import child_environment
 from ckpt_client.local.processes import MARK_NAME, end_marked, find_marked
 from ckpt_client.locate import Locator
-from ckptbench.bench_target import DISCARD_NAME, KEEP_NAME, OBSERVED_NAME, read_observed
+from ckptbench.bench_target import (
+    DISCARD_NAME,
+    KEEP_NAME,
+    OBSERVED_NAME,
+    SLOW_NAME,
+    read_observed,
+    write_slowness,
+)
 
 START_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.01
@@ -200,9 +207,15 @@ class BenchCluster:
         extra = {
             OBSERVED_NAME: str(self._observed(name)),
             DISCARD_NAME: "1" if plan.discard else "0",
+            SLOW_NAME: str(self._slowness(name)),
         }
+        self.slow_device(name, 1.0)
         ready = self._spawn(name, arguments, extra)
         self._ports[name] = int(str(ready["address"]).rpartition(":")[2])
+
+    def slow_device(self, name: str, times: float) -> None:
+        """From now on each write, sync and rename of its disk takes so many times as long."""
+        write_slowness(self._slowness(name), times)
 
     def start_drain(self, to: str, flags: Sequence[str] = DRAIN_FLAGS) -> str:
         """A `ckptd drain` with this --to, which looks often; its name, for `pid` and `end`."""
@@ -270,6 +283,9 @@ class BenchCluster:
             (self._data / "targets" / name).mkdir(parents=True)
             self.start_target(name)
         self.wait_live(self.plan.targets)
+
+    def _slowness(self, name: str) -> Path:
+        return self.directory / f"slow-{name}"
 
     def _observed(self, name: str) -> Path:
         return self._data / f"observed-{name}"

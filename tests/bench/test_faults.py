@@ -22,6 +22,7 @@ class Sleepers:
     def __init__(self, count: int) -> None:
         self.processes = {f"t{number}": self._start() for number in range(count)}
         self.started: list[str] = []
+        self.slowness: dict[str, float] = {}
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -40,6 +41,9 @@ class Sleepers:
     def start_target(self, name: str) -> None:
         self.processes[name] = self._start()
         self.started.append(name)
+
+    def slow_device(self, name: str, times: float) -> None:
+        self.slowness[name] = times
 
     def wait_live(self, count: int) -> None:
         assert all(one.poll() is None for one in self.processes.values())
@@ -94,6 +98,7 @@ def test_so_many_targets_are_others_in_each_checkpoint() -> None:
         ("kill:target=6", "there are 6 targets"), ("kill:targets=0", "there are 6 targets"),
         ("kill:targets=7", "there are 6 targets"), ("kill:target=1:5x", "takes no amount"),
         ("slow:target=1:fast", "how many times"), ("slow:target=1:0.5x", "how many times"),
+        ("device:target=1:1x", "device takes how many times"),
         ("netem:target=1", "netem takes"), ("netem:target=1:reboot", "netem takes"),
         ("kill:target=1@101%", "less than 100%"), ("kill:target=1@soon", "not a time"),
     ],
@@ -144,6 +149,17 @@ def test_a_slow_target_is_stopped_most_of_the_time_and_runs_again(sleepers: Slee
     wait_until(lambda: sleepers.state("t0") != "T", "the target is struck or healed")
     injector.end()
     wait_until(lambda: sleepers.state("t0") == "R", "the target is struck or healed")
+
+
+def test_a_slow_device_is_slow_until_the_end(sleepers: Sleepers) -> None:
+    injector = Injector(sleepers, parse_faults("device:target=2@50%", 3), 0)
+    injector.start(time.monotonic_ns())
+    assert sleepers.slowness == {}
+    injector.moved(0.5)
+    wait_until(lambda: sleepers.slowness == {"t2": 100.0}, "the device is struck")
+    (note,) = injector.end()
+    assert note.startswith("device t2 after")
+    assert sleepers.slowness == {"t2": 1.0}
 
 
 def test_a_fault_that_comes_too_late_says_so(sleepers: Sleepers) -> None:

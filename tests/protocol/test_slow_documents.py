@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ckpt.format.messages.targets import PutDocument
+from ckpt.base.ids import TargetId
+from ckpt.format.messages.targets import PutDocument, Reserve
+from ckpt.protocol.coordinator.cluster.slowness import SLOW_US
 from ckpt.protocol.coordinator.keeping.documents import PATIENCE_US
 from tests.protocol.coordinating import SECOND_US, Bench, ready
 
@@ -47,3 +49,14 @@ def test_one_that_answers_within_the_patience_is_not() -> None:
     bench.tick(PATIENCE_S / 2)
     bench.let_answer(late)
     assert slow_targets(bench) == []
+
+
+def test_one_that_was_slow_gets_no_document_while_others_are_there_and_columns_again() -> None:
+    """It is the least loaded: else documents find it slow again, and all ranks wait for that."""
+    bench = Bench(5)
+    bench.machine.members.note_slow(TargetId("t0"))
+    bench.tick(SLOW_US / SECOND_US)
+    assert slow_targets(bench) == []
+    bench.save(1)
+    assert bench.asked("t0", PutDocument) == []
+    assert bench.asked("t0", Reserve)

@@ -21,6 +21,15 @@ def test_once_noted_it_is_a_last_choice_for_a_while() -> None:
     assert not slowness.holds(7 + SLOW_US)
 
 
+def test_it_is_doubted_for_as_long_as_it_would_be_a_last_choice_for_longer() -> None:
+    slowness = Slowness()
+    assert not slowness.is_doubted(0)
+    slowness.noted(7)
+    until_us = 7 + SLOW_US + SLOW_LAST_US
+    assert slowness.is_doubted(until_us - 1)
+    assert not slowness.is_doubted(until_us)
+
+
 def test_all_ranks_of_a_burst_note_it_once() -> None:
     slowness = Slowness()
     for now_us in (0, 5, 9):

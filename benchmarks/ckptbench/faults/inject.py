@@ -42,6 +42,8 @@ class Targets(Protocol):
 
     def start_target(self, name: str) -> None: ...
 
+    def slow_device(self, name: str, times: float) -> None: ...
+
     def wait_live(self, count: int) -> None: ...
 
 
@@ -76,6 +78,7 @@ class Injector:
         self._killed: list[str] = []
         self._stopped: list[int] = []
         self._slow: list[_SlowTarget] = []
+        self._slow_devices: list[str] = []
         self._netems = 0
         self._begun_ns = 0
         self._moved_share = 0.0
@@ -156,6 +159,9 @@ class Injector:
                     self._stopped.append(pid)
                 case FaultKind.SLOW:
                     self._slow.append(_SlowTarget(self._targets.pid(name), fault.slow_factor))
+                case FaultKind.DEVICE:
+                    self._targets.slow_device(name, fault.slow_factor)
+                    self._slow_devices.append(name)
                 case FaultKind.NETEM:
                     self._disturb(name, fault.netem)
             self._notes.append(f"{fault.kind.value} {name} {when}")
@@ -177,6 +183,8 @@ class Injector:
     def _heal(self) -> None:
         for slow in self._slow:
             slow.end()
+        for name in self._slow_devices:
+            self._targets.slow_device(name, 1.0)
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -187,6 +195,7 @@ class Injector:
         if self._killed or self._stopped:
             self._targets.wait_live(len(self._targets.target_names))
         self._slow, self._stopped, self._killed, self._netems = [], [], [], 0
+        self._slow_devices = []
 
 
 class _SlowTarget:

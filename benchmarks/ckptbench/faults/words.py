@@ -5,6 +5,7 @@ KIND:target=N[:AMOUNT][@WHEN], several with commas
 kill       SIGKILL; started again after the checkpoint
 stop       SIGSTOP; continued after the checkpoint
 slow       runs 1/20 of the time with :20x
+device     its disk takes 100 times as long with :100x: each write, sync and name
 netem      packets to and from it are treated as tc-netem says: :delay=10ms, :loss=1%, :rate=1gbit
 targets=N  so many, others in each checkpoint, in the place of target=N (the one called tN)
 @50%       when so much of the burst's bytes have reached the targets; @0% at its beginning
@@ -23,6 +24,7 @@ from ckpt.base.errors import Refused
 from ckptbench.job.values import time_kind
 
 SLOW_DEFAULT: Final = 20.0
+DEVICE_DEFAULT: Final = 100.0
 BEFORE_S: Final = 1.0
 _WORD = re.compile(
     r"(?P<kind>[a-z]+):(?P<who>targets?)=(?P<number>\d+)(?::(?P<amount>[^@]+))?(?:@(?P<when>.+))?"
@@ -36,7 +38,12 @@ class FaultKind(Enum):
     KILL = "kill"
     STOP = "stop"
     SLOW = "slow"
+    DEVICE = "device"
     NETEM = "netem"
+
+
+_TIMES = (FaultKind.SLOW, FaultKind.DEVICE)
+"""They take how many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Fault:
 
     def __str__(self) -> str:
         who = f"targets={self.count}" if self.target is None else f"target={self.target}"
-        amount = f":{self.slow_factor:g}x" if self.kind is FaultKind.SLOW else ""
+        amount = f":{self.slow_factor:g}x" if self.kind in _TIMES else ""
         amount = f":{self.netem}" if self.netem else amount
         match self.when:
             case Before():
@@ -113,24 +120,24 @@ def _parse(word: str, targets: int) -> Fault:
     if number > targets or (number == targets and not many) or (many and not number):
         raise Refused(f"fault {word!r}: there are {targets} targets, t0 to t{targets - 1}")
     amount = match["amount"] or ""
-    if amount and kind not in (FaultKind.SLOW, FaultKind.NETEM):
+    if amount and kind not in (*_TIMES, FaultKind.NETEM):
         raise Refused(f"fault {word!r}: {kind.value} takes no amount")
     return Fault(
         kind,
         None if many else number,
         number if many else 1,
-        _factor(word, amount) if kind is FaultKind.SLOW else 1.0,
+        _factor(word, kind, amount) if kind in _TIMES else 1.0,
         _netem(word, amount) if kind is FaultKind.NETEM else "",
         _when(word, match["when"] or "0%"),
     )
 
 
-def _factor(word: str, amount: str) -> float:
+def _factor(word: str, kind: FaultKind, amount: str) -> float:
     if not amount:
-        return SLOW_DEFAULT
+        return SLOW_DEFAULT if kind is FaultKind.SLOW else DEVICE_DEFAULT
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x", amount)
     if match is None or float(match[1]) <= 1:
-        raise Refused(f"fault {word!r}: slow takes how many times, like :20x")
+        raise Refused(f"fault {word!r}: {kind.value} takes how many times, like :20x")
     return float(match[1])
 
 

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Final
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
@@ -302,6 +303,14 @@ class Membership:
             )
             for t in self.all()
         ]
+
+    def document_candidates(self, *, last_resort: bool) -> list[Candidate]:
+        """As small documents see them: who was slow comes last for longer than for columns."""
+        known, now = self.candidates(last_resort=last_resort), self._desk.now_us
+        doubted = {t.id for t in self.all() if t.slowness.is_doubted(now)}
+        if not doubted:
+            return known
+        return [replace(c, slow=c.target in doubted) for c in known]
 
     def note_slow(self, id: TargetId) -> None:
         """A save went on without it, or elsewhere; the next ones begin where it ended."""

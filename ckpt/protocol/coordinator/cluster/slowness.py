@@ -7,7 +7,9 @@
 
 To try a device that is slow and does not fail costs the burst that does it; to pass over one that
 is well costs the share of one target in many. So one that is slow whenever it is tried is tried
-ever more rarely, also where saves are further apart than the first pause.
+ever more rarely, also where saves are further apart than the first pause. Small documents need only
+a few targets: for them it is a last choice all that time, since it is the least loaded, so that
+they would be the first to find it slow again, and all ranks wait for them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ class Slowness:
     def holds(self, now_us: int) -> bool:
         """Whether other targets come before it."""
         return now_us < self.until_us
+
+    def is_doubted(self, now_us: int) -> bool:
+        """Whether it is a last choice, or was one and may well be found slow again."""
+        return self._pause_us > 0 and now_us < self.until_us + SLOW_LAST_US
 
     def noted(self, now_us: int) -> None:
         """Note that a save went on without it, or elsewhere. All ranks of a burst report that."""
