@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpt.base.ids import TargetId
 from ckpt.format.messages.targets import PutDocument, Reserve
+from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.slowness import SLOW_US
 from ckpt.protocol.coordinator.keeping.documents import PATIENCE_US
 from tests.protocol.coordinating import SECOND_US, Bench, ready
@@ -12,7 +13,7 @@ PATIENCE_S = PATIENCE_US / SECOND_US
 
 
 def slow_targets(bench: Bench) -> list[str]:
-    known = bench.machine.members.candidates(last_resort=False)
+    known = candidates_of(bench.machine.members)
     return [one.target for one in known if one.slow]
 
 

@@ -13,15 +13,15 @@ from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRa
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import SessionDrained
-from ckpt.protocol.target.read_jobs import Readers, StreamJob
+from ckpt.protocol.target.read_jobs import ReadingSessions, StreamJob
 from tests.protocol.target_world import Column, TargetWorld, cut_up, store
 
 A, B, C = Session(1), Session(2), Session(3)
 
 
-def reading(*sessions: Session) -> Readers:
+def reading(*sessions: Session) -> ReadingSessions:
     """Each with a question."""
-    readers = Readers()
+    readers = ReadingSessions()
     for session in sessions:
         readers.begin(session).jobs.append(_question(session))
         readers.wake(session)
@@ -35,12 +35,12 @@ def _question(session: Session) -> StreamJob:
     return StreamJob(session, 1, deque([(0, 1)]), never)
 
 
-def turn(readers: Readers, *, room: bool = True) -> Session | None:
+def turn(readers: ReadingSessions, *, room: bool = True) -> Session | None:
     taken = readers.take(room=room)
     return None if taken is None else taken[0]
 
 
-def read_for(readers: Readers, session: Session, size: int = 10) -> None:
+def read_for(readers: ReadingSessions, session: Session, size: int = 10) -> None:
     """It had its turn, and the disk reads for it."""
     readers.asked(readers.find(session), size)
     readers.wake(session)

@@ -261,8 +261,7 @@ class Core:
         self.doomed: set[ColumnId] = set()
         """Columns that drops wait to remove."""
         self.removing: dict[ColumnId, None] = {}
-        """Columns whose files are on their way out: they may not begin until that is durable.
-        Documents keeps it, Columns asks."""
+        """Columns whose files go: they may not begin until that is durable. Documents keeps it."""
         self.replacing: dict[DocumentKey, None] = {}
         """Documents whose file a later one is about to replace, or has: until that is durable, what
         is read of it may be of either. Documents keeps it."""

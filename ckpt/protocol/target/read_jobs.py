@@ -83,7 +83,7 @@ class Reader:
         return self.reading_bytes + self.sent_bytes
 
 
-class Readers:
+class ReadingSessions:
     """I know all sessions that read, what they hold, and whose turn it is: of those that may have a
     step to take who holds nothing comes first, each kind in the order in which they came or had
     their last turn.

@@ -48,7 +48,7 @@ from ckpt.protocol.target.read_jobs import (
     Job,
     ManifestJob,
     Reader,
-    Readers,
+    ReadingSessions,
     ReadQuestion,
     StreamJob,
 )
@@ -68,7 +68,7 @@ class Reads:
         self._tables = tables
         self._workers = workers
 
-        self._readers = Readers()
+        self._readers = ReadingSessions()
         #: The most that one step took: a trailer or a part of a document may be more than a piece.
         self._step_bytes_max = 0
         self._shared = SharedReads(core.limits.read_keep_bytes)

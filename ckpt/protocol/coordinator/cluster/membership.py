@@ -23,11 +23,10 @@ from enum import Enum
 from typing import Final
 
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnId, Domain, Epoch, TargetId
-from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US, PAYLOAD_BYTES_MAX
+from ckpt.base.limits import DEVICE_FAILURES_MAX, LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.targets import (
@@ -40,7 +39,6 @@ from ckpt.format.messages.targets import (
     ScrubReport,
     TargetRegistered,
 )
-from ckpt.plan.seating import Candidate
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.cluster.holdings import HeldDocuments, ProvedColumns
@@ -51,8 +49,6 @@ from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
 from ckpt.protocol.service_time import MEMORY_US, ServiceTime
 
-LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
-"""The load that a failing target seems to have: placement takes the least loaded first."""
 GATHERING_US = 2 * LEASE_US
 """How long a coordinator waits for targets after its start before it says that they are missing."""
 POWER_UP_US: Final = 60_000_000
@@ -174,6 +170,10 @@ class Membership:
     def epoch(self) -> Epoch:
         return Epoch(self.term << 32 | self.version)
 
+    @property
+    def now_us(self) -> int:
+        return self._desk.now_us
+
     # ----------------------------------------------------------------------- questions
 
     @property
@@ -283,34 +283,6 @@ class Membership:
         """Which targets fail, and why; empty if none does."""
         texts = [f"{target.id} ({target.device.latest})" for target in self.failing()]
         return f"; the device fails of {', '.join(texts)}" if texts else ""
-
-    def candidates(self, *, last_resort: bool = False) -> list[Candidate]:
-        """All targets as placement sees them; those that do not count, or are to be emptied, keep
-        their seat but take nothing. Those whose device fails take something as a last resort only,
-        after all others.
-        """
-        return [
-            Candidate(
-                target=t.id,
-                boot=t.boot,
-                domain=t.domain,
-                device=str(t.domain),
-                bytes_free=t.device_bytes_free,
-                own_bytes_free=t.bytes_free,
-                load_bytes=t.load_bytes + LAST_LOAD_BYTES * t.is_failing,
-                live=t.state is TargetState.LIVE and t.stays and (last_resort or not t.is_failing),
-                slow=t.slowness.holds(self._desk.now_us),
-            )
-            for t in self.all()
-        ]
-
-    def document_candidates(self, *, last_resort: bool) -> list[Candidate]:
-        """As small documents see them: who was slow comes last for longer than for columns."""
-        known, now = self.candidates(last_resort=last_resort), self._desk.now_us
-        doubted = {t.id for t in self.all() if t.slowness.is_doubted(now)}
-        if not doubted:
-            return known
-        return [replace(c, slow=c.target in doubted) for c in known]
 
     def note_slow(self, id: TargetId) -> None:
         """A save went on without it, or elsewhere; the next ones begin where it ended."""

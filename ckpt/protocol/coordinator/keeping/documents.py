@@ -35,6 +35,7 @@ from ckpt.plan.placement import (
     document_targets,
     domain_key,
 )
+from ckpt.protocol.coordinator.cluster.candidates import document_candidates
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk, Reply, Then
 from ckpt.protocol.events import Buffer, Session
@@ -205,7 +206,7 @@ class _Spread:
     def _choose_elsewhere(self) -> tuple[TargetId, ...]:
         """One more, if somebody is live whose domain has no copy."""
         taken = {self._domain_of(id) for id in self._stored}
-        known = self._members.document_candidates(last_resort=False)
+        known = document_candidates(self._members, last_resort=False)
         fresh = [c for c in known if c.target not in self._tried]
         chosen = document_targets([c for c in fresh if self._domain_of(c.target) not in taken], 1)
         self._tried.update(chosen)
@@ -215,7 +216,7 @@ class _Spread:
     def _choose(
         self, count: int, *, last_resort: bool, among: tuple[TargetId, ...] | None = None
     ) -> tuple[TargetId, ...]:
-        known = self._members.document_candidates(last_resort=last_resort)
+        known = document_candidates(self._members, last_resort=last_resort)
         if among is not None:
             known = [c for c in known if c.target in among]
         # A late one may never store it: its domain is open to whoever comes in its place.

@@ -30,6 +30,7 @@ from ckpt.format.messages.asking import (
 )
 from ckpt.plan.placement import place
 from ckpt.protocol.coordinator.catalog import TargetStanding
+from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.claims import removed
 from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
@@ -202,7 +203,7 @@ class Standings:
     def _doubts_of_saves(self, target: Target) -> Iterator[str]:
         """Columns of a save that would have no place any more, were all here that stay."""
         staying = {one.id for one in self._members.all() if one.stays}
-        seats = self._members.candidates()
+        seats = candidates_of(self._members)
         with_it, without = (
             place(
                 self._code, 0, [replace(c, live=c.target in ids, bytes_free=0) for c in seats],

@@ -44,6 +44,7 @@ from ckpt.plan.balancing import (
 from ckpt.plan.placement import Holder
 from ckpt.plan.seating import group_numbers
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.devices import DeviceSpace, device_spaces
 from ckpt.protocol.coordinator.cluster.membership import TargetState
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
@@ -272,7 +273,7 @@ class Balancer:
     # ----------------------------------------------------------------------- what there is
 
     def _rule(self, above: float = 0.0) -> BalanceRule:
-        groups = group_numbers(self._policy.code, self._members.candidates())
+        groups = group_numbers(self._policy.code, candidates_of(self._members))
         spread = self._policy.spread
         return BalanceRule(spread.level, spread.max_per_domain, groups, above)
 

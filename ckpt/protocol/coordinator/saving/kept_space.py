@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ckpt.base.ids import Epoch, TargetId
 from ckpt.erasure.code import Code
 from ckpt.plan.seating import Candidate, Seating
+from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 
 VIEW_US: Final = 50_000
@@ -29,7 +30,7 @@ def usable_bytes(target: Target) -> int:
 
 def candidates(members: Membership, share: float, *, last_resort: bool) -> list[Candidate]:
     """All targets as placement sees them, without this share of each."""
-    found = members.candidates(last_resort=last_resort)
+    found = candidates_of(members, last_resort=last_resort)
     return [_without(one, members.targets[one.target], share) for one in found]
 
 
