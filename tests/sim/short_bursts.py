@@ -127,7 +127,7 @@ def main(ranks: list[int]) -> None:
     say("|---|---|---|---|---|---|")
     for count in ranks:
         for targets, code in ((7, Code(4, 2)), (12, Code(4, 2)), (12, Code(8, 2))):
-            for seconds in (0.3, 0.5, 1, 2, 10) if count < 64 else (0.5, 2):
+            for seconds in (0.3, 0.5, 1, 2, 4) if count < 64 else (0.5, 2):
                 seeds = range(1, 3 if count < 24 else 2)
                 say(row(Burst(count, targets, code, seconds), seeds))
 
