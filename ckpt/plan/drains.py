@@ -3,7 +3,7 @@
 A store's policy stands in its URL: `s3://bucket/prefix?every=10&keep=5&runs=llama*`.
 
     every   drain each Nth committed step of a run [1]: the first, then every Nth after the last
-            that the store has
+            that the store has; steps that the tier has dropped since count
     keep    so many newest steps of a run stay in the store [all]
     runs    names of runs, with * and ?, comma between several [*]
     checksum    crc32 or md5: what an s3:// store compares each body with [crc32]
@@ -66,27 +66,30 @@ def due(
     policy: StorePolicy,
     committed: Sequence[Committed],
     stored: Collection[tuple[Step, Generation]],
+    gone: Collection[Step] = (),
 ) -> list[Committed]:
     """What one run's steps lack in the store, oldest commit first.
 
-    `stored` are the run's committed generations there. What `keep` would delete again is left out.
+    `stored` are the run's committed generations there; `gone` are steps that were committed and are
+    in the tier no more: they count among each Nth. What `keep` would delete again is left out.
     """
     by_step = {one.step: one for one in committed}
     newest = max((step for step, _ in stored), default=None)
     wanted: list[Committed] = []
     passed = policy.every - 1 if newest is None else 0
-    for step in sorted(by_step):
-        one = by_step[step]
-        if (step, one.generation) in stored:
+    steps_stored = {step for step, _ in stored}
+    for step in sorted({*by_step, *gone}):
+        one = by_step.get(step)
+        if step in steps_stored and (one is None or (step, one.generation) in stored):
             passed = 0
             continue
-        if any(held == step for held, _ in stored):
+        if one is not None and step in steps_stored:
             wanted.append(one)  # A newer generation of a step that the store has.
             continue
         if newest is not None and step < newest and policy.every > 1:
             continue  # It was passed over when its turn was.
         passed += 1
-        if passed >= policy.every:
+        if passed >= policy.every and one is not None:
             wanted.append(one)
             passed = 0
     if policy.keep is not None:

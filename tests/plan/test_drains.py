@@ -85,3 +85,11 @@ def test_policies_are_read_from_their_urls() -> None:
 def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         parse_policies(text)
+
+
+def test_steps_that_are_gone_count_among_each_nth_and_are_not_wanted() -> None:
+    policy, all_ = StorePolicy("s3://b", every=3), committed(10, 20, 30, 40, 50, 60, 70)
+    gone = [Step(step) for step in (10, 20, 30, 40, 50)]
+    assert steps_of(due(policy, all_[5:], stored(all_, 10), gone)) == [60]
+    assert steps_of(due(policy, all_[5:], stored(all_, 10, 40), gone)) == [70]
+    assert steps_of(due(policy, all_[6:], [], gone)) == [70], "the first went before it was drained"

@@ -475,3 +475,17 @@ def test_what_the_store_s_own_retention_takes_away_does_not_count_as_held() -> N
     late.end(old)  # The other worker has deleted it by now.
     assert bench.machine.drains.holding(newer) == (URL,)
     assert bench.machine.drains.holding(old) == ()
+
+
+def test_steps_that_the_tier_keeps_no_more_still_count_for_every_nth() -> None:
+    """Of 2 steps that are kept none would ever be the third since the last that was drained."""
+    bench = Bench(keep=2)
+    worker = WorkerFake(bench, every=3)
+    drained = []
+    for step in range(1, 9):
+        bench.save(step)
+        id = worker.lease()
+        if id is not None:
+            assert isinstance(worker.end(id), DrainNoted)
+            drained.append(id.step)
+    assert drained == [1, 4, 7]

@@ -287,10 +287,8 @@ class DrainWorld(World):
         newest = {one.step: one.generation for one in sorted(self.committed)}
         if newest.get(id.step) != id.generation:
             return  # A newer generation of its step is there.
-        rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
-        for url, policy in self.policies.items():
-            lacks = {(one.step, one.generation) for one in due(policy, rows, self.held(url))}
-            if (id.step, id.generation) in lacks:
+        for url in self.policies:
+            if any((one.step, one.generation) == (id.step, id.generation) for one in self.due(url)):
                 raise Violation(f"P9: {id} goes ({reason}), and {url} needs it")
         if reason.startswith("evicted"):
             holders = [url for url in self.policies if (id.step, id.generation) in self.held(url)]
@@ -317,13 +315,16 @@ class DrainWorld(World):
 
     def lacking(self) -> list[str]:
         """What some store needs and has not."""
+        return [f"{url} lacks {one.step}" for url in self.policies for one in self.due(url)]
+
+    def due(self, url: str) -> list[Committed]:
+        """What a store needs, and has not. Steps that the tier has dropped and some store has count
+        among each Nth.
+        """
         newest = {one.step: one.generation for one in sorted(self.committed)}
         rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
-        return [
-            f"{url} lacks {one.step}"
-            for url, policy in self.policies.items()
-            for one in due(policy, rows, self.held(url))
-        ]
+        gone = {step for other in self.policies for step, _ in self.held(other)} - newest.keys()
+        return due(self.policies[url], rows, self.held(url), gone)
 
     def pass_until_tidy(self, quiet_us: int) -> None:
         """What the tier deletes half drained goes once nobody has written to it for so long; the

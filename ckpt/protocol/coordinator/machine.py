@@ -236,6 +236,7 @@ class CoordinatorMachine:
             self.confirming.committed,
             self.ending.announce,
             self.adopter.committed,
+            self.drains.committed,
             self.deleter.committed,
         )
         hear(facts.AttemptDropped, self.committer.attempt_dropped, self.deleter.attempt_dropped)

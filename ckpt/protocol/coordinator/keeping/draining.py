@@ -20,6 +20,7 @@ holds what a worker has found there or read back there, never what one intends.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import Busy, Fenced, NotFound
@@ -46,7 +47,7 @@ from ckpt.protocol.coordinator.catalog import (
     RowState,
 )
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.facts import RunDrained
+from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunDrained
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.coordinator.stores import (
@@ -65,6 +66,8 @@ REST_US = 30 * US_PER_S
 UNREACHED_US = 300 * US_PER_S
 """How long after a worker's last word a store that was never opened is forgotten."""
 UNREACHED_COUNT_MAX = 64
+SEEN_MAX = 1_000
+"""Steps of a run that are remembered: a store that drains each Nth misses none where N is less."""
 
 DrainRequest = (
     OpenStore
@@ -145,6 +148,8 @@ class DrainQueue:
         }
         self.unreached: dict[str, Unreached] = {}
         """By URL, the one that was reported last at the end."""
+        #: Of each run the newest steps that were committed since this coordinator began.
+        self._seen: dict[RunName, deque[Step]] = {}
 
     # ----------------------------------------------------------------------- questions
 
@@ -154,18 +159,19 @@ class DrainQueue:
         for run in self._checkpoints.runs():
             if store.policy.wants(run):
                 stored = store.row.stored.get(run, ())
-                found += due(store.policy, self._newest_of_steps(run), stored)
+                found += due(store.policy, self._newest_of_steps(run), stored, self._passed(run))
         return sorted(found, key=lambda one: (one.committed_at_s, one.run, one.step))
 
     def needed(self, run: RunName) -> set[tuple[Step, Generation]]:
         """Generations of a run that some store waits for: neither retention nor eviction may take
         them."""
         committed = self._newest_of_steps(run) if self.stores else []
+        passed = self._passed(run)
         return {
             (one.step, one.generation)
             for store in self.stores.values()
             if store.policy.wants(run)
-            for one in due(store.policy, committed, store.row.stored.get(run, ()))
+            for one in due(store.policy, committed, store.row.stored.get(run, ()), passed)
         }
 
     def holders(self, run: RunName, step: Step | None) -> list[str]:
@@ -403,6 +409,19 @@ class DrainQueue:
             job.leave(name)
             if not job.workers:
                 del store.jobs[job.checkpoint]
+
+    def committed(self, fact: CheckpointCommitted) -> None:
+        """It counts among each Nth, also when the tier has dropped it."""
+        run, step = fact.checkpoint.run, fact.checkpoint.step
+        self._seen.setdefault(run, deque(maxlen=SEEN_MAX)).append(step)
+
+    def _passed(self, run: RunName) -> set[Step]:
+        """Steps that were committed and may be in the tier no more: those that were seen, and those
+        that some store has. What went before this coordinator began, and is in none, is forgotten:
+        the next one of each Nth is drained later then.
+        """
+        stored = (store.row.stored.get(run, ()) for store in self.stores.values())
+        return {*self._seen.get(run, ()), *(step for some in stored for step, _ in some)}
 
     def _newest_of_steps(self, run: RunName) -> list[Committed]:
         """The newest committed generation of each step; of what is set aside, none is sent on."""
