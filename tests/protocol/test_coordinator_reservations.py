@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
@@ -351,18 +349,3 @@ def test_of_many_targets_a_look_serves_a_burst_and_what_leaves_is_seen() -> None
     loads = [one.load_bytes for one in bench.machine.members.live()]
     layout = Layout.plan(bench.policy.code, ranks[0].payload_bytes)
     assert max(loads) - min(loads) <= 2 * file_bytes(layout, manifest_bytes_bound(layout))
-
-
-@pytest.mark.parametrize(("targets", "ranks"), [(12, 4), (12, 11), (7, 4)])
-def test_a_burst_is_even_over_its_targets_whoever_is_a_spare(targets: int, ranks: int) -> None:
-    """A spare that weighed like a column would leave its target idle: most are never used."""
-    bench = Bench(targets, code="4+2")
-    columns, spares = Counter[str](), Counter[str]()
-    for number in range(ranks):
-        rank = RankFake(bench, number, ranks)
-        rank.open(1)
-        assert rank.plan is not None
-        columns.update(place.target for place in rank.plan.places)
-        spares.update(place.target for place in rank.plan.spares)
-    assert max(columns.values()) - min(columns[id] for id in bench.targets) <= 1
-    assert max(spares.values()) <= 2, "nor are the spares those of one target"

@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from ckpt.base.ids import CheckpointId, ColumnNumber, Domain, Generation, TargetId
-from ckpt.erasure.code import Code
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import RegisterTarget
-from ckpt.plan.placement import Holder, Level, Placement, Survivable, place
-from ckpt.plan.seating import Candidate
+from ckpt.plan.placement import Holder, Level, Placement, Survivable, place_in
+from ckpt.plan.seating import Candidate, Seating
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster import launches
 from ckpt.protocol.coordinator.cluster.launches import Launches
@@ -125,11 +124,11 @@ def _one_more_in_each_domain(
 
 
 def _place_one_more(
-    code: Code, column_bytes: int, candidates: Sequence[Candidate], level: Level,
-    max_per_domain: int, spare_count: int, turn: int,
+    seating: Seating, column_bytes: int, level: Level, max_per_domain: int, spare_count: int,
+    turn: int,
 ) -> Placement:  # fmt: skip
     """A host seldom fails."""
-    return place(code, column_bytes, candidates, level, max_per_domain + 1, spare_count, turn)
+    return place_in(seating, column_bytes, level, max_per_domain + 1, spare_count, turn)
 
 
 def _wherever(
@@ -291,7 +290,7 @@ _used = Credit.used
 
 def _pump_all(self: Reads) -> None:
     """The disk is fast, ask it for everything."""
-    for reader in self._readers.values():
+    for _, reader in self._readers.items():
         while self._turn(reader) is not None:
             self._core.counters.reads += 1
 
@@ -367,7 +366,7 @@ PLANTS: tuple[Plant, ...] = (
         "one-more-in-each-domain", "P13",
         (
             (committing, "count_columns", _one_more_in_each_domain),
-            (reservations, "place", _place_one_more),
+            (reservations, "place_in", _place_one_more),
         ),
         begin=6,
     ),

@@ -57,7 +57,10 @@ PLANTS: Mapping[str, tuple[int, tuple[tuple[object, str, object], ...]]] = {
         (TargetMachine, "_register", _obeys_anybody),
         (Vouching, "objection", _knows_of_no_other),
     )),
-    "serves-before-targets-acknowledged": (5, ((Vouching, "_is_enough", _serves_at_once),)),
+    "serves-before-targets-acknowledged": (5, (
+        (Vouching, "_is_enough", _serves_at_once),
+        (Vouching, "_are_few", lambda _self: False),
+    )),
     "asks-nobody-whether-it-is-deposed": (26, ((Confirming, "confirm", _asks_nobody),)),
     "a-record-on-who-is-left": (26, (
         (committing, "store_document", _fewer_copies),

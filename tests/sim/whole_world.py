@@ -23,11 +23,8 @@ from tests.sim.world import World
 
 FILES_RUN = RunName("files run")
 FILE_STEPS = (10, 20)
-DELETING = 0.6
-REFERRING = 0.4
-WRITING_FILES = 0.35
 REPAIRING = 0.12
-"""In so many of all histories each of these."""
+"""In so many of all histories."""
 MOVING = 0.1
 """In so many of the others."""
 LAST_DELETION_US = 300_000
@@ -57,9 +54,7 @@ class Lives:
     @classmethod
     def drawn(cls, seed: int) -> Lives:
         rng = Random(f"lives of {seed}")
-        lives = cls(
-            *(rng.random() < chance for chance in (DELETING, REFERRING, WRITING_FILES, REPAIRING))
-        )
+        lives = cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
         moves = not lives.repair and Random(f"who leaves {seed}").random() < MOVING
         return replace(lives, moves=moves)
 

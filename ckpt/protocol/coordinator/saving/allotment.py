@@ -13,8 +13,6 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.events import Session
 
-SPARE_SHARE = 256
-"""A spare weighs as this part of a column: it decides between equals alone."""
 PATIENCE_US = 1_000_000
 """A target that has not reserved within this is passed over; what it reserves later goes back."""
 

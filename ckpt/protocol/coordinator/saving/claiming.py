@@ -25,7 +25,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import ClaimSpace, Place, SpaceStands
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.saving.allotment import SPARE_SHARE, Allotment
+from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.standing import StandingKey, StandingSpace
 from ckpt.protocol.events import Session
@@ -65,7 +65,7 @@ class SpaceClaims:
         self, desk: Desk, members: Membership, orphans: Orphans, standing: StandingSpace,
         adopt: Callable[[Place, int], None],
     ) -> None:  # fmt: skip
-        """`adopt` counts a place, and so many bytes of load, as reserved by this coordinator."""
+        """`adopt` counts a place, of so many bytes, as reserved by this coordinator."""
         self._desk = desk
         self._members = members
         self._orphans = orphans
@@ -132,8 +132,7 @@ class SpaceClaims:
         allotment = Allotment(layout, file_bytes(layout, manifest_bytes_bound(layout)))
         for number, claimed in enumerate(claim.places):
             self._orphans.take(claimed)
-            share = 1 if number < layout.code.n else SPARE_SHARE
-            self._adopt(claimed, allotment.file_bytes // share)
+            self._adopt(claimed, allotment.file_bytes)
             here = self._members.targets[claimed.target]
             place = replace(claimed, address=here.address, unix=here.unix)
             if number < layout.code.n:

@@ -8,9 +8,8 @@
 
 A committed save's allotment is renewed at once for the next save of the same shape (`stand`), which
 then asks nothing (standing.py, claiming.py). Invariants: a reservation belongs to one allotment or
-is released; the sum of the columns that an open allotment plans is on its targets' `load_bytes`, so
-that a burst stays balanced; spares, most of which get nothing, weigh so little that they only part
-equals. The last of each target is for what is made again: a plan does without it.
+is released; the sum of what an open allotment plans is on its targets' `load_bytes`, so that a
+burst stays balanced. The last of each target is for what is made again: a plan does without it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.facts import TargetLeft
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
-from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, SPARE_SHARE, Allotment
+from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
 from ckpt.protocol.coordinator.saving.claiming import SpaceClaims, space_of
 from ckpt.protocol.coordinator.saving.kept_space import SeatView, candidates, kept_bytes
 from ckpt.protocol.coordinator.saving.orphans import Orphans
@@ -79,9 +78,8 @@ class Reserver:
         self._counter = 0
         #: Counts placements: each turn seats the targets in another order.
         self._turn = 0
-        #: Asked for by me and not given back, with what each adds to its target's load. What else
-        #: of this term a target holds is released.
-        self._known: dict[ReservationId, int] = {}
+        #: Asked for by me and not given back. What else of this term a target holds is released.
+        self._known: set[ReservationId] = set()
         self.standing = StandingSpace(desk, members, self.release)
         self.claims = SpaceClaims(desk, members, orphans, self.standing, self._adopt)
         #: Searches for columns without a place; all try again on every tick.
@@ -143,21 +141,21 @@ class Reserver:
         """The column's place there goes back, and it may be asked again."""
         held = allotment.columns.get(column)
         if held is not None and held.target == target:
-            self._give_back(allotment.columns.pop(column))
+            self._give_back(allotment.columns.pop(column), allotment.file_bytes)
         for spare in [spare for spare in allotment.spares if spare.target == target]:
             allotment.spares.remove(spare)
-            self._give_back(spare)
+            self._give_back(spare, allotment.file_bytes)
         allotment.refused.pop(target, None)
         allotment.asked_spares.discard(target)
 
     def reopen(self, allotment: Allotment, kept: Mapping[ColumnNumber, TargetId]) -> None:
         """Only these columns stay; every other place goes back and may be given out again."""
         for column in [column for column in allotment.columns if column not in kept]:
-            self._give_back(allotment.columns.pop(column))
+            self._give_back(allotment.columns.pop(column), allotment.file_bytes)
         used = set(kept.values())
         for spare in [spare for spare in allotment.spares if spare.target not in used]:
             allotment.spares.remove(spare)
-            self._give_back(spare)
+            self._give_back(spare, allotment.file_bytes)
         allotment.asked_spares.clear()
         allotment.refused.clear()
         allotment.intended = dict(kept)
@@ -166,7 +164,7 @@ class Reserver:
         """Give back what is left of an allotment; used columns are the target's business by now."""
         allotment.released = True
         for held in allotment.places:
-            self._give_back(held)
+            self._give_back(held, allotment.file_bytes)
         allotment.columns.clear()
         allotment.spares.clear()
 
@@ -177,7 +175,7 @@ class Reserver:
         for column, held in list(allotment.columns.items()):
             here = held.target, held.boot
             if here in sealed and places[here] == 1:
-                self._forget(allotment.columns.pop(column))
+                self._forget(allotment.columns.pop(column), allotment.file_bytes)
         self.release(allotment)
 
     # ----------------------------------------------------------------------- time and targets
@@ -249,7 +247,7 @@ class Reserver:
             then = partial(answered, column)
             self.reserve_column(allotment, column, target, then)
         for target in placement.spares:
-            self._reserve(allotment, target, lambda h: answered(None, h), SPARE_SHARE)
+            self._reserve(allotment, target, lambda h: answered(None, h))
         answered(None, None)
 
     def _placed(self, seating: Seating, size: int) -> Placement:
@@ -319,19 +317,17 @@ class Reserver:
         return 0.0 if allotment.is_admitted else self._rule.repair_share
 
     def _reserve(
-        self, allotment: Allotment, id: TargetId, then: Callable[[Place | None], None],
-        load_share: int = 1,
-    ) -> None:  # fmt: skip
-        """It weighs as this part of a column."""
+        self, allotment: Allotment, id: TargetId, then: Callable[[Place | None], None]
+    ) -> None:
         target = self._members.targets[id]
         if target.session is None:
             then(None)
             return
         self._counter += 1
         reservation = ReservationId(self._members.term << 32 | self._counter)
-        self._known[reservation] = allotment.file_bytes // load_share
-        target.load_bytes += self._known[reservation]
+        target.load_bytes += allotment.file_bytes
         self._view.load_changed(target.id)
+        self._known.add(reservation)
         place = Place(target.id, target.boot, target.address, reservation, target.unix)
 
         def answered(message: Message, _bulk: Buffer) -> None:
@@ -343,13 +339,14 @@ class Reserver:
             else:
                 reserving.given_up()
             if isinstance(message, Reserved) and allotment.released:
-                self._give_back(place)
+                self._give_back(place, allotment.file_bytes)
                 then(None)
                 return
             if isinstance(message, Reserved):
                 then(place)
                 return
-            self._forget(place)
+            self._known.discard(reservation)
+            self._unload(place, allotment.file_bytes)
             failure = (
                 message if isinstance(message, Failed) else Failed("peer", "unexpected answer")
             )
@@ -453,20 +450,23 @@ class Reserver:
 
     def _adopt(self, place: Place, size: int) -> None:
         """It was reserved by a coordinator before this one."""
-        self._known[place.reservation] = size
+        self._known.add(place.reservation)
         self._members.targets[place.target].load_bytes += size
         self._view.load_changed(place.target)
 
-    def _forget(self, place: Place) -> None:
-        load = self._known.pop(place.reservation, 0)
-        target = self._members.targets.get(place.target)
-        if target is not None and target.boot == place.boot:
-            target.load_bytes = max(0, target.load_bytes - load)
-            self._view.load_changed(target.id)
+    def _forget(self, place: Place, size: int) -> None:
+        self._known.discard(place.reservation)
+        self._unload(place, size)
 
-    def _give_back(self, place: Place) -> None:
-        self._forget(place)
+    def _give_back(self, place: Place, size: int) -> None:
+        self._forget(place, size)
         target = self._members.targets.get(place.target)
         if target is not None and target.boot == place.boot and target.session is not None:
             message = ReleaseReservation(self._members.term, place.reservation)
             self._desk.send(target.session, 0, message)
+
+    def _unload(self, place: Place, size: int) -> None:
+        target = self._members.targets.get(place.target)
+        if target is not None and target.boot == place.boot:
+            target.load_bytes = max(0, target.load_bytes - size)
+            self._view.load_changed(target.id)
