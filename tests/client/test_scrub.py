@@ -208,6 +208,8 @@ def test_a_killed_target_goes_on_with_its_pass_and_knows_what_it_found(tmp_path:
     store = f"ckpt+local://{directory}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CKPT_TARGET__SCRUB_PERCENT", str(SLOW))
+        # What is damaged stays so: made again it would be another file, and be read again.
+        patch.setenv("CKPT_COORDINATOR__REPAIR", "false")
         fill(f"{store}?targets=3&code=2+1", "many", tuple(range(1, 7)), ranks=3)
     try:
         _killed_in_its_pass(directory, store)

@@ -50,10 +50,12 @@ def test_a_slow_device_costs_a_burst_less_than_its_own_time_again(
 
 
 def test_a_device_that_stays_slow_is_tried_by_ever_fewer_bursts() -> None:
-    """They are further apart than the first pause, so that each would find it again, and wait."""
+    """They are further apart than the first pause, so that each would find it again, and wait: for
+    its documents above all, which pass it over for an hour.
+    """
     well, slow = (seconds_of_bursts(Burst(4, 12, SMALL, 0.5), harm) for harm in (None, "100 x"))
     longer = [number for number, times in enumerate(zip(well, slow, strict=True)) if costs(*times)]
-    assert longer == [0, 1, 4]
+    assert longer == [0]
 
 
 def costs(well: float, slow: float) -> bool:
