@@ -252,12 +252,19 @@ def test_a_client_that_insists_says_nothing_to_a_server_that_gives_less(
 def test_a_client_that_insists_on_no_known_word_connects_to_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    with between(WirePolicy.MAC) as (_, _, rpc):
+        monkeypatch.setenv("CKPT_WIRE", "tls")
+        with pytest.raises(Refused, match="CKPT_WIRE 'tls': one of auto, mac, encrypt, plain"):
+            rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("policy", WirePolicy)
+def test_a_daemon_does_not_begin_with_an_unknown_word(
+    policy: WirePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CKPT_WIRE", "tls")
-    with (
-        between(WirePolicy.MAC) as (_, _, rpc),
-        pytest.raises(Refused, match="CKPT_WIRE 'tls': one of auto, mac, encrypt, plain"),
-    ):
-        rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+    with pytest.raises(Refused, match="CKPT_WIRE 'tls'"):
+        policy.prepare("127.0.0.1")
 
 
 def test_a_unix_socket_is_enough_for_whoever_insists() -> None:

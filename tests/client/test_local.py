@@ -125,3 +125,14 @@ def test_what_starts_on_its_own_finds_modules_where_this_process_does(
     monkeypatch.setenv("PYTHONPATH", folder.name)
     start_detached(["-m", "found_by_path", str(made)], log=tmp_path / "log")
     wait_until(made.exists, "its module ran")
+
+
+def test_an_unknown_word_in_ckpt_wire_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemons would inherit it, and reach each other never."""
+    monkeypatch.setenv("CKPT_WIRE", "tls")
+    url = LocalUrl(str(tmp_path / "burst"), LocalOptions(targets=3))
+    with pytest.raises(Refused, match="CKPT_WIRE 'tls'"), opened_cluster(url, WAIT_S):
+        raise AssertionError
+    assert not (tmp_path / "burst").exists()

@@ -58,7 +58,8 @@ class WirePolicy(Enum):
             raise Refused(f"{name} {text!r}: one of {words}") from None
 
     def prepare(self, host: str) -> None:
-        """See WireRule."""
+        """See WireRule. Raises Refused for another word in $CKPT_WIRE."""
+        insisted()
         everywhere = self in (WirePolicy.MAC, WirePolicy.ENCRYPT)
         if everywhere or (self is WirePolicy.AUTO and not is_loopback(host)):
             find_libcrypto()
@@ -106,6 +107,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def insisted(environ: Mapping[str, str] = os.environ) -> WirePolicy:
+    """What $CKPT_WIRE says. Raises Refused for another word: whoever starts daemons, or is one,
+    asks before anything begins, as they inherit it.
+    """
+    return WirePolicy.parse(environ.get(VARIABLE) or WirePolicy.AUTO.value, VARIABLE)
+
+
 def wanted_for(sock: socket.socket, environ: Mapping[str, str] = os.environ) -> Wire:
     """The least that a client asks for, once it is connected. Raises Refused for another word than
     the policy's in $CKPT_WIRE.
@@ -132,7 +140,7 @@ def check_settled(
 
 def _insisted(sock: socket.socket, environ: Mapping[str, str]) -> Wire:
     """What a client takes no less than; nobody is on the way of a Unix socket."""
-    policy = WirePolicy.parse(environ.get(VARIABLE) or WirePolicy.AUTO.value, VARIABLE)
+    policy = insisted(environ)
     if sock.family == socket.AF_UNIX:
         return Wire.PLAIN
     return {WirePolicy.MAC: Wire.MAC, WirePolicy.ENCRYPT: Wire.ENCRYPT}.get(policy, Wire.PLAIN)

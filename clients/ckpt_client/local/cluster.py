@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.net.wire_policy import insisted
 from ckpt.aio.private import make_private_directory
 from ckpt.aio.process_identity import has_ended, process_state
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
@@ -69,8 +70,10 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
     """The running cluster of DIR, started if need be. Connect inside the `with`.
 
     Raises Refused when the URL's options contradict those that DIR was made with or DIR belongs to
-    another host, Unavailable when the cluster does not come up in time.
+    another host, or for another word than the policy's in $CKPT_WIRE, which the daemons inherit;
+    Unavailable when the cluster does not come up in time.
     """
+    insisted()
     directory = Path(url.directory)
     try:
         make_private_directory(directory)

@@ -148,7 +148,8 @@ class DrainQueue:
         }
         self.unreached: dict[str, Unreached] = {}
         """By URL, the one that was reported last at the end."""
-        #: Of each run the newest steps that were committed since this coordinator began.
+        #: The newest steps that were committed since this coordinator began, of each run of which
+        #: some store wants each Nth.
         self._seen: dict[RunName, deque[Step]] = {}
 
     # ----------------------------------------------------------------------- questions
@@ -412,8 +413,9 @@ class DrainQueue:
 
     def committed(self, fact: CheckpointCommitted) -> None:
         """It counts among each Nth, also when the tier has dropped it."""
-        run, step = fact.checkpoint.run, fact.checkpoint.step
-        self._seen.setdefault(run, deque(maxlen=SEEN_MAX)).append(step)
+        run, policies = fact.checkpoint.run, [store.policy for store in self.stores.values()]
+        if any(policy.every > 1 and policy.wants(run) for policy in policies):
+            self._seen.setdefault(run, deque(maxlen=SEEN_MAX)).append(fact.checkpoint.step)
 
     def _passed(self, run: RunName) -> set[Step]:
         """Steps that were committed and may be in the tier no more: those that were seen, and those
