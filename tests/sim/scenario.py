@@ -175,9 +175,11 @@ def run_history(world: World, *, aiming: bool = False) -> Report:
     second = world.launch(steps, 50_000, rng.choice(sizes))
     world.end_beside()
     settle(world, second)
+    # People may put back what they had taken out, after a save that found too few places for it.
+    had_places = world.has_places
     world.settle_beside()
     check_last_read(world)
-    check_end(world, second)
+    check_end(world, second, had_places=had_places)
     world.check_beside()
     check_live_losses(world)
     return _report(world, strikes, aimed)
