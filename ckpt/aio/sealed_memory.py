@@ -22,6 +22,7 @@ from typing import Final
 from ckpt.base.units import MiB, align_down
 
 HUGE_PAGE_BYTES: Final = 2 * MiB
+_MADV_REMOVE: Final = 9
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
 _MAP_FIXED: Final = 0x10
@@ -69,6 +70,11 @@ def mapped(descriptor: int, size: int, *, writable: bool = True) -> memoryview:
 def populate(view: memoryview) -> None:
     """Fault in all pages of what `mapped` gave, writable; without the interpreter's lock."""
     advise(view, _MADV_POPULATE_WRITE, len(view))
+
+
+def discard(view: memoryview) -> None:
+    """Give all pages of what `mapped` gave, writable, back to the system: they read as zeros."""
+    advise(view, _MADV_REMOVE, len(view))
 
 
 def _fill(descriptor: int, view: memoryview) -> None:

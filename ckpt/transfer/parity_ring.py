@@ -14,7 +14,7 @@ import threading
 from typing import Final
 
 from ckpt.aio.lending import Lendable
-from ckpt.aio.sealed_memory import sealed_memory
+from ckpt.aio.sealed_memory import discard, sealed_memory
 from ckpt.base.limits import CELL_BYTES_DEFAULT, PAGE_BYTES
 from ckpt.base.units import MiB, align_up
 
@@ -36,6 +36,8 @@ class ParityRing:
         self.lendable = Lendable.of(self._descriptor, self._view)
         #: Free slots, the warmest last. Under `_lock`.
         self._free = list(range(slot_count - 1, -1, -1))
+        #: Whether a slot was taken since the memory was given back. Under `_lock`.
+        self._touched = False
         self._lock = threading.Lock()
 
     def serves(self, cell_bytes: int, parity_count: int) -> bool:
@@ -50,6 +52,7 @@ class ParityRing:
                 return None
             taken = self._free[len(self._free) - count :]
             del self._free[len(self._free) - count :]
+            self._touched = True
             return taken
 
     def give(self, slot: int) -> None:
@@ -62,6 +65,13 @@ class ParityRing:
     def free_count(self) -> int:
         """Slots that nobody has, at a glance."""
         return len(self._free)
+
+    def rest(self) -> None:
+        """Give the memory back to the system, unless a slot is taken: the next use touches it."""
+        with self._lock:
+            if self._touched and len(self._free) == self.slot_count:
+                discard(self._view)
+                self._touched = False
 
     def close(self) -> None:
         """Lend it no more; the memory goes with its last slot."""

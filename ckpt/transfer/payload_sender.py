@@ -7,8 +7,8 @@ over links that never block.
 
 Sketch, per GB of user data at 4+2 in CPU seconds: encode 0.04, CRC 0.03, send 1.5 x 0.20 (TCP) or
 next to nothing (lent to targets of this host). No byte of the payload is copied here; memory
-besides the arena is two parity rings of 32 MiB, touched as far as they are used. jobs:
-benchmarks/jobs/burst.fio.
+besides the arena is two parity rings of 32 MiB, touched as far as they are used; that of catch-up
+gives its memory back when nothing is sent. jobs: benchmarks/jobs/burst.fio.
 
 What is stopped is not read any more when PayloadStopped is said, and only then: the encode step has
 ended and no link holds a view of the arena. A link that keeps one for STOP_GRACE_US is cut.
@@ -300,6 +300,8 @@ class PayloadSender:
                 while len(self._statistics) > STATISTICS_MAX:
                     del self._statistics[next(iter(self._statistics))]
                 self._jobs = {key: other for key, other in self._jobs.items() if other is not job}
+                if not self._jobs and self._rings is not None:
+                    self._rings[1].rest()  # Most saves have nothing to catch up.
                 self._emit(PayloadStopped(now, payload))
             elif since is not None and now - since >= STOP_GRACE_US:
                 for link in job.flying_links():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,31 @@ def test_bytes_of_one_slot_are_no_other_s() -> None:
         bytes([slot]) * 3 for slot in range(SLOTS)
     ]
     ring.close()
+
+
+def test_a_ring_at_rest_gives_its_memory_back_and_serves_again() -> None:
+    ring = ParityRing(1 << 20, SLOTS)
+    taken = ring.take(2)
+    assert taken is not None
+    for slot in taken:
+        ring.view(slot, 1 << 20)[:] = b"x" * (1 << 20)
+    ring.give(taken[0])
+    ring.rest()
+    assert _allocated(ring) >= 2 << 20, "a slot that is taken keeps its bytes"
+    assert bytes(ring.view(taken[1], 3)) == b"xxx"
+    ring.give(taken[1])
+    ring.rest()
+    assert _allocated(ring) == 0
+    again = ring.take(1)
+    assert again is not None
+    ring.view(again[0], 3)[:] = b"abc"
+    assert bytes(ring.view(again[0], 3)) == b"abc"
+    ring.close()
+
+
+def _allocated(ring: ParityRing) -> int:
+    """Bytes of memory that it has."""
+    return os.fstat(ring._descriptor).st_blocks * 512
 
 
 @pytest.mark.parametrize("parity_count", range(CODE_PARITY_MAX + 1))
