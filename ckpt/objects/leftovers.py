@@ -1,4 +1,5 @@
-"""Which half-written checkpoints of a store will nobody finish, and how do they go?
+"""Which checkpoints of a store go: those that its own retention leaves over, and those half written
+that nobody will finish?
 
 A worker that dies leaves a plan without a marker; the next one finishes it, unless the tier has
 deleted the checkpoint meanwhile. Another worker may still be writing such a one, since its pin
@@ -16,9 +17,10 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects import names
 from ckpt.objects.documents import Plan, decode
-from ckpt.objects.reader import stored_steps, unfinished
+from ckpt.objects.reader import cluster_of, stored_generations, stored_steps, unfinished
 from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.writer import abort_uploads, clear_drain
+from ckpt.plan.drains import StorePolicy, surplus
 
 LOOKS: Final = 10
 """Looks at an unchanged folder before it is removed."""
@@ -79,6 +81,30 @@ class Leftovers:
         except NotFound:
             return ""
         return decode(Plan, raw, f"{self._sink.url}/{prefix}{names.PLAN}").header.cluster
+
+
+def expired_in(
+    sink: Sink, policy: StorePolicy, run: RunName, cluster: str
+) -> list[tuple[Step, Generation]]:
+    """Committed generations that the store's retention leaves over, ascending: of a step that was
+    saved again the older one goes first, so that it is never the newest that is there.
+
+    Clusters that share a place count their generations each for itself: none of theirs replaces one
+    of another's.
+    """
+    stored = stored_generations(sink, run)
+    newest = dict(stored)
+    replaced = [(step, generation) for step, generation in stored if newest[step] != generation]
+    stays = {one for one in replaced if not _are_of(sink, run, one, newest[one[0]], cluster)}
+    return surplus(policy, [one for one in stored if one not in stays])
+
+
+def _are_of(
+    sink: Sink, run: RunName, one: tuple[Step, Generation], newest: Generation, cluster: str
+) -> bool:
+    """Whether this cluster committed both."""
+    step, generation = one
+    return all(cluster_of(sink, run, step, each) == cluster for each in (generation, newest))
 
 
 def tidy_committed(sink: Sink, run: RunName) -> None:

@@ -77,17 +77,29 @@ def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     return [(step, generation) for step, generation in found if generation is not None]
 
 
+def stored_generations(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
+    """All committed generations of a run, ascending: a step that was saved again has several, until
+    the store's retention deletes what was replaced."""
+    return [
+        (step, generation)
+        for step in _steps(sink, run)
+        for generation in sorted(_generations(sink, names.step_prefix(run, step)))
+        if _has(sink, run, step, generation, names.COMMITTED)
+    ]
+
+
 def stored_by(sink: Sink, run: RunName, cluster: str) -> list[tuple[Step, Generation]]:
     """Those of `stored_steps` that this cluster committed, as their markers say."""
     return [
         (step, generation)
         for step, generation in stored_steps(sink, run)
-        if _marker_cluster(sink, names.generation_prefix(run, step, generation)) == cluster
+        if cluster_of(sink, run, step, generation) == cluster
     ]
 
 
-def _marker_cluster(sink: Sink, prefix: str) -> str:
+def cluster_of(sink: Sink, run: RunName, step: Step, generation: Generation) -> str:
     """Of the cluster that committed it; empty when the marker is gone by now."""
+    prefix = names.generation_prefix(run, step, generation)
     try:
         raw = sink.get(prefix + names.COMMITTED)
     except NotFound:

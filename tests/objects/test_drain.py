@@ -77,6 +77,18 @@ def test_each_store_has_its_own_retention(store: ckpt.Store, places: tuple[Path,
     assert not list(FileSink(places[1]).list("all"))
 
 
+def test_a_step_that_is_saved_again_is_in_a_store_once(
+    store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    """What the newer one replaced goes, and never comes to light again."""
+    sink = FileSink(places[0])
+    for _ in range(2):
+        save(store, "all-again", 1)
+        wait_drained(sink, "all-again", 1)
+    newest = str(store.steps("all-again")[0].generation)
+    wait_until(lambda: sink.children("all-again@1/") == [f"{newest}/"], "the newest alone is there")
+
+
 def test_status_and_metrics_tell_how_far_it_is(
     cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
 ) -> None:

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.tree import Node
 from ckpt.objects import names
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
+from ckpt.objects.documents import Header
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
+from ckpt.plan.drains import StorePolicy
 from tests.objects.sources import HEADER, MemorySource
 
 RUN, ONE = RunName(HEADER.run), (Step(HEADER.step), Generation(1, 3))
@@ -130,6 +133,27 @@ def test_a_writer_that_slept_meanwhile_does_not_commit(sink: FileSink) -> None:
     assert sink.head(PREFIX + names.COMMITTED) is None
     write_checkpoint(sink, MemorySource(arrays), WriteOptions(), WriteLimits())
     open_stored(sink, RUN).verify()
+
+
+def test_of_a_step_that_was_saved_again_the_older_generation_goes_and_first(sink: FileSink) -> None:
+    for step, generation in [(500, "1.3"), (500, "2.1"), (600, "2.2")]:
+        _commit(sink, replace(HEADER, step=step, generation=generation))
+    older, newer = (Step(500), Generation(1, 3)), (Step(500), Generation(2, 1))
+    assert expired_in(sink, StorePolicy("file://x"), RUN, HEADER.cluster) == [older]
+    one_stays = StorePolicy("file://x", keep=1)
+    assert expired_in(sink, one_stays, RUN, HEADER.cluster) == [older, newer]
+
+
+def test_what_another_cluster_committed_in_a_shared_place_is_not_replaced(sink: FileSink) -> None:
+    _commit(sink, HEADER)
+    _commit(sink, replace(HEADER, generation="9.1", cluster="another"))
+    for cluster in (HEADER.cluster, "another"):
+        assert expired_in(sink, StorePolicy("file://x"), RUN, cluster) == []
+
+
+def _commit(sink: FileSink, header: Header) -> None:
+    source = MemorySource({"small": np.arange(9)}, header=header)
+    write_checkpoint(sink, source, WriteOptions(), WriteLimits())
 
 
 def test_receipts_and_uploads_behind_a_marker_go_and_an_unfinished_neighbour_stays(

@@ -35,12 +35,12 @@ from ckpt.format.messages.drains import (
     encode_stored,
 )
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import remains, stored_by, stored_steps
+from ckpt.objects.reader import remains, stored_by
 from ckpt.objects.source import Source
 from ckpt.objects.writer import WriteJob, WriteLimits
-from ckpt.plan.drains import StorePolicy, surplus
+from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Send, Session
 from ckptd.drain.worker import delete_stored
@@ -237,7 +237,7 @@ class DrainNode:
         self._ask(RenewDrain(self.policy.url, self.name, None), asked)
 
     def _look(self, version: int, then: Callable[[], None]) -> None:
-        doomed = surplus(self.policy, stored_steps(self._sink, self._run))
+        doomed = expired_in(self._sink, self.policy, self._run, CLUSTER)
         mine = stored_by(self._sink, self._run, CLUSTER)
         stays = encode_stored(one for one in mine if one not in doomed)
 
@@ -358,7 +358,7 @@ class DrainNode:
         self._ask(end, lambda _: self._work(expire))
 
     def _has_surplus(self) -> bool:
-        return bool(surplus(self.policy, stored_steps(self._sink, self._run)))
+        return bool(expired_in(self._sink, self.policy, self._run, CLUSTER))
 
     def _beat(self) -> None:
         if not self.up:

@@ -20,14 +20,14 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.rests import Rests
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, tidy_committed
+from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import remains, stored_by, stored_steps
+from ckpt.objects.reader import remains, stored_by
 from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
-from ckpt.plan.drains import StorePolicy, surplus
+from ckpt.plan.drains import StorePolicy
 from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
 from ckptd.drain.watch import CoordinatorWatch
 from ckptd.log import reporter
@@ -152,8 +152,9 @@ class StoreWorker:
         """What the store has and keeps; returns what its retention leaves over."""
         for _ in range(TELL_COUNT_MAX):
             version = self._queue.version()
-            doomed = surplus(self._policy, stored_steps(self._sink, run))
-            stored = stored_by(self._sink, run, self._watch.cluster())
+            cluster = self._watch.cluster()
+            doomed = expired_in(self._sink, self._policy, run, cluster)
+            stored = stored_by(self._sink, run, cluster)
             with suppress(Busy):  # Another worker reported something else meanwhile.
                 self._queue.tell_stored(run, [one for one in stored if one not in doomed], version)
                 self._sent.add(run)
@@ -210,7 +211,8 @@ class StoreWorker:
     def _expire(self, run: RunName) -> None:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
         doomed: list[tuple[Step, Generation]] = []
-        if run not in self._sent or surplus(self._policy, stored_steps(self._sink, run)):
+        cluster = self._watch.cluster()
+        if run not in self._sent or expired_in(self._sink, self._policy, run, cluster):
             doomed = self._tell(run)  # First, so that nothing is evicted on its account.
         for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
