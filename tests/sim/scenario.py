@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from ckpt.protocol.coordinator.catalog import LaunchEntered, LaunchNumbered
 from ckpt.protocol.coordinator.saving.attempts import AttemptState
 from ckpt.protocol.writer.column import ColumnState
 from tests.sim.aimed import BESIDE_ANOTHER_LAUNCH, aim_anywhere
+from tests.sim.drain_world import small_items
 from tests.sim.faults import FAULTS
 from tests.sim.last_checks import (
     LOAD_US,
@@ -134,7 +137,9 @@ def run_seed(seed: int) -> Report:
     """Run a seed to its end; raises Violation (or a machine's AssertionError)
     when a promise breaks.
     """
-    return run_history(whole(seed), aiming=True)
+    with pytest.MonkeyPatch.context() as patch:
+        small_items(patch)
+        return run_history(whole(seed), aiming=True)
 
 
 def world_of(seed: int) -> World:

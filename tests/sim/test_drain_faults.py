@@ -73,7 +73,7 @@ class History:
         world.restart_workers()
         world.clock.run(world.is_idle, 2 * SETTLE_US)
         world.pass_until_tidy(int(QUIET_S * US_PER_S))
-        world.check_end()
+        world.check_stores()
         if self.evicts and len(world.committed) > 1:
             raise Violation(f"P9: drained, and never evicted: {sorted(world.committed)}")
         return struck

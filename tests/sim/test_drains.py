@@ -88,7 +88,7 @@ def run_seed(seed: int, scrub_us: int | None = None) -> tuple[int, list[str]]:
     world.restart_workers()
     world.clock.run(world.is_idle, 2 * SETTLE_US)
     world.pass_until_tidy(int(QUIET_S * US_PER_S))
-    world.check_end()
+    world.check_stores()
     check_restart(world)
     if alarms := [alarm for target in world.targets.values() for alarm in target.alarms]:
         raise Violation(f"P3: nothing has rotted, and targets have found damage: {alarms[:3]}")

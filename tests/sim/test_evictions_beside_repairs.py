@@ -119,7 +119,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     if not world.clock.run(world.is_idle, 2 * SETTLE_US):
         raise Violation(f"P9: never drained, or never gone: {world.lacking()}")
     rounds.end()
-    world.check_end()
+    world.check_stores()
     _check_readers(world)
     check_restart(world)
     return world.clock.steps, rounds.ends + ["evicted"] * len(world.evicted)

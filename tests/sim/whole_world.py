@@ -7,7 +7,12 @@ from random import Random
 from typing import ClassVar
 
 from ckpt.base.ids import PayloadId, RunName, Step
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
+from ckpt.plan.drains import StorePolicy
+from ckpt.protocol.coordinator.catalog import CatalogEntry
+from tests.sim.drain_node import QUIET_S, Trouble
+from tests.sim.drain_world import DrainOracles, DrainWorld
 from tests.sim.file_nodes import FileOracles, FileWorld
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, harmed_count, read_everything
 from tests.sim.move_rounds import MoveRounds
@@ -19,7 +24,7 @@ from tests.sim.rebuilds import Rebuilds
 from tests.sim.reference_nodes import ReferenceOracles, ReferenceWorld
 from tests.sim.struck import Struck
 from tests.sim.windows import Aim
-from tests.sim.world import World
+from tests.sim.world import RUN, World
 
 FILES_RUN = RunName("files run")
 FILE_STEPS = (10, 20)
@@ -27,6 +32,10 @@ REPAIRING = 0.12
 """In so many of all histories."""
 MOVING = 0.1
 """In so many of the others."""
+DRAINING = 0.15
+"""In so many of those without references: a worker reads a checkpoint's payloads, not its homes."""
+STORE_URL = "mem://beside"
+WORKERS = 2
 LAST_DELETION_US = 300_000
 """After healing somebody deletes once more, in the midst of the last saves or just behind them."""
 
@@ -51,16 +60,26 @@ class Lives:
     """Targets come, are drained, taken out and removed, and columns go from full ones to empty
     ones; what is lost is made again as well."""
 
+    drains: bool = False
+    """Workers bring steps to an object store."""
+
     @classmethod
     def drawn(cls, seed: int) -> Lives:
         rng = Random(f"lives of {seed}")
         lives = cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
         moves = not lives.repair and Random(f"who leaves {seed}").random() < MOVING
-        return replace(lives, moves=moves)
+        drains = not lives.references and Random(f"who drains {seed}").random() < DRAINING
+        return replace(lives, moves=moves, drains=drains)
 
 
-class WholeOracles(ReferenceOracles, FileOracles):
-    """What is true of ranks' checkpoints, and of those of files."""
+class WholeOracles(ReferenceOracles, FileOracles, DrainOracles):
+    """What is true of ranks' checkpoints, of those of files, and of stores where there are any."""
+
+    world: WholeWorld
+
+    def catalog_wrote(self, entries: tuple[CatalogEntry, ...]) -> None:
+        kind = DrainOracles if self.world.lives.drains else Oracles
+        kind.catalog_wrote(self, entries)
 
     def _check_ranks(self, info: CommitInfo, placement: Placement) -> None:
         kind = FileOracles if info.checkpoint.run == FILES_RUN else Oracles
@@ -68,12 +87,13 @@ class WholeOracles(ReferenceOracles, FileOracles):
 
 
 @dataclass
-class WholeWorld(ReferenceWorld, FileWorld):
+class WholeWorld(ReferenceWorld, FileWorld, DrainWorld):
     """I begin, end and check what lives beside the ranks."""
 
     oracles_type: ClassVar[type[Oracles]] = WholeOracles
 
     lives: Lives = Lives()
+    """What was drawn for this seed."""
     #: By then the last deletion has been asked for.
     _deleted_us: int = 0
     #: None where nothing is made again.
@@ -102,6 +122,28 @@ class WholeWorld(ReferenceWorld, FileWorld):
         elif self.lives.moves:
             self._rebuilds = MoveRounds(self)
         World.start(self)
+        if self.lives.drains:
+            self._begin_drains()
+
+    def _begin_drains(self) -> None:
+        """Draws of their own: beside ranks nothing is drawn that another history has not."""
+        rng = Random(f"drains of {self.seed}")
+        store = StorePolicy(
+            STORE_URL, rng.choice([1, 1, 2]), rng.choice([None, None, 2]), runs=(RUN,)
+        )
+        self.trouble = rng.choice([Trouble(), Trouble(yields=0.05), Trouble(0.01, 0.01, 0.02)])
+        self.add_store(store, conditional=rng.random() < 0.5)
+        for _ in range(WORKERS):
+            self.clock.after(rng.randint(0, 400_000), self.start_worker, store)
+        for _ in range(rng.choice([0, 1, 2])):
+            self.clock.after(rng.randint(500_000, 3_000_000), self._kill_worker)
+
+    def _kill_worker(self) -> None:
+        """Another comes in its place."""
+        up = [node for node in self.workers if node.up]
+        if up:
+            self.clock.rng.choice(up).crash()
+            self.clock.after(400_000, self.restart_workers)
 
     def live_beside(self) -> None:
         if self.lives.deletion:
@@ -134,6 +176,9 @@ class WholeWorld(ReferenceWorld, FileWorld):
             self._delete_later(1, LAST_DELETION_US)
         if self.lives.files:
             self.end_files()
+        if self.lives.drains:
+            self.trouble = Trouble()
+            self.restart_workers()
         if self._rebuilds is not None:
             self._rebuilds.beside_last_saves()
 
@@ -143,6 +188,10 @@ class WholeWorld(ReferenceWorld, FileWorld):
             self.clock.pass_time(max(0, left_us) + ANSWER_US)
         if self._rebuilds is not None:
             self._rebuilds.end()
+        if self.lives.drains:
+            self.restart_workers()
+            self.clock.run(self.is_idle, SETTLE_US)
+            self.pass_until_tidy(int(QUIET_S * US_PER_S))
 
     def _delete_later(self, count: int, within_us: int) -> None:
         """The history's last reads wait for it."""
@@ -154,6 +203,8 @@ class WholeWorld(ReferenceWorld, FileWorld):
         if self.lives.deletion or self.lives.references:
             read_everything(self)
             check_nothing_is_left(self)
+        if self.lives.drains:
+            self.check_stores()
         for committer in self.committers:
             self._read_files(Step(committer.step))
 
@@ -179,6 +230,7 @@ def whole(seed: int) -> WholeWorld:
     """As the campaign has it."""
     world = WholeWorld.build(seed, shared_hosts=seed % 3 == 0)
     assert isinstance(world, WholeWorld)
-    world.lives = Lives.drawn(seed)
+    assert isinstance(world.oracles, WholeOracles)
+    world.lives, world.oracles.world = Lives.drawn(seed), world
     world.many_steps = world.lives.references
     return world

@@ -214,7 +214,7 @@ def _end(world: LeadingDrainWorld) -> None:
         raise Violation(f"P9: after healing the stores lack {world.lacking()}")
     world.pass_until_tidy(int(QUIET_S * US_PER_S))
     wait_until_well(world)
-    world.check_end()
+    world.check_stores()
     for id, announced in sorted(world.oracles.announced.items()):
         if id not in world.oracles.deleted:
             check_readable(world, id, announced)
