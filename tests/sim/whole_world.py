@@ -11,6 +11,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.coordinator.policy import Watermarks
 from tests.sim.drain_node import QUIET_S, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld
 from tests.sim.file_nodes import FileOracles, FileWorld
@@ -34,6 +35,8 @@ MOVING = 0.1
 """In so many of the others."""
 DRAINING = 0.15
 """In so many of those without references: a worker reads a checkpoint's payloads, not its homes."""
+EVICTING = 0.4
+"""In so many of these."""
 STORE_URL = "mem://beside"
 WORKERS = 2
 LAST_DELETION_US = 300_000
@@ -62,14 +65,19 @@ class Lives:
 
     drains: bool = False
     """Workers bring steps to an object store."""
+    evictions: bool = False
+    """What is drained goes from the tier."""
 
     @classmethod
     def drawn(cls, seed: int) -> Lives:
         rng = Random(f"lives of {seed}")
         lives = cls(*(rng.random() < chance for chance in (0.4, 0.22, 0.1, REPAIRING)))
         moves = not lives.repair and Random(f"who leaves {seed}").random() < MOVING
-        drains = not lives.references and Random(f"who drains {seed}").random() < DRAINING
-        return replace(lives, moves=moves, drains=drains)
+        drains = Random(f"who drains {seed}").random()
+        if lives.references or drains >= DRAINING:
+            return replace(lives, moves=moves)
+        evictions = drains < EVICTING * DRAINING
+        return replace(lives, moves=moves, drains=True, evictions=evictions)
 
 
 class WholeOracles(ReferenceOracles, FileOracles, DrainOracles):
@@ -121,6 +129,9 @@ class WholeWorld(ReferenceWorld, FileWorld, DrainWorld):
             self._rebuilds = Rebuilds(self)
         elif self.lives.moves:
             self._rebuilds = MoveRounds(self)
+        if self.lives.evictions:
+            policy = replace(self.coordinator.machine_policy, watermarks=Watermarks(0.0, 0.0))
+            self.coordinator.machine_policy = policy
         World.start(self)
         if self.lives.drains:
             self._begin_drains()
