@@ -1,5 +1,5 @@
-"""F12: the leader of a large cluster is killed: what its successor hears and does before the first
-commit, and what that costs a burst in whose middle it happens.
+"""F12: the leader of a large cluster is killed, or asked to step down: what its successor hears and
+does before the first commit, and what that costs a burst in whose middle it happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckpt.format.messages.targets import (
     ListHoldings,
     RegisterTarget,
 )
-from tests.sim.leading.bursts import MOMENTS, Burst, cost
+from tests.sim.leading.bursts import MOMENTS, Burst, Way, cost
 from tests.sim.leading.takeovers import Takeover, takeover
 
 SMALL, WIDE = Code(4, 2), Code(8, 2)
@@ -55,8 +55,8 @@ def test_so_it_does_of_a_thousand_targets_and_half_a_million_columns() -> None:
     _check(takeover(1024, 1000, 80), 1024, 1000)
 
 
-def _check_burst(burst: Burst, moment: str) -> None:
-    usual, struck = cost(burst), cost(burst, moment)
+def _check_burst(burst: Burst, moment: str, way: Way = Way.KILLED) -> None:
+    usual, struck = cost(burst), cost(burst, moment, way)
     assert struck.takeover_s <= TAKEOVER_S
     assert struck.seconds <= 1.05 * usual.seconds + struck.takeover_s
     assert struck.next_seconds <= 1.2 * usual.next_seconds
@@ -73,10 +73,16 @@ def test_a_burst_takes_a_takeover_longer_and_nothing_is_sent_again(code: Code, m
     _check_burst(Burst(16, 12, code, 20), moment)
 
 
+@pytest.mark.parametrize("moment", list(MOMENTS)[::2])
+def test_so_it_does_when_the_leader_is_asked_to_step_down(moment: str) -> None:
+    _check_burst(Burst(16, 12, SMALL, 20), moment, Way.ASKED)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("code", [SMALL, WIDE], ids=str)
-def test_so_it_is_of_a_burst_of_hundreds(code: Code, moment: str) -> None:
+def test_so_it_is_of_a_burst_of_hundreds(code: Code, moment: str, way: Way) -> None:
     faulthandler.cancel_dump_traceback_later()
-    _check_burst(Burst(256, 32, code, 10), moment)
+    _check_burst(Burst(256, 32, code, 10), moment, way)

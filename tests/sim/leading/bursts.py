@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import Final
 
@@ -48,7 +49,14 @@ MOMENTS: Final[dict[str, Moment]] = {
     "the record goes out": lambda crowd: _sent(crowd, PutDocument) > crowd.code.m + 1,
     "it is announced": lambda crowd: _sent(crowd, AttemptCommitted) > 0,
 }
-"""At which the leader is killed."""
+"""At which the leader ends."""
+
+
+class Way(Enum):
+    """How it ends."""
+
+    KILLED = "killed"
+    ASKED = "asked to step down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Cost:
     next_seconds: float
     """Likewise."""
     takeover_s: float
-    """From the kill until targets vouch for the successor's catalog and all ranks have come to it;
+    """From then until targets vouch for the successor's catalog and all ranks have come to it;
     0 without one.
     """
     sent: float
@@ -83,30 +91,26 @@ class Cost:
 
 
 @cache
-def cost(burst: Burst, moment: str | None = None) -> Cost:
-    """`moment`: when the leader is killed; None: never."""
+def cost(burst: Burst, moment: str | None = None, way: Way = Way.KILLED) -> Cost:
+    """`moment`: when the leader ends; None: never."""
     with simulated():
         crowd = LeadingCrowd(
             burst.seed, burst.ranks, [burst.slow] * burst.targets, burst.code, CELLS, STEPS,
             gap_us=GAP_US,
         )  # fmt: skip
         try:
-            return _run(crowd, moment)
+            return _run(crowd, moment, way)
         finally:
             crowd.end()
 
 
-def _run(crowd: LeadingCrowd, moment: str | None) -> Cost:
+def _run(crowd: LeadingCrowd, moment: str | None, way: Way) -> Cost:
     clock, takeover_s = crowd.clock, 0.0
     crowd.begin()
     began_us = clock.now_us
     if moment is not None:
         crowd.when(lambda: MOMENTS[moment](crowd))
-        crowd.kill_leader()
-        killed_us, came = clock.now_us, _sent(crowd, LaunchJoined) + len(crowd.ranks)
-        crowd.when(lambda: crowd.several.up and crowd.several.machine.vouching.serves)
-        crowd.when(lambda: _sent(crowd, LaunchJoined) >= came)
-        takeover_s = (clock.now_us - killed_us) / US_PER_S
+        takeover_s = _take_over(crowd, way)
     crowd.when(lambda: all(STEPS[0] in node.outcomes for node in crowd.ranks))
     seconds = (clock.now_us - began_us) / US_PER_S
     crowd.when(lambda: any(STEPS[1] in node.steps for node in crowd.ranks))
@@ -119,3 +123,18 @@ def _run(crowd: LeadingCrowd, moment: str | None) -> Cost:
         outcome.fragment_bytes / outcome.planned_bytes, outcome.abandoned + outcome.spares_asked,
         outcome.columns_missing,
     )  # fmt: skip
+
+
+def _take_over(crowd: LeadingCrowd, way: Way) -> float:
+    """The leader ends, and all ranks come to its successor; seconds."""
+    several, ended_us = crowd.several, crowd.clock.now_us
+    came = _sent(crowd, LaunchJoined) + len(crowd.ranks)
+    ended = several.leader
+    assert ended is not None
+    if way is Way.KILLED:
+        ended.crash()
+    else:
+        ended.step_down()
+    crowd.when(lambda: several.leader not in (None, ended) and several.machine.vouching.serves)
+    crowd.when(lambda: _sent(crowd, LaunchJoined) >= came)
+    return (crowd.clock.now_us - ended_us) / US_PER_S
