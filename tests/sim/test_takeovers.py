@@ -21,8 +21,9 @@ from tests.sim.leading.takeovers import Takeover, takeover
 
 SMALL, WIDE = Code(4, 2), Code(8, 2)
 COMMIT_S = 1.5
-TAKEOVER_S = 0.8
-"""Of virtual time; who dials again rests half a second at most, and may search a moment more."""
+TAKEOVER_S = 1.0
+"""Of virtual time, until all have come; who dials again rests half a second at most, and may search
+a moment more, or not look for the successor while it streams."""
 LISTED_COLUMN, LISTED_GENERATION, LISTED_FRAME = 24, 40, 300
 """Bytes, of what a target lists; a generation's are those of its documents as well."""
 LINES_MORE = 1.1
