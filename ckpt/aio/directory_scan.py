@@ -21,7 +21,7 @@ from ckpt.protocol.target.term import (
     TERM_FILE,
     decode_coordinator,
     decode_protocol,
-    decode_term,
+    noted_term,
 )
 
 
@@ -36,7 +36,7 @@ def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded
     for directory in (COLUMNS, DOCUMENTS, STAGING):
         for name in disk.list_directory(directory):
             files.append(_found(disk, f"{directory}/{name}", read=directory != STAGING))
-    term = decode_term(_read_note(disk, TERM_FILE)) or 0
+    term = noted_term(_read_note(disk, TERM_FILE), _read_note(disk, COORDINATOR_FILE))
     position = decode_note(_read_note(disk, CATALOG_FILE))
     process = decode_coordinator(_read_note(disk, COORDINATOR_FILE), term)
     scrub = decode_scrub_note(_read_note(disk, SCRUB_FILE, NOTE_BYTES_MAX))

@@ -15,7 +15,13 @@ from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.target.core import COLUMNS, DOCUMENTS
 from ckpt.protocol.target.notes.map_note import MAP_FILE
-from ckpt.protocol.target.term import PROTOCOL_FILE, TERM_FILE, decode_protocol, decode_term
+from ckpt.protocol.target.term import (
+    COORDINATOR_FILE,
+    PROTOCOL_FILE,
+    TERM_FILE,
+    decode_protocol,
+    noted_term,
+)
 from ckpt.testing.disk import FakeDisk
 from ckptd.catalog.sources import Holdings
 from tests.explore.columns import Columns
@@ -79,7 +85,7 @@ class HeldSource:
     def holdings(self) -> Holdings:
         if self._away:
             raise Unavailable("it does not answer")
-        term = decode_term(self._note(TERM_FILE)) or 0
+        term = noted_term(self._note(TERM_FILE), self._note(COORDINATOR_FILE))
         needs = max(OLDEST_VERSION, decode_protocol(self._note(PROTOCOL_FILE)))
         map = decode_map(self._note(MAP_FILE)) if self._note(MAP_FILE) else None
         held = self._held

@@ -31,6 +31,7 @@ PLANTED_SEEDS = 20
 STORE = StorePolicy("mem://one")
 DRAINED = (10, 20, 30)
 NEWEST = 40
+SERVES_US = 30_000_000
 WHOLE_US = 3 * NO_ROOM_REST_US
 
 
@@ -62,8 +63,23 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     return world.clock.steps, ["whole", *ends]
 
 
-def _filled(seed: int) -> DrainWorld:
-    """Some steps are drained, the newest is not; no disk has room for one column more."""
+def serve_seed(seed: int) -> tuple[int, list[str]]:
+    """(clock steps, how it ends) of a coordinator that begins again while no disk has a free byte.
+
+    Raises Violation.
+    """
+    world = _filled(seed, reserve=0.0)
+    world.coordinator.crash()
+    world.restart_coordinator()
+    if not world.clock.run(lambda: world.coordinator.machine.vouching.serves, SERVES_US):
+        raise Violation(f"it serves nobody after {SERVES_US // 1_000_000} s")
+    return world.clock.steps, ["serves"]
+
+
+def _filled(seed: int, reserve: float = RESERVE_FRACTION) -> DrainWorld:
+    """Some steps are drained, the newest is not; no disk has room for one column more. `reserve`:
+    the share of each that is free.
+    """
     world = DrainWorld.build(seed)
     assert isinstance(world, DrainWorld)
     assert isinstance(world.oracles, DrainOracles)
@@ -85,7 +101,7 @@ def _filled(seed: int) -> DrainWorld:
     for target in world.targets.values():
         disk = target.disk
         used = disk.bytes_total - disk.space().bytes_free
-        disk.bytes_total = int(used / (1 - RESERVE_FRACTION))
+        disk.bytes_total = int(used / (1 - reserve))
     world.clock.pass_time(2_000_000)
     return world
 
@@ -121,6 +137,10 @@ def test_what_no_store_has_is_made_again_in_the_room_of_what_one_has() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("whole") == SEEDS
     assert ends.count("evicted") >= SEEDS // 4
+
+
+def test_a_coordinator_begins_again_though_no_disk_has_a_free_byte() -> None:
+    assert ends_of(serve_seed, SEEDS).count("serves") == SEEDS
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Evictor, "clear"), (StandingSpace, "drop_on")])

@@ -58,6 +58,7 @@ from ckpt.protocol.target.core import (
 from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt, is_aside
 from ckpt.protocol.target.disk_events import (
+    FULL_ERRNOS,
     DiskDone,
     DiskFailed,
     SessionDrained,
@@ -72,7 +73,7 @@ from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations
-from ckpt.protocol.target.term import remove_steps, term_steps
+from ckpt.protocol.target.term import overwrite_steps, remove_steps, term_steps
 from ckpt.protocol.target.workers import Workers
 
 TargetEvent = (
@@ -392,38 +393,51 @@ class TargetMachine:
         if message.term == self._term and message.protocol <= self.needs:
             self._accept()
         else:
-            self._persist_term(session, message.term, message.coordinator)
+            self._persist_term(message.term, message.coordinator)
 
     def _is_another(self, process: bytes) -> bool:
         known = self._process if self._term_pending is None else self._process_pending
         return bool(known and process) and known != process
 
-    def _persist_term(self, session: Session, term: int, process: bytes) -> None:
+    def _persist_term(self, term: int, process: bytes) -> None:
         """One at a time: a lower term must never be the last that is written."""
         writing = self._term_pending is not None
         self._term_pending, self._process_pending = term, process
         if not writing:
-            self._write_term(session, term, process)
+            self._write_term(term, process)
 
-    def _write_term(self, session: Session, term: int, process: bytes) -> None:
+    def _write_term(self, term: int, process: bytes) -> None:
         named, aside, third = (self._reservations.new_file("term") for _ in range(3))
         protocol = self._offered_protocol
+        needed = self._needs.steps(protocol, third)
+        # Who has never noted a coordinator has no files to write over.
+        may_overwrite = bool(process and self._process and not needed)
 
         def persisted(failure: DiskFailed | None) -> None:
-            newest, self._term_pending = self._term_pending, None
+            nonlocal may_overwrite
             if failure is not None:
                 self._core.chain(remove_steps(named, aside, third), lambda _: None)
-                self._hold_out(failure)
-                return
-            self._term, self._process = term, process
-            self._needs.kept(protocol)
-            if newest is not None and newest > term:
-                self._persist_term(session, newest, self._process_pending)
-            elif self._coordinator is not None and self._offered_term == term:
-                self._accept()
+                if may_overwrite and failure.errno_name in FULL_ERRNOS:
+                    may_overwrite = False
+                    self._core.chain(overwrite_steps(term, process), persisted)
+                    return
+            self._persisted(term, process, protocol, failure)
 
-        steps = self._needs.steps(protocol, third) + term_steps(term, process, named, aside)
-        self._core.chain(steps, persisted)
+        self._core.chain(needed + term_steps(term, process, named, aside), persisted)
+
+    def _persisted(
+        self, term: int, process: bytes, protocol: int, failure: DiskFailed | None
+    ) -> None:
+        newest, self._term_pending = self._term_pending, None
+        if failure is not None:
+            self._hold_out(failure)
+            return
+        self._term, self._process = term, process
+        self._needs.kept(protocol)
+        if newest is not None and newest > term:
+            self._persist_term(newest, self._process_pending)
+        elif self._coordinator is not None and self._offered_term == term:
+            self._accept()
 
     def _hold_out(self, failure: DiskFailed) -> None:
         """No command is obeyed under a term that is not durable; what lies here is read all the
@@ -443,9 +457,8 @@ class TargetMachine:
         since, pending = self._held_out_us, self._term_pending
         if since is None or pending is not None or not self._offered_term:
             return
-        assert self._coordinator is not None
         if self._core.now_us - since >= TERM_RETRY_US and not self._core.device.is_failing:
-            self._persist_term(self._coordinator, self._offered_term, self._offered_process)
+            self._persist_term(self._offered_term, self._offered_process)
 
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""

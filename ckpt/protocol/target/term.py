@@ -2,6 +2,10 @@
 And whose it is, as a second one, which counts only while it names the same term: a version that
 does not know it leaves it be. A third says what a coordinator, and whoever else comes, has to speak
 (docs/decisions/0041): it only grows, whatever the term is.
+
+A new term is written aside and renamed. On a device without a free byte the two files are written
+over where they lie, which takes no room: first whose it is, then the term. So at each moment one of
+them is whole, and a term file that is torn is known by the other.
 """
 
 from __future__ import annotations
@@ -47,6 +51,17 @@ def decode_term(data: bytes) -> int | None:
     return int(term) if magic == _TERM_MAGIC else None
 
 
+def noted_term(term_file: bytes, coordinator_file: bytes) -> int:
+    """The highest term that was acknowledged; 0 for none. A term file that was torn as it was
+    written over is no matter: the other was durable before.
+    """
+    term = decode_term(term_file)
+    if term is None and term_file:
+        named = _decoded_coordinator(coordinator_file)
+        term = named[0] if named is not None else None
+    return term or 0
+
+
 def encode_coordinator(term: int, process: bytes) -> bytes:
     """The `coordinator` file: magic, u64 term, 16 bytes, CRC-32 of all three, little-endian."""
     body = _COORDINATOR.pack(_COORDINATOR_MAGIC, term, process)
@@ -55,11 +70,16 @@ def encode_coordinator(term: int, process: bytes) -> bytes:
 
 def decode_coordinator(data: bytes, term: int) -> bytes:
     """Whose term it is; empty when the bytes say nothing of this term."""
+    named = _decoded_coordinator(data)
+    return named[1] if named is not None and named[0] == term else b""
+
+
+def _decoded_coordinator(data: bytes) -> tuple[int, bytes] | None:
     body = data[: _COORDINATOR.size]
     if len(data) != _COORDINATOR.size + 4 or crc32(body) != int.from_bytes(data[-4:], "little"):
-        return b""
-    magic, of_term, process = _COORDINATOR.unpack(body)
-    return bytes(process) if magic == _COORDINATOR_MAGIC and of_term == term else b""
+        return None
+    magic, term, process = _COORDINATOR.unpack(body)
+    return (int(term), bytes(process)) if magic == _COORDINATOR_MAGIC else None
 
 
 def encode_protocol(version: int) -> bytes:
@@ -90,6 +110,17 @@ def term_steps(term: int, process: bytes, named: str, aside: str) -> list[Step]:
     steps = _written(named, encode_coordinator(term, process), COORDINATOR_FILE) if process else []
     steps += _written(aside, encode_term(term), TERM_FILE)
     return [*steps, partial(SyncDirectory, directory="")]
+
+
+def overwrite_steps(term: int, process: bytes) -> list[Step]:
+    """The same without any room, where both files are."""
+    named, whole = encode_coordinator(term, process), encode_term(term)
+    return [
+        partial(WriteAt, file=COORDINATOR_FILE, offset=0, data=named),
+        partial(SyncFile, file=COORDINATOR_FILE),
+        partial(WriteAt, file=TERM_FILE, offset=0, data=whole),
+        partial(SyncFile, file=TERM_FILE),
+    ]
 
 
 def remove_steps(*asides: str) -> list[Step]:

@@ -22,7 +22,13 @@ from ckpt.format.messages.targets import AskMap, ColumnsListed, ListColumns, Map
 from ckpt.protocol.handshake import Caller
 from ckpt.protocol.target.directory import identify
 from ckpt.protocol.target.notes.map_note import MAP_FILE
-from ckpt.protocol.target.term import PROTOCOL_FILE, TERM_FILE, decode_protocol, decode_term
+from ckpt.protocol.target.term import (
+    COORDINATOR_FILE,
+    PROTOCOL_FILE,
+    TERM_FILE,
+    decode_protocol,
+    noted_term,
+)
 from ckptd.target.identity import read_target_file
 
 PART_BYTES: Final = 1 * MiB
@@ -146,7 +152,7 @@ class RestingTarget:
                         self._files[(kind, header.checkpoint)] = (path, header)
                         checkpoints.add(header.checkpoint)
         map = _readable(self._note(MAP_FILE))
-        term = decode_term(self._note(TERM_FILE)) or 0
+        term = noted_term(self._note(TERM_FILE), self._note(COORDINATOR_FILE))
         needs = max(OLDEST_VERSION, decode_protocol(self._note(PROTOCOL_FILE)))
         known = read_target_file(self._directory)
         target = TargetId("" if known is None else known.target)
