@@ -11,8 +11,9 @@ exists and a start reads it once.
 Invariants
 - One process at a time: an exclusive flock on `coordinator.lock`, held for life.
 - The term of a process is durable, and above every earlier one, before `open` returns.
-- Tickets are acknowledged in order. After an error nothing more is: after a failed fsync nobody
-  knows what the disk holds, so the only sound step is to stop and to load again.
+- Tickets are acknowledged in order. Those that find no room wait for it: nothing of them is stored.
+  After any other error nothing more is acknowledged: after a failed fsync nobody knows what the
+  disk holds, so the only sound step is to stop and to load again.
 """
 
 from __future__ import annotations
@@ -31,32 +32,12 @@ from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import (
-    AttemptOpened,
     CatalogEntry,
     CatalogImage,
     CatalogOutdated,
-    CatalogReached,
-    CheckpointDeleted,
-    CheckpointLabeled,
-    CheckpointTombstoned,
-    ColumnsMoved,
-    LabelsSent,
-    LaunchEntered,
-    LaunchForgotten,
-    LaunchNumbered,
-    LaunchResolved,
     Persist,
-    RowForgotten,
-    StepForgotten,
-    TargetSeen,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
-from ckpt.protocol.coordinator.stores import (
-    CheckpointDrained,
-    StoreForgotten,
-    StoreHolds,
-    StoreOpened,
-)
+from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckptd.catalog import (
     checkpoint_tables,
     drain_tables,
@@ -67,6 +48,7 @@ from ckptd.catalog import (
     standing_tables,
     target_tables,
 )
+from ckptd.catalog.entry_tables import apply_entry
 from ckptd.catalog.file import (
     connect,
     copy_catalog,
@@ -76,6 +58,7 @@ from ckptd.catalog.file import (
     mending_command,
     unusable,
 )
+from ckptd.catalog.room import LOOK_S, give_reserve, is_full, keep_reserve, no_room
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -108,12 +91,13 @@ class SqliteCatalog:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, lock: int, cluster: str, image: CatalogImage
-    ) -> None:
+        self, directory: Path, connection: sqlite3.Connection, lock: int, cluster: str,
+        image: CatalogImage,
+    ) -> None:  # fmt: skip
         self.cluster = cluster
         self.image = image
         self.full: NoSpace | None = None
-        """For ever: a full disk ends the writing."""
+        self._directory = directory
         self._connection = connection
         self._lock = lock
         #: Tickets that wait for the writer; filled by the loop's thread, emptied by the writer's.
@@ -137,29 +121,18 @@ class SqliteCatalog:
         make_directory(directory)
         lock = lock_directory(directory)
         try:
-            cluster = kept_cluster(directory, cluster)
-            connection = connect(directory / CATALOG_NAME)
-            try:
-                _create(connection, directory, cluster or new_cluster)
-                found = _meta(connection, "cluster")
-                if cluster is not None and found != cluster:
-                    raise Refused(
-                        f"the catalog in {directory} is of cluster {found}, not {cluster}",
-                        hint=f"put its own back, or run: {mending_command(directory)}",
-                    )
-                keep_cluster(directory, str(found))
-                image = _load(connection)
-                image.term = _begin_term(connection, image)
-            except sqlite3.DatabaseError as error:
-                connection.close()
-                raise unusable(directory, error) from error
-            except BaseException:
-                connection.close()
-                raise
+            while True:
+                try:
+                    connection, image = _opened(directory, cluster, new_cluster)
+                    break
+                except NoSpace:
+                    if not give_reserve(directory):
+                        raise
         except BaseException:
             os.close(lock)
             raise
-        return cls(connection, lock, str(found), image)
+        keep_reserve(directory)
+        return cls(directory, connection, lock, str(_meta(connection, "cluster")), image)
 
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
@@ -215,10 +188,8 @@ class SqliteCatalog:
                 self._copies = []
             if not batch and not copies:
                 return
-            try:
-                _store(self._connection, [entry for persist in batch for entry in persist.entries])
-            except (sqlite3.Error, KeyError) as error:
-                failure = CkptError(f"the catalog cannot be written: {error}")
+            failure = self._stored([entry for persist in batch for entry in persist.entries])
+            if failure is not None:
                 with self._changed:
                     self._failure = failure
                     self._waiting.clear()
@@ -228,6 +199,50 @@ class SqliteCatalog:
                 on_durable(persist.ticket)
             for path, done in copies:
                 done(_copied(self._connection, path))
+
+    def _stored(self, entries: list[CatalogEntry]) -> CkptError | None:
+        """None when they are durable, however long there was no room; else what ends the writing."""
+        while True:
+            try:
+                _store(self._connection, entries)
+            except (sqlite3.Error, KeyError) as error:
+                if not is_full(error):
+                    return CkptError(f"the catalog cannot be written: {error}")
+                self.full = no_room(self._directory)
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closing, LOOK_S):
+                        return self.full
+            else:
+                if self.full is not None:
+                    keep_reserve(self._directory)
+                    self.full = None
+                return None
+
+
+def _opened(
+    directory: Path, insisted: str | None, new_cluster: str
+) -> tuple[sqlite3.Connection, CatalogImage]:
+    """In a new term. Raises as `SqliteCatalog.open`."""
+    cluster = kept_cluster(directory, insisted)
+    connection = connect(directory / CATALOG_NAME)
+    try:
+        _create(connection, directory, cluster or new_cluster)
+        found = _meta(connection, "cluster")
+        if cluster is not None and found != cluster:
+            raise Refused(
+                f"the catalog in {directory} is of cluster {found}, not {cluster}",
+                hint=f"put its own back, or run: {mending_command(directory)}",
+            )
+        keep_cluster(directory, str(found))
+        image = _load(connection)
+        image.term = _begin_term(connection, image)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise unusable(directory, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection, image
 
 
 def _copied(connection: sqlite3.Connection, path: Path) -> CkptError | None:
@@ -305,7 +320,7 @@ def _fill(
             *image.label_entries(),
             *image.retention_entries(),
         ):
-            _apply(connection, entry)
+            apply_entry(connection, entry)
 
 
 def _move_old_away(path: Path) -> None:
@@ -435,44 +450,12 @@ def _load(connection: sqlite3.Connection) -> CatalogImage:
 
 
 def _store(connection: sqlite3.Connection, entries: list[CatalogEntry]) -> None:
-    """All entries in one transaction, durable on return."""
-    with connection:
-        for entry in entries:
-            _apply(connection, entry)
-
-
-def _apply(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
-    match entry:
-        case AttemptOpened():
-            image = CatalogImage(0)
-            image.apply(entry)
-            checkpoint_tables.insert(connection, image.rows[entry.checkpoint])
-        case RowForgotten():
-            checkpoint_tables.forget(connection, entry.checkpoint)
-            move_tables.store(connection, entry)
-            label_tables.store(connection, entry)
-            standing_tables.store(connection, entry)
-        case CheckpointTombstoned():
-            label_tables.store(connection, entry)
-            checkpoint_tables.move(connection, entry.checkpoint, entry)
-        case CheckpointDeleted():
-            move_tables.store(connection, entry)
-            checkpoint_tables.move(connection, entry.checkpoint, entry)
-        case ColumnsMoved():
-            move_tables.store(connection, entry)
-        case LabelsSent() | CheckpointLabeled():
-            label_tables.store(connection, entry)
-        case RetentionSaid():
-            retention_tables.store(connection, entry)
-        case CatalogReached() | CatalogOutdated() | RepairSaid() | UpgradeFinished():
-            standing_tables.store(connection, entry)
-        case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
-            launch_tables.store(connection, entry)
-        case LaunchResolved() | StepForgotten():
-            launch_tables.store(connection, entry)
-        case StoreOpened() | StoreHolds() | CheckpointDrained() | StoreForgotten():
-            drain_tables.store(connection, entry)
-        case TargetSeen():
-            target_tables.store(connection, entry)
-        case _:
-            checkpoint_tables.move(connection, entry.checkpoint, entry)
+    """All entries in one transaction, durable on return; nothing of them after an error."""
+    try:
+        with connection:
+            for entry in entries:
+                apply_entry(connection, entry)
+    finally:
+        # A COMMIT that has failed leaves it open.
+        if connection.in_transaction:
+            connection.rollback()

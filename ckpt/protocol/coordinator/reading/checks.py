@@ -307,10 +307,12 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         DEGRADED_CODE,
         means="no save begins (`no_space`), commits of saves under way wait; loads go on, except"
         " for ranks that must agree on what they load",
-        cause="etcd has reached its quota and takes no writes (its alarm NOSPACE)",
-        mend="`etcdctl compact REVISION && etcdctl defrag --cluster && etcdctl alarm disarm`; if"
-        " that frees too little, first start its members with a larger `--quota-backend-bytes`",
-        clears="within 2 s of the alarm's end; what waited is then stored, in its order",
+        cause="the disk of the coordinator's directory is full; or etcd has reached its quota and"
+        " takes no writes (its alarm NOSPACE)",
+        mend="make room on that disk; for etcd `etcdctl compact REVISION && etcdctl defrag"
+        " --cluster && etcdctl alarm disarm`, and if that frees too little, first start its members"
+        " with a larger `--quota-backend-bytes`",
+        clears="within 2 s; what waited is then stored, in its order",
     ),
     "CATALOG_NO_QUORUM": CheckKind(
         ERROR,
