@@ -53,7 +53,7 @@ class Catalog(Protocol):
 
     @property
     def full(self) -> NoSpace | None:
-        """What stores it has no room, and tickets wait until it has, or end with this at `close`."""
+        """What stores it has no room: tickets wait until it has, or end with this at `close`."""
 
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
