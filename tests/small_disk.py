@@ -1,4 +1,4 @@
-"""A file system that is as small as a test wants it: a tmpfs in a user namespace of the test's own."""
+"""A file system as small as a test wants it: a tmpfs in a user namespace of the test's own."""
 
 from __future__ import annotations
 

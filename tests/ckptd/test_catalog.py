@@ -30,6 +30,7 @@ from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_e
 from ckptd.catalog import sqlite as catalog_module
 from ckptd.catalog.backup import read_backup
 from ckptd.catalog.file import CLUSTER_NAME, connect
+from ckptd.catalog.room import RESERVE_NAME
 from ckptd.catalog.sqlite import (
     CATALOG_NAME,
     SCHEMA_VERSION,
@@ -305,7 +306,7 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
     with opened(tmp_path, "c1", "c1") as catalog:
         assert catalog.image.term == 42
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == [CATALOG_NAME, CLUSTER_NAME, "coordinator.lock"]
+    assert files == [RESERVE_NAME, CATALOG_NAME, CLUSTER_NAME, "coordinator.lock"]
     create_catalog(tmp_path, "c1", CatalogImage(50), keep_old=True)
     assert read_image(tmp_path) == ("c1", CatalogImage(50))
     (tmp_path / CATALOG_NAME).unlink()

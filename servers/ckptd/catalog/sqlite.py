@@ -201,7 +201,7 @@ class SqliteCatalog:
                 done(_copied(self._connection, path))
 
     def _stored(self, entries: list[CatalogEntry]) -> CkptError | None:
-        """None when they are durable, however long there was no room; else what ends the writing."""
+        """None when they are durable, however long that takes; else what ends the writing."""
         while True:
             try:
                 _store(self._connection, entries)
