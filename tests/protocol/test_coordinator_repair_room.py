@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from ckpt.base.ids import CheckpointId
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.repairs import RepairLimits
 from ckpt.format.messages.targets import Reserve
+from ckpt.protocol.coordinator.keeping.evicting import DueColumns, RoomWanted
 from ckpt.protocol.coordinator.policy import Watermarks
-from ckpt.protocol.coordinator.repairing.clearing import NO_ROOM
+from ckpt.protocol.coordinator.repairing.clearing import AT_ONCE_S, NO_ROOM
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US, REST_US
 from tests.protocol.coordinated_target import COLUMN_BYTES, FakeTarget
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
@@ -22,6 +24,8 @@ from tests.protocol.test_coordinator_repairing import AFTER_S, LOOK_S, NOTHING, 
 
 OTHER = "other"
 STEPS = 4
+ID = CheckpointId(RunName(RUN), Step(1), Generation(1, 1))
+OTHER_ID = CheckpointId(RunName(RUN), Step(2), Generation(1, 2))
 RESTED_S = REST_US / SECOND_US + LOOK_S
 
 
@@ -32,8 +36,12 @@ class Full:
 
     id: CheckpointId
 
-    def __init__(self, *runs: str, is_oldest: bool = False) -> None:
-        """`runs`: which are drained, RUN alone if none is given."""
+    def __init__(
+        self, *runs: str, is_oldest: bool = False, drained: int = STEPS, others: int = 1
+    ) -> None:
+        """`runs`: which are drained, RUN alone if none is given. `others`: so many steps of `other`
+        there are.
+        """
         self.bench = bench = Bench(4)
         # Nothing is evicted but for somebody who needs the room.
         bench.policy = dataclasses.replace(
@@ -42,17 +50,21 @@ class Full:
         bench.restart(*bench.targets)
         bench.tick(20)
         worker = WorkerFake(bench, runs=runs or (RUN,))
-        wanted = [(RUN, step) for step in range(1, STEPS + 1)]
-        wanted.insert(0 if is_oldest else STEPS, (OTHER, 1))
+        self.drained = drained
+        wanted = [(RUN, step) for step in range(1, drained + 1)]
+        lacking = [(OTHER, step) for step in range(1, others + 1)]
         saved = {}
-        for run, step in wanted:
+        for run, step in [*lacking, *wanted] if is_oldest else [*wanted, *lacking]:
             bench.wall_s += 1
-            saved[run] = bench.save(step, run=run)
-        self.id = saved[OTHER]
+            saved[run, step] = bench.save(step, run=run)
+        self.id = saved[OTHER, others]
         drain_all(worker)
         placed = holders(bench, self.id)
         (self.free,) = [one for one in bench.targets.values() if one not in placed]
-        self.away = placed[0]
+        all_placed = [
+            target for id in saved.values() if id.run == OTHER for target in holders(bench, id)
+        ]
+        self.away = max(placed, key=all_placed.count)
 
     def lose(self) -> Worker:
         """It is away for longer than it is waited for; the others are full."""
@@ -70,7 +82,23 @@ class Full:
         return found
 
     def evicted(self) -> list[int]:
-        return [step for step in range(1, STEPS + 1) if step not in steps(self.bench)]
+        return [step for step in range(1, self.drained + 1) if step not in steps(self.bench)]
+
+    @property
+    def lacking(self) -> int:
+        """Steps of `other` that are not whole."""
+        checkpoints = self.bench.machine.checkpoints
+        kept = [one for one in checkpoints.all() if one.id.run == OTHER]
+        return sum(checkpoints.redundancy(one).columns_missing > 0 for one in kept)
+
+    def make(self, worker: Worker) -> int:
+        """All for which there is room now; so many payloads."""
+        made = 0
+        while worker.lease() != NOTHING:
+            worker.seal()
+            worker.end()
+            made += 1
+        return made
 
 
 def steps_on(target: FakeTarget) -> list[int]:
@@ -175,7 +203,7 @@ def test_for_what_is_in_a_store_nothing_newer_goes(is_oldest: bool) -> None:
     lacking = machine.checkpoints.get(full.id)
     assert lacking is not None
     machine.members.targets[free].bytes_free = 0
-    cleared = machine.evictor.clear([free], COLUMN_BYTES, lacking)
+    cleared = machine.evictor.clear([free], COLUMN_BYTES, lacking, RoomWanted)
     assert cleared == (None if is_oldest else free)
     assert machine.evictor.evicted_count == (0 if is_oldest else 1)
 
@@ -223,3 +251,63 @@ def test_one_step_goes_at_a_time() -> None:
     assert gone >= 1
     Worker(full.bench, "other").lease()
     assert full.bench.machine.evictor.evicted_count == gone
+
+
+MANY = 12
+
+
+def _many() -> Full:
+    full = Full(drained=2 * MANY, others=MANY)
+    forget_standing(full.bench)
+    return full
+
+
+def test_room_is_made_at_once_for_all_that_is_due_and_for_no_more() -> None:
+    full = _many()
+    worker = full.lose()
+    lacking = full.lacking
+    assert lacking > MANY // 2
+    due = sum(len(one.columns) for one in full.bench.machine.repairs.waiting())
+    assert worker.lease() == NOTHING
+    gone = len(full.evicted())
+    # A step has three columns, one of them perhaps on who is away.
+    assert 2 * gone <= due, "not a column more than is due"
+    assert 3 * gone >= lacking
+    rounds = 0
+    while full.lacking and rounds < MANY:
+        full.bench.tick(RESTED_S)
+        full.make(worker)
+        rounds += 1
+    assert full.lacking == 0
+    assert rounds <= 3, "not one column each time"
+
+
+def test_room_is_made_for_no_more_than_repair_fills_until_it_may_ask_again() -> None:
+    full = _many()
+    limits = full.bench.machine.repairs.ruling.limits
+    columns = 4
+    per_s = COLUMN_BYTES * columns / AT_ONCE_S
+    live = len(full.bench.targets) - 1
+    # Two are read for each that is made.
+    cap = round(per_s * 3 / live)
+    full.bench.policy = dataclasses.replace(
+        full.bench.policy, repair=RepairLimits(min(cap, limits.floor_bytes), cap)
+    )
+    full.bench.restart(*full.bench.targets)
+    full.bench.tick(20)
+    worker = full.lose()
+    assert full.lacking > 2 * columns
+    assert worker.lease() == NOTHING
+    assert 1 <= len(full.evicted()) <= columns // 2
+
+
+def test_what_goes_itself_is_not_due_and_makes_no_room_for_what_is_older() -> None:
+    old, new = DueColumns(ID, 5.0, True, 100), DueColumns(OTHER_ID, 7.0, True, 10)
+    wanted = RoomWanted((old, new), 1000)
+    assert wanted.bytes_in_all == 110
+    assert wanted.bytes_beside(set(), 4.0) == 110
+    assert wanted.bytes_beside(set(), 5.0) == 10, "it is not older than the first"
+    assert wanted.bytes_beside({OTHER_ID}, 4.0) == 100
+    in_no_store = dataclasses.replace(old, stored=False)
+    assert RoomWanted((in_no_store,), 1000).bytes_beside(set(), 9.0) == 100
+    assert RoomWanted((in_no_store,), 60).bytes_beside(set(), 9.0) == 60

@@ -15,10 +15,10 @@ looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from ckpt.base.ids import Domain, TargetId
+from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.base.limits import LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.format.column import file_bytes, manifest_bytes_bound
@@ -47,6 +47,41 @@ class NoRoom:
     reason: str
     """Empty: nothing is drained here, and nothing is kept."""
     retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DueColumns:
+    """What a checkpoint lacks, and has no place for."""
+
+    checkpoint: CheckpointId
+    committed_at_s: float
+    stored: bool
+    """An object store has it: nothing as new goes for it."""
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWanted:
+    """How much room may be made at once."""
+
+    due: tuple[DueColumns, ...] = ()
+    bytes_max: int = 0
+    """More is not made again before devices are looked at again."""
+
+    def bytes_beside(self, gone: Set[CheckpointId], committed_at_s: float) -> int:
+        """What is due can use so much, when these go, the newest of them from then."""
+        due = sum(
+            one.file_bytes
+            for one in self.due
+            if one.checkpoint not in gone
+            and (not one.stored or committed_at_s < one.committed_at_s)
+        )
+        return min(self.bytes_max, due)
+
+    @property
+    def bytes_in_all(self) -> int:
+        """What is due can use so much, when no checkpoint goes for it."""
+        return min(self.bytes_max, sum(one.file_bytes for one in self.due))
 
 
 class Evictor:
@@ -106,10 +141,12 @@ class Evictor:
         return self._desk.now_us < self._settled_at_us
 
     def clear(
-        self, targets: Sequence[TargetId], size: int, lacking: KeptCheckpoint
-    ) -> TargetId | None:
-        """Let go what has so many bytes on one of these targets, for a column that is lacking; None
-        where nothing goes, since no target would have room for it then.
+        self, targets: Sequence[TargetId], size: int, lacking: KeptCheckpoint,
+        wanted: Callable[[], RoomWanted],
+    ) -> TargetId | None:  # fmt: skip
+        """Let go what has so many bytes on one of these targets, for a column that is lacking, and
+        more as long as that is wanted; None where nothing goes, since no target would have room for
+        it then.
         """
         may_go = [one for one in self._evictable() if self._may_go_for(one, lacking)]
         best: tuple[int, int, TargetId, list[KeptCheckpoint]] | None = None
@@ -120,8 +157,34 @@ class Evictor:
                 best = len(going), order, id, going
         if best is None:
             return None
-        self._evict(best[3])
+        self._evict(self._with_more(best[3], may_go, wanted()))
         return best[2]
+
+    def _with_more(
+        self, first: Sequence[KeptCheckpoint], may_go: Sequence[KeptCheckpoint], wanted: RoomWanted
+    ) -> list[KeptCheckpoint]:
+        """The oldest go beside these until so much is free as what is due can use; not a byte more
+        for them."""
+        going = {one.id: one for one in first}
+        freed = sum(map(self._freed_by, first))
+        for one in may_go:
+            if one.id in going:
+                continue
+            freed += self._freed_by(one)
+            gone = {*going, one.id}
+            if freed > wanted.bytes_beside(gone, one.info.committed_at_s):
+                break
+            going[one.id] = one
+        return list(going.values())
+
+    def _freed_by(self, one: KeptCheckpoint) -> int:
+        """Bytes on all targets where something else may come."""
+        staying = {target.id for target in self._members.live() if target.stays}
+        return sum(
+            file_bytes(placed.layout, manifest_bytes_bound(placed.layout))
+            * sum(id in staying for id in placed.columns)
+            for placed in (one.placement or {}).values()
+        )
 
     def _may_go_for(self, one: KeptCheckpoint, lacking: KeptCheckpoint) -> bool:
         """For what is in a store itself nothing that is as new goes."""

@@ -6,26 +6,30 @@
         `-- none may take it: nothing goes      give back space that stands for the next saves,
                                                 the longest idle first --none is there--> it waits
 
-One target is cleared at a time, the one that costs least. A save that was let in keeps its space
-(P6). Of a step that a store has nothing goes for its repair but what is older. What goes is not
-free at once: whoever asked tries again after a rest.
+The target that costs least is cleared. As it takes a while until what goes is free, more goes with
+it for what else is due: so much as repair makes again before it may ask for the next room, at its
+cap or at the rate that it goes at, and never more than is due. A save that was let in keeps its
+space (P6). Of a step that a store has nothing goes for its repair but what is older. Whoever asked
+tries again after a rest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.errors import NoSpace
-from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, TargetId
+from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
-from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.keeping.evicting import DueColumns, Evictor, RoomWanted
 from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.coordinator.repairing.lacking import LackingPayload
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.standing import StandingSpace
 
@@ -34,6 +38,8 @@ NAMED_MAX: Final = 3
 """So many full targets are named in one sentence."""
 LOOKED_AT_MAX: Final = 16
 """Of the full targets, those that have most room are looked at."""
+AT_ONCE_S: Final = 20.0
+"""Room is made for as long a time: twice as long as until somebody may ask for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,13 @@ class Clearing:
         ]
         return free if own is None else [*free, own]
 
-    def clear(self, payload: PayloadId, size: int, full: Iterable[TargetId]) -> NoPlace:
-        """Why there is no place for so many bytes on any of these; and make one, if it may be."""
+    def clear(
+        self, payload: PayloadId, size: int, full: Iterable[TargetId],
+        wanted: Callable[[], RoomWanted],
+    ) -> NoPlace:  # fmt: skip
+        """Why there is no place for so many bytes on any of these; and make one, if it may be, and
+        places for what else is due.
+        """
         targets, checkpoint = self._members.targets, self._checkpoints.get(payload.checkpoint)
         by_room = sorted(full, key=lambda id: (-targets[id].bytes_free, id))
         if not by_room or checkpoint is None:
@@ -89,15 +100,29 @@ class Clearing:
         looked_at = by_room[:LOOKED_AT_MAX]
         if self._evictor.is_settling:
             return NoPlace(f"{reason}: what was drained is going", comes=True)
-        cleared = self._evictor.clear(looked_at, size, checkpoint)
+        cleared = self._evictor.clear(looked_at, size, checkpoint, wanted)
         if cleared is not None:
             return NoPlace(f"{reason}: what was drained goes from {cleared}", comes=True)
-        given = self._standing.drop_on(looked_at, size)
+        given = self._standing.drop_on(looked_at, size, lambda: wanted().bytes_in_all)
         if given is not None:
             return NoPlace(
                 f"{reason}: {given} gives back what stood for the next saves", comes=True
             )
         return NoPlace(reason)
+
+    def wanted(self, due: Iterable[LackingPayload], bytes_per_s: float) -> RoomWanted:
+        """For what is due and has no place, at the rate at which that is made again."""
+        found: dict[CheckpointId, DueColumns] = {}
+        for one in due:
+            id = one.payload.checkpoint
+            checkpoint = self._checkpoints.get(id)
+            if one.is_move or checkpoint is None or checkpoint.placement is None:
+                continue
+            layout = checkpoint.placement[one.payload.rank].layout
+            size = len(one.columns) * file_bytes(layout, manifest_bytes_bound(layout))
+            known = found[id].file_bytes if id in found else 0
+            found[id] = DueColumns(id, one.committed_at_s, one.stored, known + size)
+        return RoomWanted(tuple(found.values()), round(bytes_per_s * AT_ONCE_S))
 
     @staticmethod
     def _is_full(allotment: Allotment, target: TargetId) -> bool:

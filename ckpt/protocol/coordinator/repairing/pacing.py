@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.ids import TargetId
+from ckpt.base.units import MiB
 from ckpt.format.messages.repairs import NO_CAP, RepairLimits, RepairPace
 
 URGENT: Final = 4
@@ -27,6 +28,8 @@ RENEW_FAST_US: Final = 250_000
 is down there.
 """
 RENEW_US: Final = 1_000_000
+UNKNOWN_BYTES_PER_S: Final = float(64 * MiB)
+"""Without a cap, before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,17 @@ def paced(
 def most_beside_others(limits: RepairLimits) -> int:
     """What a target gives while somebody saves or loads, for whatever payloads."""
     return _budget(limits, is_busy=True, is_urgent=True)
+
+
+def expected_bytes_per_s(limits: RepairLimits, measured: float, targets: int, k: int) -> float:
+    """Bytes of lost columns that may be made again in a second, at most: what the cap of so many
+    targets allows, as each byte is made of k that are read and one that is written; and twice what
+    was measured, once something was.
+    """
+    rates = [2 * measured] if measured > 0 else []
+    if limits.cap_bytes != NO_CAP:
+        rates.append(limits.cap_bytes * targets / (k + 1))
+    return min(rates, default=UNKNOWN_BYTES_PER_S)
 
 
 def _budget(limits: RepairLimits, *, is_busy: bool, is_urgent: bool) -> int:

@@ -39,6 +39,7 @@ from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.cluster.rot import note_mended
+from ckpt.protocol.coordinator.keeping.evicting import RoomWanted
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.clearing import Clearing
 from ckpt.protocol.coordinator.repairing.context import RepairContext
@@ -47,7 +48,11 @@ from ckpt.protocol.coordinator.repairing.doubting import Doubter
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.mending import Mender
-from ckpt.protocol.coordinator.repairing.pacing import most_beside_others, paced
+from ckpt.protocol.coordinator.repairing.pacing import (
+    expected_bytes_per_s,
+    most_beside_others,
+    paced,
+)
 from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
@@ -138,6 +143,8 @@ class Repairs:
         #: What was due when that was looked at, the first one last, and when that was, under which
         #: version of the map.
         self._queue: list[LackingPayload] = []
+        #: All of it, also what was taken from the queue since.
+        self._due: list[LackingPayload] = []
         self._looked = (-LOOK_US, -1)
         self.skipped: dict[CheckpointId, str] = {}
         """What was due at the last look and is left alone, and why."""
@@ -277,7 +284,7 @@ class Repairs:
             )
             for id in self.skipped:
                 self._checkpoints.moving.forget(id)
-            self._queue = queue[::-1]
+            self._due, self._queue = queue, queue[::-1]
             due = {one.payload for one in queue}
             problems = self.counts.problems
             self.counts.problems = {id: why for id, why in problems.items() if id in due}
@@ -335,10 +342,25 @@ class Repairs:
         """None of its columns found a place."""
         allotment = task.allotment
         full = self._places.may_take(allotment, task.payload, task.columns)
-        found = self._clearing.clear(task.payload, allotment.file_bytes, full)
+        k = allotment.layout.code.k
+        found = self._clearing.clear(
+            task.payload, allotment.file_bytes, full, lambda: self._room_wanted(k)
+        )
         self._leave_alone(task.payload, found.reason, NO_ROOM_REST_US)
         if found.comes and task.payload in self._rests:
             self._rests[task.payload] = self._desk.now_us + REST_US
+
+    def _room_wanted(self, k: int) -> RoomWanted:
+        """Of what was due at the last look, for what nobody has in hand."""
+        waits = [
+            one
+            for one in self._due
+            if one.payload not in self.tasks and not self._adopter.is_moving(one.payload)
+        ]
+        rate = expected_bytes_per_s(
+            self.ruling.limits, self.rate.bytes_per_s, self._members.live_count, k
+        )
+        return self._clearing.wanted(waits, rate)
 
     def _tell(self, task: RepairTask, request: int) -> None:
         places = task.allotment.columns

@@ -88,9 +88,12 @@ class StandingSpace:
             self._drop(key)
         return had
 
-    def drop_on(self, targets: Iterable[TargetId], size: int) -> TargetId | None:
+    def drop_on(
+        self, targets: Iterable[TargetId], size: int, bytes_max: Callable[[], int]
+    ) -> TargetId | None:
         """Give back what stands on one of these, the longest idle first, until that has so many
-        bytes; None, and nothing goes back, where no target would have them.
+        bytes, and more of it as long as that is at most `bytes_max` everywhere; None, and nothing
+        goes back, where no target would have them.
         """
         idle = sorted(self._standing.items(), key=lambda item: (item[1].idle_since_us, item[0]))
         for id in targets:
@@ -102,10 +105,28 @@ class StandingSpace:
                     going.append(key)
                     left -= held * allotment.file_bytes
             if going and left <= 0:
-                for key in going:
-                    self._drop(key)
+                self._drop_with_more(going, [key for key, _ in idle], bytes_max())
                 return id
         return None
+
+    def _drop_with_more(
+        self, first: list[StandingKey], idle: list[StandingKey], bytes_max: int
+    ) -> None:
+        going = dict.fromkeys(first)
+        given = sum(self._bytes_of(key) for key in going)
+        for key in idle:
+            if key not in going:
+                given += self._bytes_of(key)
+                if given > bytes_max:
+                    break
+                going[key] = None
+        for key in going:
+            self._drop(key)
+
+    def _bytes_of(self, key: StandingKey) -> int:
+        """On all targets."""
+        allotment = self._standing[key]
+        return len(allotment.places) * allotment.file_bytes
 
     def _drop(self, key: StandingKey) -> None:
         allotment = self._standing.pop(key)
