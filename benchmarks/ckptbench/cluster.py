@@ -29,7 +29,8 @@ from ckpt.base.ids import RunName, Step
 from ckpt.erasure.code import Code
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
-from ckpt.protocol.coordinator.reading.answers import RepairView, StatusView
+from ckpt.protocol.coordinator.reading.answers import StatusView
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.control import Control
 from ckpt_client.local.children import Child, end_children, start_child
 from ckpt_client.local.detach import child_environment

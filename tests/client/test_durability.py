@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ckpt
+from ckpt.protocol.coordinator.repairing.measuring import NOTE_BYTES
 from ckpt_client.cli.upkeep.durability import nines
 from tests.client.clikit import Ended, environment, fill, run
+from tests.e2e.cluster import Cluster
+from tests.waiting import ASKED_S, wait_until
 
 LARGE = ("--code", "8+4", "--targets", "1024", "--domains", "128", "--payloads", "100000")
 
@@ -95,6 +104,51 @@ def test_a_store_says_what_it_is_and_options_count_before_that(store: str) -> No
     ).document()  # fmt: skip
     assert (supposed["code"], supposed["targets"], supposed["domains"]) == ("4+2", 12, 12)
     assert supposed["payloads"] == 4
+
+
+def test_a_store_s_repair_is_taken_as_it_was_measured_and_a_flag_counts_before_it(
+    tmp_path: Path,
+) -> None:
+    """A target of a real cluster loses its disk; the cluster then starts again."""
+    directory = tmp_path / "burst"
+    directory.mkdir()
+    # A worker tells how far it is while it works: it is given the time.
+    options = f"rebuild_after_s = 1\nrepair_floor_bytes = {NOTE_BYTES // 4}\n"
+    (directory / "coordinator.toml").write_text(f"{options}repair_cap_bytes = {NOTE_BYTES // 4}\n")
+    cluster = Cluster(directory, "targets=4&code=2+1")
+    url = cluster.url
+    try:
+        with ckpt.open(url) as opened:
+            opened.save("run", 1, {"w": np.zeros(3 * NOTE_BYTES, np.uint8)}).wait(120)
+        before = run("durability", "--json", "--store", url).document()
+        assert (before["rebuild_rate_from"], before["measured"]) == ("none", None)
+        assert "no repair was measured here" in run("durability", "--store", url).out
+        lost = min(path.parts[-3] for path in directory.glob("targets/*/columns/*"))
+        pid = cluster.pid_of(lost)
+        shutil.rmtree(directory / "targets" / lost)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: measured_of(url) is not None, "it is measured", 180.0, ASKED_S)
+        assert run("repair", "--wait", "--store", url).code == 0
+        run("local", "stop", str(directory))
+        found = run("durability", "--json", "--store", url).document()
+        measured = found["measured"]["bytes_per_s"]
+        assert (found["rebuild_rate_from"], measured > 0) == ("measured", True)
+        assert found["placements"][0]["rebuild_s"] == pytest.approx(
+            300 + found["target_bytes"] / measured
+        )
+        assert "measured " in run("durability", "--store", url).out
+        flagged = run("durability", "--rebuild-rate", "1MB", "--json", "--store", url).document()
+        assert (flagged["rebuild_rate_from"], flagged["measured"]) == ("supposed", None)
+        assert flagged["conditions"]["rebuild_rate"] == 1_000_000
+        never = run("durability", "--rebuild-rate", "0", "--store", url)
+        assert "nothing makes lost columns again" in never.out
+        assert "no repair was measured" not in never.out
+    finally:
+        run("local", "stop", str(directory))
+
+
+def measured_of(url: str) -> object:
+    return run("repair", "--json", "--store", url).document()["measured"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import OpenPayload, PayloadGivenUp, PayloadPlanned
-from ckpt.protocol.coordinator.reading.answers import RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt.protocol.handshake import Caller
 from ckpt.transfer.column_rebuilder import WINDOW_BYTES
 from tests.e2e_remote.cluster import RemoteCluster

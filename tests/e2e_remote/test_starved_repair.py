@@ -16,7 +16,7 @@ import pytest
 import ckpt
 from ckpt.base.units import MiB
 from ckpt.format.messages.asking import Ask
-from ckpt.protocol.coordinator.reading.answers import RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from tests.e2e_remote.cluster import Daemon, RemoteCluster
 from tests.e2e_remote.conftest import started
 from tests.e2e_remote.test_memory_caps import cap

@@ -236,6 +236,9 @@ def test_status_and_repair_say_why_it_waits() -> None:
     full.lose().lease()
     why = f"no room on {full.free.id}"
     repair: Any = full.bench.ask("repair")
+    waiting = len(repair["problems"])
+    assert repair["payloads_due"] == repair["columns_due"] == waiting, "what rests is due"
+    assert repair["bytes_left"] > 0
     assert [str(full.id) in name and text == why for name, text in repair["problems"]].count(True)
     status: Any = full.bench.ask("status")
     (low,) = [one["message"] for one in status["checks"] if one["name"] == "REDUNDANCY_LOW"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.asking import ChangeTarget
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.saving import (
     AttemptAborted,
     PayloadGivenUp,
@@ -89,6 +92,24 @@ def test_targets_that_stay_silent_end_the_save_after_a_bounded_time() -> None:
     (aborted,) = rank.aborts()
     assert aborted.code == "unavailable"
     assert "3 targets are live and 0 gave space" in aborted.message
+
+
+def test_too_few_since_the_others_are_drained_says_so_and_what_brings_them_back() -> None:
+    bench = Bench(4)
+    for id in ("t1", "t3"):
+        bench.tell(bench.session(Role.ADMIN), ChangeTarget(TargetId(id), "draining", force=True))
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tick(20)
+    (aborted,) = rank.aborts()
+    assert aborted.code == "unavailable"
+    assert "4 targets are live and 2 gave space, 3 are needed for 2+1" in aborted.message
+    assert "drained or out: t1, t3" in aborted.message
+    assert "ckpt target undrain ID" in aborted.hint
+    status: Any = bench.ask("status")
+    (few,) = [one for one in status["checks"] if one["name"] == "TOO_FEW_TARGETS"]
+    assert few["message"].endswith("; drained or out: t1, t3")
+    assert "ckpt target undrain" in few["remedy"]
 
 
 def test_a_spare_takes_the_place_of_a_column_that_nobody_else_can_take() -> None:

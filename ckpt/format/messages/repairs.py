@@ -38,8 +38,19 @@ def check_limits(limits: RepairLimits) -> None:
         raise Refused(text, hint=hint)
 
 
+class RepairMeasured(Struct, frozen=True, gc=False):
+    """How fast lost columns were made again, lately."""
+
+    bytes_per_s: float
+    """Bytes of columns, by all workers together."""
+    at_s: float
+    """When that was."""
+
+
 class RepairRules(Struct, frozen=True, gc=False):
-    """What people have set; where it is None, the coordinator's options apply."""
+    """What people have set; where it is None, the coordinator's options apply. And what is known of
+    repair itself that the next coordinator cannot know.
+    """
 
     floor_bytes: int | None = None
     cap_bytes: int | None = None
@@ -49,6 +60,8 @@ class RepairRules(Struct, frozen=True, gc=False):
     """Most bytes that a balance which somebody asked for may move; UNSET while none is under
     way.
     """
+    measured: RepairMeasured | UnsetType = UNSET
+    """UNSET while nothing was made again that is worth it."""
 
 
 def decode_repair_rules(document: bytes) -> RepairRules:

@@ -108,6 +108,11 @@ def as_placed(tier: Tier, conditions: Conditions) -> Outlook:
     return _outlook("placement groups", tier, conditions, group_count(tier.code, tier.targets))
 
 
+def placed_group(tier: Tier) -> PlacementGroup:
+    """One of them."""
+    return _group(tier, group_count(tier.code, tier.targets))
+
+
 def at_random(tier: Tier, conditions: Conditions) -> Outlook:
     """The same code, each payload anywhere in the cluster."""
     return _outlook("anywhere", tier, conditions, 1)

@@ -41,13 +41,13 @@ from ckpt.format.messages.repairs import RepairSet, SetRepair
 from ckpt.format.messages.upgrading import FinishUpgrade, UpgradeNoted
 from ckpt.protocol.coordinator.reading.answers import (
     CoordinatorsView,
-    RepairView,
     RunView,
     ShowView,
     StatusView,
     StepView,
     UpgradeView,
 )
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client import labels
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control

@@ -23,7 +23,8 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheck
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
-from ckpt.protocol.coordinator.reading.answers import RepairView, StoreStatus
+from ckpt.protocol.coordinator.reading.answers import StoreStatus
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt.protocol.coordinator.reading.stored import STORED, state_text
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter

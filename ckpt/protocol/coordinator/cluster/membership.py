@@ -284,6 +284,11 @@ class Membership:
         texts = [f"{target.id} ({target.device.latest})" for target in self.failing()]
         return f"; the device fails of {', '.join(texts)}" if texts else ""
 
+    def leaving_text(self) -> str:
+        """Which live targets take nothing, since somebody has said so; empty if none is."""
+        leaving = [target.id for target in self.live() if not target.stays]
+        return f"; drained or out: {', '.join(leaving)}" if leaving else ""
+
     def note_slow(self, id: TargetId) -> None:
         """A save went on without it, or elsewhere; the next ones begin where it ended."""
         target = self.targets.get(id)

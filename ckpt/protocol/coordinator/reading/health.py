@@ -146,7 +146,10 @@ class Health:
         if well >= self._code.floor:
             return
         resort = f"; {', '.join(t.id for t in failing)} only as a last resort" if failing else ""
-        text = f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
+        text = (
+            f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
+            f"{self._members.leaving_text()}"
+        )
         if down:
             ids = [target.id for target in down]
             yield check("TOO_FEW_TARGETS", text + resort, *self._bring_back(ids, address))
@@ -156,7 +159,10 @@ class Health:
             yield check("TOO_FEW_TARGETS", text + resort, remedy, command, ())
         else:
             command = f"ckptd target --directory NEW_DIR --coordinator {address}"
-            yield check("TOO_FEW_TARGETS", text, "add targets, each with a directory", command)
+            remedy = "add targets, each with a directory"
+            if self._members.leaving_text():
+                remedy += ", or take those back that are drained or out (ckpt target undrain, in)"
+            yield check("TOO_FEW_TARGETS", text, remedy, command)
 
     def _filling(self, address: str) -> Iterator[Check]:
         """Devices that are full, and that soon will be, the fullest first."""

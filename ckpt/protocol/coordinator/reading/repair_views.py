@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import UnsetType
+
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.coordinator.reading.answers import BalanceView, RepairTaskView, RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairTaskView, RepairView
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
@@ -14,6 +16,7 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
     waiting, counts = repairs.waiting(), repairs.counts
     heard_us = repairs.heard_us
     rate, left, limits = repairs.rate, repairs.bytes_left(), repairs.ruling.limits
+    measured = repairs.ruling.said.measured
     is_going = left > 0 and not repairs.ruling.is_paused
     return RepairView(
         payloads_due=len(waiting),
@@ -33,6 +36,7 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         paused_at_s=repairs.ruling.said.paused_at_s,
         skipped=tuple((str(id), why) for id, why in sorted(repairs.skipped.items())),
         balance=_balance(repairs.balancer),
+        measured=None if isinstance(measured, UnsetType) else measured,
     )
 
 

@@ -31,7 +31,6 @@ from ckpt.protocol.coordinator.reading.answers import (
     MembersView,
     MemberView,
     NameView,
-    RepairView,
     RetentionView,
     RunView,
     ShowView,
@@ -43,6 +42,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
 from ckpt.protocol.coordinator.reading.scrub_views import reading_view, scrub_view

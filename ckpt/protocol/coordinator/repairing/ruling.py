@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ckpt.format.messages.repairs import (
     RepairLimits,
+    RepairMeasured,
     RepairRules,
     RepairSet,
     SetRepair,
@@ -82,6 +83,15 @@ class RepairRuling:
         def durable() -> None:
             self._said = rules
             then()
+
+        self._desk.persist((RepairSaid(rules),), durable)
+
+    def measured(self, found: RepairMeasured) -> None:
+        """Record how fast lost columns were made again."""
+        rules = self._coming = replace(self._coming, measured=found)
+
+        def durable() -> None:
+            self._said = rules
 
         self._desk.persist((RepairSaid(rules),), durable)
 

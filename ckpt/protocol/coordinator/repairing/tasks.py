@@ -47,6 +47,7 @@ from ckpt.protocol.coordinator.repairing.crowding import Crowding
 from ckpt.protocol.coordinator.repairing.doubting import Doubter
 from ckpt.protocol.coordinator.repairing.expiring import leave_expiring
 from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
+from ckpt.protocol.coordinator.repairing.measuring import RebuildMeter
 from ckpt.protocol.coordinator.repairing.mending import Mender
 from ckpt.protocol.coordinator.repairing.pacing import (
     expected_bytes_per_s,
@@ -129,6 +130,7 @@ class Repairs:
             context.desk, context.policy.repair, context.said, context.wall_s
         )
         self.rate = RepairRate()
+        self._meter = RebuildMeter(context.desk, self.ruling, context.wall_s)
         self._crowding = Crowding(
             context.desk, context.members, context.checkpoints, context.policy.spread,
             mends=after_us is not None,
@@ -179,7 +181,10 @@ class Repairs:
     def _note_progress(self, task: RepairTask, read_bytes: int) -> None:
         task.heard_us = self._desk.now_us
         read, task.read_bytes = max(0, read_bytes - task.read_bytes), read_bytes
-        self.rate.made(read * len(task.lost) / task.reads)
+        made = read * len(task.lost) / task.reads
+        self.rate.made(made)
+        if not task.alone:
+            self._meter.made(made)
 
     def _end_if_paused(self) -> None:
         """What is sealed counts; the rest waits."""
@@ -216,7 +221,9 @@ class Repairs:
         self._crowding.tick()
         self.balancer.tick()
         now = self._desk.now_us
-        self.rate.passed(now, is_working=bool(self.in_hand()))
+        in_hand = self.in_hand()
+        self.rate.passed(now, is_working=bool(in_hand))
+        self._meter.passed(is_working=not all(task.alone for task in in_hand))
         self._cut_rests()
         for task in [task for task in self.tasks.values() if not task.ending]:
             if now - task.heard_us >= LEASE_US:
@@ -268,9 +275,14 @@ class Repairs:
         return False
 
     def waiting(self) -> list[LackingPayload]:
-        """What is due and in nobody's hands, the first one first, as of the last look."""
+        """What is due and in nobody's hands, the first one first, as of the last look; also what
+        rests, since it found no place or could not be made.
+        """
         self._look()
-        return [one for one in self._queue[::-1] if one.payload not in self.tasks]
+        open_ones = {one.payload for one in self._queue} | self._rests.keys()
+        return [
+            one for one in self._due if one.payload in open_ones and one.payload not in self.tasks
+        ]
 
     def _look(self) -> None:
         """The queue is made again when the map has changed, and now and then."""

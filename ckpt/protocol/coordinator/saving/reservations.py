@@ -21,6 +21,7 @@ from functools import partial
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
 from ckpt.base.units import format_bytes
+from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
@@ -397,12 +398,18 @@ class Reserver:
         if silent and live >= needed and allotment.patience_us < PATIENCE_LAST_US:
             self._request(allotment.layout, done, 2 * allotment.patience_us)
             return
-        done(
-            Unavailable(
-                f"{live} targets are live and {given} gave space, {needed} are needed for {code}"
-                f"{self._members.silence()}{self._members.failing_text()}",
-                hint="start the missing targets (ckpt status shows them) and save again",
-            )
+        done(self._too_few(live, given, code))
+
+    def _too_few(self, live: int, given: int, code: Code) -> Unavailable:
+        """So many gave space."""
+        leaving = self._members.leaving_text()
+        hint = "start the missing targets (ckpt status shows them) and save again"
+        if leaving:
+            hint = "add targets, or say ckpt target undrain ID (in ID if it is out), and save again"
+        return Unavailable(
+            f"{live} targets are live and {given} gave space, {code.floor} are needed for {code}"
+            f"{leaving}{self._members.silence()}{self._members.failing_text()}",
+            hint=hint,
         )
 
     def _full(self, allotment: Allotment) -> list[TargetId]:

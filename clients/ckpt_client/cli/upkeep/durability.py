@@ -5,11 +5,12 @@ failure rates. For comparison it shows the same code placed anywhere, and three 
 options do not say comes from the store that is named; without a store the options are enough.
 Nothing is changed.
 
-By default nothing is supposed to make lost columns again, as where no `ckptd repair` runs:
+How fast lost columns are made again is what the store's repair has measured when it last did so.
+Where nothing was measured, nothing is supposed to make them again, as where no `ckptd repair` runs:
 redundancy returns when a target is back with its bytes, or when the step is saved again
-(--step-life). --rebuild-rate supposes that each target spends so many bytes a second on it; this is
-where large groups help. --trials simulates so many years of one group, target by target, under the
-same assumptions.
+(--step-life). --rebuild-rate supposes that each target spends so many bytes a second on it (0: no
+repair); this is where large groups help. The output says which of these was used. --trials
+simulates so many years of one group, target by target, under the same assumptions.
 
 The model knows losses that come one by one, or a domain at a time, at constant rates. It knows no
 power cuts, operators or bugs.
@@ -29,9 +30,10 @@ from ckpt.base.units import format_age, format_bytes, format_seconds, parse_age,
 from ckpt.erasure.code import Code
 from ckpt_client.cli.cluster import Conversation, conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.output import Output, Tone, age_text, counted
 
 if TYPE_CHECKING:
+    from ckpt.format.messages.repairs import RepairMeasured
     from ckpt.plan.durability.outlook import Conditions, Outlook, Tier
     from ckpt.plan.durability.trials import Tried
 
@@ -64,6 +66,10 @@ class DurabilityReport(Struct, frozen=True):
 
     tier: Tier
     level: str
+    measured: RepairMeasured | None
+    """The rate of repair that was taken, where it is the store's own."""
+    is_unmeasured: bool
+    """The store that was asked has made nothing again that was worth it."""
     conditions: Conditions
     placements: tuple[Outlook, ...]
     """Columns placed as they are, columns placed anywhere, and three copies."""
@@ -130,14 +136,15 @@ def _configure_rates(parser: argparse.ArgumentParser) -> None:
             flag, metavar="AGE", type=parse_age, default=default, help=f"{text} [{shown}]"
         )
     parser.add_argument(
-        "--rebuild-rate", metavar="BYTES", type=parse_bytes, default=0,
-        help="bytes a second that each target spends on making columns again [0: none]",
+        "--rebuild-rate", metavar="BYTES", type=parse_bytes,
+        help="bytes a second that each target spends on making columns again; 0: none"
+        " [as the store's repair has measured, else 0]",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    level, tier = _tier(arguments, output)
-    report = _report(arguments, level, tier)
+    level, tier, measured = _tier(arguments, output)
+    report = _report(arguments, level, tier, measured)
     output.document(_document(report))
     _print(report, output)
     return ExitCode.OK
@@ -162,14 +169,17 @@ class _Known(Struct, frozen=True):
     level: str
     payloads: int
     target_bytes: int
+    measured: RepairMeasured | None
 
 
-def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier]:
-    """The level of its domains, and the tier. Raises Refused where nobody says what it is."""
+def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier, RepairMeasured | None]:
+    """The level of its domains, the tier, and how fast repair was there. Raises Refused where
+    nobody says what it is.
+    """
     from ckpt.plan.durability.outlook import Tier
 
     known: _Known | None = None
-    if arguments.store or os.environ.get("CKPT_STORE"):
+    if _names_store(arguments):
         with conversation(arguments, output) as talk:
             known = _known(talk, arguments.level)
     elif arguments.code is None or arguments.targets is None:
@@ -190,7 +200,13 @@ def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier]:
         arguments.payloads or (known.payloads if known else 0) or PAYLOADS,
         arguments.target_bytes or (known.target_bytes if known else 0),
     )
-    return arguments.level or (known.level if known else "host"), tier
+    measured = known.measured if known and arguments.rebuild_rate is None else None
+    level: str = arguments.level or (known.level if known else "host")
+    return level, tier, measured if tier.target_bytes else None
+
+
+def _names_store(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.store or os.environ.get("CKPT_STORE"))
 
 
 def _known(talk: Conversation, wanted: str | None) -> _Known:
@@ -211,10 +227,22 @@ def _known(talk: Conversation, wanted: str | None) -> _Known:
         level,
         sum(step.world_size for step in steps),
         sum(used) // max(1, len(used)),
+        talk.repair().measured,
     )
 
 
-def _report(arguments: argparse.Namespace, level: str, tier: Tier) -> DurabilityReport:
+def _rate_of(measured: RepairMeasured, tier: Tier) -> float:
+    """Of each target that helps: as fast as all of them together, who are a group, made what one of
+    them had."""
+    from ckpt.plan.durability import outlook
+
+    helpers = max(1, outlook.placed_group(tier).targets - 1)
+    return measured.bytes_per_s * (tier.code.k + 1) / helpers
+
+
+def _report(
+    arguments: argparse.Namespace, level: str, tier: Tier, measured: RepairMeasured | None
+) -> DurabilityReport:
     from random import Random
 
     from ckpt.plan.durability import outlook
@@ -227,7 +255,7 @@ def _report(arguments: argparse.Namespace, level: str, tier: Tier) -> Durability
         arguments.permanent,
         float(arguments.return_after),
         float(arguments.step_life),
-        float(arguments.rebuild_rate),
+        _rate_of(measured, tier) if measured else float(arguments.rebuild_rate or 0),
         float(arguments.rebuild_after),
     )
     if arguments.rebuild_rate and not tier.target_bytes:
@@ -241,6 +269,8 @@ def _report(arguments: argparse.Namespace, level: str, tier: Tier) -> Durability
     return DurabilityReport(
         tier,
         level,
+        measured,
+        measured is None and arguments.rebuild_rate is None and _names_store(arguments),
         conditions,
         (placed, *(each for each in others if each is not None)),
         tuple(outlook.by_group_size(tier, conditions)),
@@ -264,6 +294,8 @@ def _document(report: DurabilityReport) -> dict[str, object]:
         "payloads": tier.payloads,
         "target_bytes": tier.target_bytes,
         "conditions": report.conditions,
+        "rebuild_rate_from": _rate_source(report),
+        "measured": report.measured,
         "placements": [_outlook_document(each) for each in report.placements],
         "group_sizes": [_outlook_document(each) for each in report.group_sizes],
         "tried": found and {
@@ -273,6 +305,12 @@ def _document(report: DurabilityReport) -> dict[str, object]:
             "group_loss_chance": report.group_chance,
         },
     }  # fmt: skip
+
+
+def _rate_source(report: DurabilityReport) -> str:
+    if report.measured is not None:
+        return "measured"
+    return "supposed" if report.conditions.rebuild_rate else "none"
 
 
 def _outlook_document(outlook: Outlook) -> dict[str, object]:
@@ -316,11 +354,19 @@ def _assumed(report: DurabilityReport) -> tuple[str, ...]:
     survived = report.placements[0].group.loss_max
     returned = "a target is back with its bytes, or the step is saved again or drained"
     made = f"supposed: nothing makes lost columns again; redundancy returns when {returned}"
-    if rates.rebuild_rate:
+    if report.measured is not None:
+        made = (
+            f"measured {age_text(report.measured.at_s)}: repair makes"
+            f" {format_bytes(report.measured.bytes_per_s)}/s of lost columns again, from"
+            f" {format_seconds(rates.rebuild_after_s)} after a loss on"
+        )
+    elif rates.rebuild_rate:
         made = (
             f"supposed: each target spends {format_bytes(rates.rebuild_rate)}/s on making lost"
             f" columns again, from {format_seconds(rates.rebuild_after_s)} after a loss on"
         )
+    elif report.is_unmeasured:
+        made = f"{made}; no repair was measured here (--rebuild-rate)"
     return (
         f"{counted(tier.targets, 'target')} in {counted(tier.domains, level)}, code {tier.code}:"
         f" a payload survives {counted(survived, 'column')} lost",

@@ -18,7 +18,7 @@ import argparse
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes, format_seconds, parse_bytes
 from ckpt.format.messages.repairs import SetRepair
-from ckpt.protocol.coordinator.reading.answers import RepairTaskView, RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import RepairTaskView, RepairView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, age_text, counted
@@ -116,6 +116,11 @@ def _show(view: RepairView, output: Output) -> None:
         f"{counted(view.documents_made, 'document')}; "
         f"{view.failed} failed"
     )
+    if view.measured is not None:
+        output.line(
+            f"rate    {format_bytes(view.measured.bytes_per_s)}/s of lost columns, measured"
+            f" {age_text(view.measured.at_s)}"
+        )
     if view.balance.asked or view.balance.columns_left:
         balance = view.balance
         output.line(

@@ -44,7 +44,8 @@ from ckpt.base.ids import TargetId
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import DeviceShare
-from ckpt.protocol.coordinator.reading.answers import BalanceView, RepairView, TargetView
+from ckpt.protocol.coordinator.reading.answers import TargetView
+from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairView
 from ckpt_client.cli.cluster import (
     HOLD_NAME,
     Conversation,

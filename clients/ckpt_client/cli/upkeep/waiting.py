@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from ckpt.protocol.coordinator.reading.answers import RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.cli.cluster import Conversation
 from ckpt_client.cli.output import Output
 
