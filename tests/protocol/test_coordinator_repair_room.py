@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.repairs import RepairLimits
-from ckpt.format.messages.targets import Reserve
+from ckpt.format.messages.targets import PutDocument, Reserve
 from ckpt.protocol.coordinator.keeping.evicting import DueColumns, RoomWanted
 from ckpt.protocol.coordinator.policy import Watermarks
+from ckpt.protocol.coordinator.repairing import respreading
 from ckpt.protocol.coordinator.repairing.clearing import AT_ONCE_S, NO_ROOM
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US, REST_US
 from tests.protocol.coordinated_target import COLUMN_BYTES, FakeTarget
@@ -21,6 +24,7 @@ from tests.protocol.test_coordinator_draining import WorkerFake, steps
 from tests.protocol.test_coordinator_evicting import drain_all
 from tests.protocol.test_coordinator_labeling import label
 from tests.protocol.test_coordinator_repairing import AFTER_S, LOOK_S, NOTHING, Worker, holders
+from tests.protocol.test_coordinator_respreading import having
 
 OTHER = "other"
 STEPS = 4
@@ -254,6 +258,62 @@ def test_one_step_goes_at_a_time() -> None:
     assert gone >= 1
     Worker(full.bench, "other").lease()
     assert full.bench.machine.evictor.evicted_count == gone
+
+
+@pytest.fixture
+def no_index_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large document takes what a column of these does; a small one uses a target's reserve."""
+    put = FakeTarget._put
+
+    def put_if_it_fits(target: FakeTarget, message: PutDocument, bulk: bytes) -> Message | None:
+        if message.kind is DocumentKind.INDEX and target.space[0] < COLUMN_BYTES:
+            return Failed("no_space", "no space for a document")
+        return put(target, message, bulk)
+
+    monkeypatch.setattr(FakeTarget, "_put", put_if_it_fits)
+    monkeypatch.setattr(respreading, "document_file_bytes", lambda _: COLUMN_BYTES)
+
+
+def lose_a_copy(full: Full, *roomy: FakeTarget) -> None:
+    """Of its index; the others are full."""
+    for target in full.bench.targets.values():
+        if target not in roomy:
+            target.capacity_bytes = COLUMN_BYTES * len(target.columns)
+    full.bench.stop(having(full.bench, DocumentKind.INDEX, full.id)[0].id)
+
+
+@pytest.mark.usefixtures("no_index_fits")
+def test_room_is_made_for_a_copy_of_an_index_that_no_target_has_room_for() -> None:
+    full = Full()
+    bench = full.bench
+    lose_a_copy(full)
+    for _ in range(AFTER_S):
+        if not full.evicted():
+            bench.tick(1)
+    assert full.evicted() == [1], "the oldest, and no more at once"
+    repair: Any = bench.ask("repair")
+    (why,) = [why for name, why in repair["problems"] if name == str(full.id)]
+    assert why.startswith("a copy of its index waits: no room on t")
+    assert ": what was drained goes from t" in why
+    status: Any = bench.ask("status")
+    (low,) = [one["message"] for one in status["checks"] if one["name"] == "REDUNDANCY_LOW"]
+    assert f"{full.id}: a copy of its index waits: no room on t" in low
+    bench.tick(4 * LOOK_S)
+    assert len(having(bench, DocumentKind.INDEX, full.id)) == 2
+    repair = bench.ask("repair")
+    assert [name for name, _ in repair["problems"] if name == str(full.id)] == []
+
+
+@pytest.mark.usefixtures("no_index_fits")
+def test_a_copy_that_finds_another_place_does_not_wait() -> None:
+    full = Full()
+    bench = full.bench
+    copies = having(bench, DocumentKind.INDEX, full.id)
+    roomy = [one for one in bench.targets.values() if one not in copies][1]
+    lose_a_copy(full, roomy)
+    bench.tick(2 * LOOK_S)
+    assert roomy in having(bench, DocumentKind.INDEX, full.id)
+    assert full.id not in bench.machine.repairs.documents.problems
 
 
 MANY = 12

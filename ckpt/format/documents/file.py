@@ -52,7 +52,7 @@ class DocumentHeader:
 
     @property
     def copies(self) -> int:
-        return 2 if self.total_bytes <= DOUBLED_BYTES_MAX else 1
+        return _copies(self.total_bytes)
 
     @property
     def padded_bytes(self) -> int:
@@ -60,12 +60,21 @@ class DocumentHeader:
 
     @property
     def file_bytes(self) -> int:
-        return 2 * PAGE_BYTES + self.copies * self.padded_bytes
+        return document_file_bytes(self.total_bytes)
 
     def copy_offset(self, copy: int) -> int:
         """Where a copy of the document begins in the file."""
         assert 0 <= copy < self.copies
         return PAGE_BYTES + copy * self.padded_bytes
+
+
+def document_file_bytes(total_bytes: int) -> int:
+    """Of the file of a document of so many bytes."""
+    return 2 * PAGE_BYTES + _copies(total_bytes) * align_up(total_bytes, PAGE_BYTES)
+
+
+def _copies(total_bytes: int) -> int:
+    return 2 if total_bytes <= DOUBLED_BYTES_MAX else 1
 
 
 def document_name(kind: str, checkpoint: CheckpointId) -> str:

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ckpt.base.errors import NoSpace
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord
 from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentStored, DocumentSummary, PutDocument
 from ckpt.plan.placement import (
@@ -86,13 +88,15 @@ def store_document(
     copies: Copies,
     then: Callable[[tuple[TargetId, ...]], None],
     later: Then = lambda: None,
+    no_room: Callable[[tuple[TargetId, ...]], None] = lambda _full: None,
 ) -> None:
     """Put a document on as many live targets as `copies` says, or on all of them when fewer live
     and no more are to come; never on fewer than its `least`. `later` runs for each that has it
-    after `then`.
+    after `then`; `no_room` before `then` where it is on fewer than it should be, with those that
+    have said that they are full.
     """
     spread = _Spread(desk, members, checkpoint, kind, document, copies, then)
-    spread.later = later
+    spread.later, spread.no_room = later, no_room
     spread.fill()
 
 
@@ -149,6 +153,8 @@ class _Spread:
         self._then = then
         self.later: Then = lambda: None
         """For each that has stored it after `then`."""
+        self.no_room: Callable[[tuple[TargetId, ...]], None] = lambda _full: None
+        """Before `then`, with those that had no room, when copies are missing."""
         self._patience_us = PATIENCE_US + len(document) // PATIENCE_BYTES_PER_US
         #: When each was asked.
         self._began_us: dict[TargetId, int] = {}
@@ -165,6 +171,8 @@ class _Spread:
         self._late: set[TargetId] = set()
         #: Those that have it on stable storage.
         self._stored: set[TargetId] = set()
+        #: Those that have no room for it.
+        self._full: set[TargetId] = set()
         self._done = False
 
     def fill(self) -> None:
@@ -190,6 +198,8 @@ class _Spread:
                 needed = min(needed, possible)
             waits = self._members.gathering and self._lacks_domains
             enough = len(self._stored) >= needed and not waits
+            if self._full and not self._has_enough:
+                self.no_room(tuple(sorted(self._full)))
             self._then(tuple(sorted(self._stored)) if enough else ())
 
     @property
@@ -283,6 +293,8 @@ class _Spread:
             return
 
         def answered(message: Message, _bulk: Buffer) -> None:
+            if isinstance(message, Failed) and message.code == NoSpace.code:
+                self._full.add(id)
             self._answered(id, isinstance(message, DocumentStored))
 
         self._questions[id] = send_document(

@@ -255,8 +255,11 @@ class Health:
 
     def _waiting_text(self) -> str:
         """Why one of them is not made again now; empty when nothing is known against it."""
-        problems = sorted(self._repairs.counts.problems.items())
-        return f"; {problems[0][0]} waits: {problems[0][1]}" if problems else ""
+        for payload, why in sorted(self._repairs.counts.problems.items()):
+            return f"; {payload} waits: {why}"
+        for checkpoint, why in sorted(self._repairs.documents.problems.items()):
+            return f"; {checkpoint}: {why}"
+        return ""
 
     def _paused(self) -> Iterator[Check]:
         waiting = self._repairs.waiting() if self._repairs.ruling.is_paused else []

@@ -27,7 +27,10 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         bytes_made=counts.bytes,
         documents_made=repairs.documents.copied + repairs.mender.mended,
         failed=counts.failed,
-        problems=tuple((str(id), why) for id, why in sorted(counts.problems.items())),
+        problems=(
+            *((str(id), why) for id, why in sorted(counts.problems.items())),
+            *((str(id), why) for id, why in sorted(repairs.documents.problems.items())),
+        ),
         bytes_left=round(left),
         bytes_per_s=rate.bytes_per_s,
         left_s=rate.left_s(left) if is_going else None,

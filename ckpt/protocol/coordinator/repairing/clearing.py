@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.errors import NoSpace
-from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, TargetId
+from ckpt.base.ids import CheckpointId, ColumnNumber, TargetId
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
@@ -85,13 +85,13 @@ class Clearing:
         return free if own is None else [*free, own]
 
     def clear(
-        self, payload: PayloadId, size: int, full: Iterable[TargetId],
-        wanted: Callable[[], RoomWanted],
+        self, id: CheckpointId, size: int, full: Iterable[TargetId],
+        wanted: Callable[[], RoomWanted] = RoomWanted,
     ) -> NoPlace:  # fmt: skip
-        """Why there is no place for so many bytes on any of these; and make one, if it may be, and
-        places for what else is due.
+        """Why there is no place for so many bytes of a checkpoint on any of these; and make one, if
+        it may be, and places for what else is due.
         """
-        targets, checkpoint = self._members.targets, self._checkpoints.get(payload.checkpoint)
+        targets, checkpoint = self._members.targets, self._checkpoints.get(id)
         by_room = sorted(full, key=lambda id: (-targets[id].bytes_free, id))
         if not by_room or checkpoint is None:
             return NoPlace(NO_ROOM)

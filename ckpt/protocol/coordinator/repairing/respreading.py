@@ -8,7 +8,8 @@
 
 The record names the targets that its index was put on at first. Later copies are found by what
 targets list: any that is here and has an index of the right length is a holder, and readers, who
-check all that they read, hear who has it now. One document is on its way at a time. A look goes in
+check all that they read, hear who has it now. Where every target that may take a copy is full, room
+is made on one, as for a column (clearing.py). One document is on its way at a time. A look goes in
 slices, so that nobody waits until ten thousand checkpoints were looked at.
 """
 
@@ -22,6 +23,7 @@ from typing import Final
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
+from ckpt.format.documents.file import document_file_bytes
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.plan.placement import DomainKey, Level, domain_key
@@ -33,6 +35,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import (
     KeptCheckpoint,
 )
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.repairing.clearing import Clearing
 from ckpt.protocol.coordinator.repairing.whole_index import read_index
 
 LOOK_US: Final = 5 * US_PER_S
@@ -47,7 +50,7 @@ class Respreader:
 
     def __init__(
         self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int | None,
-        level: Level,
+        level: Level, clearing: Clearing,
     ) -> None:  # fmt: skip
         """`after_us`: who is away for so long is not waited for any more; None: nothing is ever
         made again. `level`: of the domains that copies are spread over."""
@@ -56,6 +59,7 @@ class Respreader:
         self._checkpoints = checkpoints
         self._after_us = after_us
         self._level = level
+        self._clearing = clearing
         #: When to look next; None before the first tick. Who has just begun has more urgent work.
         self._look_us: int | None = None
         #: What lacked copies at the last look, the newest last.
@@ -63,6 +67,8 @@ class Respreader:
         self._is_busy = False
         self.copied = 0
         """Copies that were made again since this coordinator began."""
+        self.problems: dict[CheckpointId, str] = {}
+        """Why copies of a checkpoint's documents have no place, as of the last look."""
 
     def tick(self) -> None:
         if self._after_us is None or self._is_busy or self._is_early:
@@ -75,6 +81,8 @@ class Respreader:
             kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
             counts = self._checkpoints.document_counts(staying=True)
             self._is_busy = True
+            known = self._checkpoints.get
+            self.problems = {id: why for id, why in self.problems.items() if known(id) is not None}
             self._look_on(iter([one.id for one in kept]), counts, self._record_domains())
         else:
             self._next()
@@ -89,6 +97,8 @@ class Respreader:
         for checkpoint in filter(None, map(self._checkpoints.get, some)):
             if self._lacks(checkpoint, counts, spread[checkpoint.id]):
                 self._left.append(checkpoint.id)
+            else:
+                self.problems.pop(checkpoint.id, None)
         if len(some) == LOOKED_AT_ONCE:
             self._desk.later(partial(self._look_on, ids, counts, spread))
         else:
@@ -206,9 +216,16 @@ class Respreader:
                 )  # fmt: skip
             then()
 
+        def no_room(full: tuple[TargetId, ...]) -> None:
+            size = document_file_bytes(len(document))
+            # Who has room by now takes it at the next look.
+            if all(self._members.targets[id].bytes_free < size for id in full):
+                found = self._clearing.clear(checkpoint.id, size, full)
+                self.problems[checkpoint.id] = f"a copy of its {kind.value} waits: {found.reason}"
+
         store_document(
             self._desk, self._members, checkpoint.id, kind, document,
-            Copies(wanted, tuple(holders), domains, self._level), stored,
+            Copies(wanted, tuple(holders), domains, self._level), stored, no_room=no_room,
         )  # fmt: skip
 
     def _ended(self) -> None:

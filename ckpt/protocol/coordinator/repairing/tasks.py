@@ -117,6 +117,7 @@ class Repairs:
             context.checkpoints,
             after_us,
             context.policy.report_level,
+            self._clearing,
         )
         """Copies of indexes and commit records, which need no worker."""
         self.mender = Mender(
@@ -356,7 +357,7 @@ class Repairs:
         full = self._places.may_take(allotment, task.payload, task.columns)
         k = allotment.layout.code.k
         found = self._clearing.clear(
-            task.payload, allotment.file_bytes, full, lambda: self._room_wanted(k)
+            task.payload.checkpoint, allotment.file_bytes, full, lambda: self._room_wanted(k)
         )
         self._leave_alone(task.payload, found.reason, NO_ROOM_REST_US)
         if found.comes and task.payload in self._rests:
