@@ -295,8 +295,18 @@ class Health:
         if known:
             verb = "is" if len(known) == 1 else "are"
             text = f"{text}; on {', '.join(known)}, which {verb} down"
+            if name == "REDUNDANCY_LOW":
+                text += self._from_then_on()
             return check(name, text, *self._bring_back(known, address))
         return check(name, text, remedy, command)
+
+    def _from_then_on(self) -> str:
+        """That the columns of who is down come back by themselves, and when."""
+        after_us = self._repairs.after_us
+        if after_us is None:
+            return ""
+        after = format_seconds(after_us / US_PER_S)
+        return f"; repair makes them again on others once that lasts for {after}"
 
     def _lacks_records(self, checkpoint: KeptCheckpoint) -> bool:
         """Nothing says where they were put: any target that is down may have one."""

@@ -101,7 +101,8 @@ class Repairs:
         self._reserver = context.reserver
         self._traffic = context.traffic
         self._retaining = context.retaining
-        after_us = context.policy.rebuild_after_us
+        self.after_us = after_us = context.policy.rebuild_after_us
+        """For so long a target that is away is waited for; None: nothing is made again."""
         self._lacking = Lacking(
             context.members, context.checkpoints, context.drains.holding, after_us,
             lambda: context.desk.no_moves is not None,

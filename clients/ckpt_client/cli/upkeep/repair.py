@@ -78,6 +78,8 @@ def _due(view: RepairView) -> str:
         return ""
     waits = "; ".join(f"{name}: {why}" for name, why in view.problems[:1])
     due = f"{counted(view.columns_due, 'column')} of {counted(view.payloads_due, 'payload')} due"
+    if view.tasks:
+        due = f"{due}, {counted(len(view.tasks), 'payload')} in hand"
     return f"{due}{_left_text(view)}{waits and '; '}{waits}"
 
 
