@@ -58,6 +58,24 @@ def checks_once_it_is_full():
             return checks
         threading.Event().wait(0.2)
 
+def coordinator():
+    return json.loads((folder / "store" / "ready.json").read_text())["coordinator_pid"]
+
+def loads_by_the_next(store):
+    """Its coordinator is killed, and none of the bytes that this frees is left for the next one."""
+    killed = coordinator()
+    os.kill(killed, 9)
+    fill(filler)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if coordinator() != killed:
+                return bool((store.load("run", 1)["a"] == state(1)["a"]).all())
+        except ckpt.CkptError as error:
+            ends["next"] = str(error)
+        threading.Event().wait(0.2)
+    return f"not after {deadline}: {ends.get('next')}"
+
 def catalog():
     """How a coordinator's catalog is opened that exists."""
     try:
@@ -80,6 +98,7 @@ with ckpt.open(f"ckpt+local://{folder}/store?targets=3&code=2+1") as store:
         ends["new shape"] = error.code
         ends["said"] = str(error)
     ends["status"] = checks_once_it_is_full()
+    ends["loads"] = loads_by_the_next(store)
     filler.unlink()
     ends["catalog after"] = catalog()
     ends["after"] = eventually(store, 3)
@@ -116,6 +135,7 @@ def test_a_full_disk_ends_saves_honestly_and_loses_nothing(mark: str, tmp_path: 
     assert isinstance(steps, list)
     assert remedies["CATALOG_FULL"].startswith(f"make room on the disk of {mounted}/store")
     assert "COORDINATOR_DOWN" not in remedies
+    assert ends["loads"] is True
     assert ends["new shape"] in ("no_space", "unavailable", "timeout"), ends["said"]
     committed = [1, 3] if ends["same shape"] != "committed" else [1, 2, 3]
     assert set(committed) <= set(steps), "what was announced stays"
