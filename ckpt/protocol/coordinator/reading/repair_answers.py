@@ -73,4 +73,4 @@ class RepairView(Struct, frozen=True):
     balance: BalanceView = BalanceView()
     """Its columns are in `columns_due`, after all others."""
     measured: RepairMeasured | None = None
-    """How fast lost columns were made again, also under earlier coordinators; None: not measured."""
+    """How fast lost columns were made again, also under earlier coordinators; None: unknown."""

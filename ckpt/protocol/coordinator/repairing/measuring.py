@@ -1,6 +1,6 @@
 """How fast was lost redundancy made again, when that was last measured? The next coordinator knows.
 
-    columns made, of k others --NOTE_BYTES of them, and nothing is in hand, or NOTE_US later--> noted
+    columns made of k others --NOTE_BYTES of them; nothing is in hand, or NOTE_US later--> noted
 
 What is copied, since it only moves, says nothing: it is read alone. A little says nothing either,
 and is not noted.

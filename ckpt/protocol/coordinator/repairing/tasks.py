@@ -113,13 +113,9 @@ class Repairs:
             self._clearing,
         )  # fmt: skip
         self.documents = Respreader(
-            context.desk,
-            context.members,
-            context.checkpoints,
-            after_us,
-            context.policy.report_level,
-            self._clearing,
-        )
+            context.desk, context.members, context.checkpoints, after_us,
+            context.policy.report_level, self._clearing,
+        )  # fmt: skip
         """Copies of indexes and commit records, which need no worker."""
         self.mender = Mender(
             context.desk, context.members, context.checkpoints, mends=after_us is not None
