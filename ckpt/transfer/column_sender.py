@@ -119,8 +119,8 @@ class ColumnSender:
                 match event:
                     case LinkOpened(link):
                         link.try_send(_STREAM, self._begin)
-                    case LinkReceived(link, _, message, _):
-                        self._received(link, message)
+                    case LinkReceived(link):
+                        self._received(link, event.message)
                     case LinkClosed(link, error):
                         self._lost(link, error)
             if events:

@@ -335,8 +335,8 @@ class PayloadReceiver:
                     waiting, peer.waiting = peer.waiting, []
                     for request, message in waiting:
                         link.try_send(request, message)
-            case LinkReceived(link, request, message, bulk):
-                self._receive(link, request, message, bulk)
+            case LinkReceived():
+                self._receive(event.link, event.request, event.message, event.bulk)
             case LinkClosed(link, error):
                 if isinstance(error, Unauthorized):
                     raise error

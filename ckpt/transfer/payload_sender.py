@@ -254,9 +254,9 @@ class PayloadSender:
 
     def _dispatch(self, event: LinkEvent) -> None:
         match event:
-            case LinkReceived(link, request, message, bulk):
+            case LinkReceived(link, request, bulk=bulk):
                 for job in self._jobs.values():
-                    if job.received(request, link, message):
+                    if job.received(request, link, event.message):
                         break
                 if bulk is not None:
                     bulk.release()

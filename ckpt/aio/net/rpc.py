@@ -319,8 +319,8 @@ class RpcClient:
                 self._rests.begin_again()
                 if self._on_opened is not None:
                     self._on_opened(peer)
-            case LinkReceived(_, request, message, bulk):
-                self._receive(request, message, _EMPTY if bulk is None else bulk.view)
+            case LinkReceived(_, request, bulk=bulk):
+                self._receive(request, event.message, _EMPTY if bulk is None else bulk.view)
             case LinkClosed(_, error):
                 self._lose(error)
             case LinkDrained():
@@ -330,15 +330,15 @@ class RpcClient:
     def _receive(self, request: int, message: Message, bulk: memoryview) -> None:
         with self._lock:
             call = self._calls.pop(request, None)
-        match call, message:
-            case None, _:
-                if self._on_push is not None:
-                    self._on_push(request, message, bulk)
-            case _Call(), Failed(code, text, hint, retry_us):
-                retry_s = None if retry_us is None else retry_us / US_PER_S
-                call.finish(None, _EMPTY, error_from_wire(code, text, hint, retry_s))
-            case _Call(), _:
-                call.finish(message, bulk, None)
+        if call is None:
+            if self._on_push is not None:
+                self._on_push(request, message, bulk)
+        elif isinstance(message, Failed):
+            retry_s = None if message.retry_after_us is None else message.retry_after_us / US_PER_S
+            error = error_from_wire(message.code, message.message, message.hint, retry_s)
+            call.finish(None, _EMPTY, error)
+        else:
+            call.finish(message, bulk, None)
 
     def _lose(self, error: CkptError) -> None:
         self._link = None

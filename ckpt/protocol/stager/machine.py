@@ -158,8 +158,8 @@ class StagerMachine(StagerLaunches):
             case e.DialFailed(now_us, gone):
                 self._dialing, self._dial_at_us = False, now_us + self.config.dial_us
                 self._cluster_gone = gone
-            case Received(_, session, request, message) if session == self.session:
-                self._received(request, message)
+            case Received(_, session, request) if session == self.session:
+                self._received(request, event.message)
             case _:
                 return
 
@@ -201,7 +201,8 @@ class StagerMachine(StagerLaunches):
 
     # ----------------------------------------------------------------------- coordinator
 
-    def _received(self, request: int, message: Message) -> None:
+    def _received(self, request: int, message: object) -> None:
+        # Not `Message`: mypy would take each case from a union of all, for seconds.
         match message:
             case LaunchJoined():
                 self._launch_joined(request, message)

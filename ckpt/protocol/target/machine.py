@@ -275,7 +275,9 @@ class TargetMachine:
     # ----------------------------------------------------------------------- messages
 
     def _received(self, event: Received) -> None:
-        session, request, message, bulk = event.session, event.request, event.message, event.bulk
+        session, request, bulk = event.session, event.request, event.bulk
+        # Not `Message`: mypy would take each case from a union of all, for seconds.
+        message: object = event.message
         match message:
             case Fragment():
                 self._columns.fragment(session, request, message, bulk, event.sums)

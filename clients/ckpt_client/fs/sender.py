@@ -224,9 +224,9 @@ class FileSender:
 
     def _perform(self, action: e.StagerAction) -> list[e.StagerEvent]:
         match action:
-            case Send(_, request, message, bulk):
+            case Send():
                 if self._link is not None:
-                    self._link.try_send(request, message, bulk)
+                    self._link.try_send(action.request, action.message, action.bulk)
             case e.DialCoordinator():
                 return self._dial()
             case e.GrantHalf(save, half):
@@ -333,9 +333,9 @@ class FileSender:
                 case LinkOpened(link, peer):
                     self._session_open = True
                     self._handle(SessionOpened(now_us(), link.session, peer.role, peer.name))
-                case LinkReceived(link, request, message, bulk):
+                case LinkReceived(link, request, bulk=bulk):
                     view = bulk.view if bulk is not None else b""
-                    self._handle(Received(now_us(), link.session, request, message, view))
+                    self._handle(Received(now_us(), link.session, request, event.message, view))
                     if bulk is not None:
                         bulk.release()
                 case LinkClosed(link):

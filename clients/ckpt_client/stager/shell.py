@@ -230,9 +230,9 @@ class StagerShell:
 
     def _perform(self, action: StagerAction) -> StagerEvent | None:
         match action:
-            case Send(_, request, message, bulk):
+            case Send():
                 if self._link is not None:
-                    self._link.try_send(request, message, bulk)
+                    self._link.try_send(action.request, action.message, action.bulk)
             case DialCoordinator():
                 return self._dial()
             case GrantHalf(save, half):
@@ -407,9 +407,9 @@ class StagerShell:
                     self._cluster = peer.cluster
                     self._session_open, self._complaint = True, ""
                     self._handle(SessionOpened(now_us(), link.session, peer.role, peer.name))
-                case LinkReceived(link, request, message, bulk):
+                case LinkReceived(link, request, bulk=bulk):
                     view = bulk.view if bulk is not None else b""
-                    self._handle(Received(now_us(), link.session, request, message, view))
+                    self._handle(Received(now_us(), link.session, request, event.message, view))
                     if bulk is not None:
                         bulk.release()
                 case LinkClosed(link, error):
