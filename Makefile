@@ -21,7 +21,8 @@
 #   make test-gpu      on an accelerator that torch finds; says loudly that there is none: tests/gpu
 #   make test-wheel    the sdist and the wheel, installed under each Python that is here, and an
 #                      upgrade from an earlier version: tests/wheel
-#   make ready    installs all that any of these needs; .ci/run does before it runs two at a time
+#   make ready    installs all that any of these needs: packages of Python, which .ci/run installs
+#                 before it runs two at a time, and servers, which it installs beside them
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
@@ -46,6 +47,7 @@ FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safeten
 FRAMEWORKS_ALONE := 'nvidia-resiliency-ext==0.4.1; python_version < "3.13"' torchtitan==0.3.0
 FRAMEWORKS_READY := $(VENV)/.frameworks
 STORES_READY := $(VENV)/.stores
+SERVERS_READY := $(VENV)/.servers
 COVERAGE_READY := $(VENV)/.coverage
 DOCS_READY := $(VENV)/.docs
 WHEEL_READY := $(VENV)/.wheel
@@ -77,13 +79,18 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ready demo test test-faults test-wheel test-bench test-crowd test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
+.PHONY: ready packages store-servers demo test test-faults test-wheel test-bench test-crowd test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
-ready: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_READY)
+ready: packages store-servers
+
+packages: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_READY)
+
+# Of object stores. Only test-stores needs them, and no test notices that they are installed.
+store-servers: $(SERVERS_READY)
 
 test: $(READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
@@ -107,7 +114,7 @@ test-crowd: $(READY)
 
 # One gateway for all workers. Without root or Debian those that need it are skipped.
 # CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
-test-stores: $(STORES_READY)
+test-stores: $(STORES_READY) $(SERVERS_READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
 
@@ -164,7 +171,7 @@ bench: $(READY)
 	$(BIN)/ckptbench burst
 	$(BIN)/ckptbench restore
 
-soak: $(FRAMEWORKS_READY) $(STORES_READY) $(WHEEL_READY)
+soak: $(FRAMEWORKS_READY) $(STORES_READY) $(SERVERS_READY) $(WHEEL_READY)
 	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
 
 $(DOCS_READY): $(READY)
@@ -190,6 +197,9 @@ clean:
 
 $(STORES_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group stores
+	@touch $(STORES_READY)
+
+$(SERVERS_READY): $(STORES_READY)
 	@all=yes; \
 	if [ "$$(id -u)" = 0 ] && ! command -v radosgw >/dev/null && command -v apt-get >/dev/null; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
@@ -199,7 +209,7 @@ $(STORES_READY): $(READY)
 	$(NPM) install --prefix $(VENV)/azurite --ignore-scripts --no-audit --no-fund --loglevel=error \
 		$(AZURITE) >/dev/null || \
 		{ echo "Azurite cannot be installed: tests of Azure will be skipped" >&2; all=no; }; \
-	[ $$all = no ] || touch $(STORES_READY)
+	[ $$all = no ] || touch $(SERVERS_READY)
 
 # A venv without pip is a half-made one: it is made again.
 $(READY): pyproject.toml $(NATIVE)
