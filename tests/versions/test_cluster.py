@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import sqlite3
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckptd.catalog.sqlite import SqliteCatalog, read_image
 from tests.client.bits import bits_of
 from tests.client.clikit import environment, run
+from tests.unpacking import unpack
 from tests.versions import states
 
 ARCHIVE: Final = Path(__file__).parent / "v0_1_0" / "cluster.tar.xz"
@@ -32,8 +32,7 @@ TIMEOUT_S: Final = 60.0
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Path]:
     """At rest, as 0.1.0 left it, but for the host's name: it is refused on another one."""
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(ARCHIVE, tmp_path)
     directory = tmp_path / "cluster"
     made = directory / "cluster.toml"
     made.write_text(re.sub(r'host = ".*"', f'host = "{socket.gethostname()}"', made.read_text()))

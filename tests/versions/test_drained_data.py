@@ -4,7 +4,6 @@ begun."""
 from __future__ import annotations
 
 import re
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.writer import write_checkpoint
 from tests.objects.sources import HEADER, read_all, same_bits
+from tests.unpacking import unpack
 from tests.versions.drained import AS_IT_IS, BEGUN, COMPRESSED, LIMITS, source, write
 
 HERE: Final = Path(__file__).parent
@@ -37,8 +37,7 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> FileSink:
 
 
 def unpacked(name: str, folder: Path) -> FileSink:
-    with tarfile.open(HERE / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(HERE / f"{name}.tar.xz", folder)
     return FileSink(folder / "store")
 
 

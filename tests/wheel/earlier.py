@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.tree import ROOT
+from tests.unpacking import unpack
 from tests.wheel.environments import BUILD, once
 
 COMMIT: Final = "c32f193e946c965bbee76d8f409df3da29c7cfb0"
@@ -41,8 +41,7 @@ def _build(folder: Path) -> None:
     tree.mkdir(parents=True)
     line = ["git", "-C", ROOT, "archive", "--output", packed, COMMIT]
     subprocess.run(line, check=True, timeout=_TIMEOUT_S)
-    with tarfile.open(packed) as archive:
-        archive.extractall(tree, filter="data")
+    unpack(packed, tree)
     line = [*BUILD, "--wheel", "--outdir", folder, tree]
     subprocess.run(line, check=True, capture_output=True, timeout=_TIMEOUT_S)
 

@@ -7,12 +7,12 @@ import re
 import shutil
 import struct
 import subprocess
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.unpacking import unpack
 from tests.wheel.environments import BUILD, Environments
 
 LIBRARY = "ckpt/native/libckpt.so.1"
@@ -24,8 +24,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 @pytest.fixture
 def tree(built_files: tuple[Path, Path], tmp_path: Path) -> Path:
     """The sdist, unpacked: what is built there is nobody else's."""
-    with tarfile.open(built_files[0]) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(built_files[0], tmp_path)
     (folder,) = tmp_path.iterdir()
     return folder
 
