@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = re.findall(r"^(test-[a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -22,6 +28,7 @@ case $1 in check | test-faults)
 store-servers)
     until [ "$FAILS" ] || [ "$(grep -cE '^end test(-wheel)?$' order)" = 2 ]; do :; done
 esac
+[ "$STAYS" != "$1" ] || { echo "$$" >>stays; bash -c 'echo $$ >>stays; exec tail -f /dev/null'; }
 echo "last word of $1"
 echo "==== 3 passed, 1 skipped in 0.20s ===="
 [ "$1" != test-sim ] || echo "UNSTEADY, passed by itself: tests/sim/test_one.py"
@@ -30,8 +37,8 @@ echo "end $1" >>order
 """
 
 
-def run(directory: Path, fails: str = "") -> tuple[int, str, list[str]]:
-    """Its status, its output, and who began and ended in which order."""
+def lay_out(directory: Path, **says: str) -> dict[str, str]:
+    """The script beside a make of ours; returns the environment to run it in."""
     (directory / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
     shutil.copy(ROOT / "Makefile", directory)
@@ -40,12 +47,14 @@ def run(directory: Path, fails: str = "") -> tuple[int, str, list[str]]:
     make.write_text(MAKE)
     make.chmod(0o755)
     path = f"{make.parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "FAILS": "", "STAYS": "", **says}
+
+
+def run(directory: Path, fails: str = "") -> tuple[int, str, list[str]]:
+    """Its status, its output, and who began and ended in which order."""
+    environment = lay_out(directory, FAILS=fails)
     done = subprocess.run(
-        [".ci/run"],
-        cwd=directory,
-        env={**os.environ, "PATH": path, "FAILS": fails},
-        capture_output=True,
-        text=True,
+        [".ci/run"], cwd=directory, env=environment, capture_output=True, text=True
     )
     assert done.stderr == ""
     return done.returncode, done.stdout, (directory / "order").read_text().splitlines()
@@ -86,3 +95,36 @@ def test_a_part_that_fails_is_shown_and_nothing_else_begins(tmp_path: Path) -> N
 def test_without_what_parts_share_none_begins(tmp_path: Path) -> None:
     code, _, order = run(tmp_path, fails="packages")
     assert (code, order) == (1, ["begin packages", "end packages"])
+
+
+@pytest.mark.parametrize("stays", ["packages", "check", "test-crowd"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_interrupts_it_ends_all_that_it_runs(
+    tmp_path: Path, number: signal.Signals, stays: str
+) -> None:
+    environment = lay_out(tmp_path, STAYS=stays)
+    pids = tmp_path / "stays"
+    with subprocess.Popen(
+        [".ci/run"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as script:
+        try:
+            wait_until(
+                lambda: pids.exists() and pids.read_text().count("\n") == 2, "a part at work"
+            )
+            # As a terminal does: to its foreground group, where what a lane runs is not.
+            os.killpg(script.pid, number)
+            output, _ = script.communicate(timeout=60)
+            running = [pid for pid in pids.read_text().split() if Path(f"/proc/{pid}").exists()]
+        finally:
+            for pid in pids.read_text().split() if pids.exists() else ():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+    assert running == []
+    assert script.returncode == 128 + number
+    assert f"== {stays}\nfirst word of {stays}\n" in output
+    assert f"end {stays}" not in (tmp_path / "order").read_text()

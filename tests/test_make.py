@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def plan(directory: Path, target: str) -> list[str]:
-    """The commands that `make TARGET` would run there, in order."""
+    """The commands that `make TARGET` would run there, in order, whatever this test was run by."""
+    # What a make above us was given, such as TESTS, a make below it takes for its own.
+    above = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "TESTS", "WORKERS")
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", target],
         cwd=directory,
+        env={name: value for name, value in os.environ.items() if name not in above},
         capture_output=True,
         text=True,
         check=True,
@@ -39,6 +43,24 @@ def test_a_command_makes_its_own_environment_first(tmp_path: Path, target: str, 
     ]
     assert places == sorted(places)
     assert not any(re.search(r"\b(sudo|apt-get|git)\b", line) for line in commands)
+
+
+def test_a_make_around_the_tests_changes_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make test TESTS=tests/test_make.py`."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    before = plan(tmp_path, "test")
+    around = tmp_path / "around.mk"
+    around.write_text('all:\n\t@echo "$$MAKEFLAGS"\n')
+    said = subprocess.run(
+        ["make", "-f", around, "TESTS=tests/test_make.py"], capture_output=True, text=True
+    )
+    assert "TESTS=" in said.stdout
+    monkeypatch.setenv("MAKEFLAGS", said.stdout.strip())
+    monkeypatch.setenv("TESTS", "tests/test_make.py")
+    assert plan(tmp_path, "test") == before
 
 
 def test_all_that_make_test_leaves_out_has_a_target_of_its_own() -> None:

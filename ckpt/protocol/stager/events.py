@@ -235,7 +235,9 @@ SaveEvent = StagingDropped | PayloadHandedOver | ReferencesFound | TableReady | 
 
 
 class EndAsked(Struct, frozen=True, gc=False):
-    """Somebody ends all that runs here (SIGTERM): stay for the trainer and its saves alone."""
+    """Somebody ends all that runs here (SIGTERM, SIGINT): stay for the trainer, and a bounded time
+    for its saves.
+    """
 
     now_us: int
 
@@ -340,9 +342,11 @@ class TellCertified(Struct, frozen=True, gc=False):
 
 
 class Exit(Struct, frozen=True, gc=False):
-    """Nothing is pending and nobody needs this process."""
+    """Nobody needs this process, or nothing can help what it holds."""
 
     reason: str
+    lost: tuple[tuple[RunName, Step], ...] = ()
+    """Saves that were handed over, and of whose end nothing was heard."""
 
 
 StagerAction = (

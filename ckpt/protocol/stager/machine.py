@@ -470,4 +470,5 @@ class StagerMachine(StagerLaunches):
         if reason is not None:
             self.exiting = True
             self._leave_unwatched()
-            self._do(e.Exit(reason))
+            lost = (save for save in self._pending() if not save.refused and save.outcome is None)
+            self._do(e.Exit(reason, tuple((save.run, save.step) for save in lost)))

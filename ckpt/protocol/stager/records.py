@@ -47,6 +47,11 @@ class StagerConfig:
     """Without a trainer and with nothing that could still commit, the process stays so long."""
     orphan_us: int = 3_600_000_000
     """Without a trainer and without a coordinator, pending saves are kept so long."""
+    asked_alone_us: int = 20_000_000
+    """The same once somebody has asked the process to end: a takeover by another coordinator, or a
+    local cluster that is started again, takes less; Slurm kills 30 s after its SIGTERM."""
+    asked_us: int = 600_000_000
+    """Once somebody has asked the process to end, saves get so long, their trainer gone."""
     open_us: int = 60_000_000
     """A payload that only ever hears to retry is given up after this."""
     dial_us: int = 200_000
@@ -64,10 +69,13 @@ class Lifetime:
         self._idle_us = config.idle_us
         self._quiet_since_us: int | None = None
         self._alone_since_us: int | None = None
+        #: Since when no trainer is there that could still save, and an end is asked for.
+        self._ending_since_us: int | None = None
+        self._asked = False
 
     def hasten(self) -> None:
-        """Let it go away as soon as it is idle."""
-        self._idle_us = 0
+        """Somebody asks it to end: it goes as soon as it is idle, and its saves get less time."""
+        self._idle_us, self._asked = 0, True
 
     def reason_to_end(
         self, now_us: int, trainer: bool, coordinator: bool, idle: bool
@@ -81,11 +89,25 @@ class Lifetime:
             self._alone_since_us = None
         elif self._alone_since_us is None:
             self._alone_since_us = now_us
+        if trainer or not self._asked:
+            self._ending_since_us = None
+        elif self._ending_since_us is None:
+            self._ending_since_us = now_us
         quiet, alone = self._quiet_since_us, self._alone_since_us
         if quiet is not None and now_us - quiet >= self._idle_us:
             return "idle, and the trainer is gone"
         if alone is not None and now_us - alone >= self._config.orphan_us:
             return "neither trainer nor coordinator came back"
+        return self._reason_when_asked(now_us)
+
+    def _reason_when_asked(self, now_us: int) -> str | None:
+        ending, alone = self._ending_since_us, self._alone_since_us
+        if ending is None:
+            return None
+        if alone is not None and now_us - max(ending, alone) >= self._config.asked_alone_us:
+            return "asked to end, and no coordinator is there"
+        if now_us - ending >= self._config.asked_us:
+            return "asked to end, and its saves take too long"
         return None
 
 

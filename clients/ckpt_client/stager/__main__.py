@@ -5,7 +5,6 @@ which holds the other end of the socket. The words after FD are for people who l
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.private import keep_private
+from ckpt.base.errors import Aborted
+from ckpt_client.stager.signals import hold_signals
 
 NICE: Final = 10
 """A tenth of a trainer's share of the processor, where both want it: a rank that has staged must
@@ -21,12 +22,10 @@ slow neither ranks that still copy nor the training that goes on.
 
 
 def main() -> int:
-    """Serve one trainer and its saves to their end; the exit code is 0 unless
-    something unforeseen broke.
+    """Serve one trainer and its saves to their end. The exit code is that of Aborted when a save
+    was given up of whose end nothing was heard: the log names it.
     """
-    # The terminal's signals are meant for the trainer; its saves go on.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    hold_signals()
     keep_private()
     _step_back()
     trainer = socket.socket(fileno=int(sys.argv[1]))
@@ -34,8 +33,7 @@ def main() -> int:
 
     from ckpt_client.stager.shell import serve
 
-    serve(trainer)
-    return 0
+    return Aborted.exit_code if serve(trainer) else 0
 
 
 def _step_back() -> None:

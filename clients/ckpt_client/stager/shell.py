@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from ckpt.aio.clock import now_us
@@ -83,6 +81,7 @@ from ckpt_client.stager.patience import LOOK_MS, CrowdPatience
 from ckpt_client.stager.readers import Readers
 from ckpt_client.stager.reviving import Reviving
 from ckpt_client.stager.sending import Sending
+from ckpt_client.stager.signals import EndSignals
 from ckpt_client.stager.tables import TableOrder, Tables
 
 TICK_MS: Final = 50
@@ -90,14 +89,16 @@ TICK_IDLE_MS: Final = 500
 ATTACH_TIMEOUT_S: Final = 60.0
 
 
-def serve(sock: socket.socket) -> None:
-    """Wait for Attach, then run until the machine says that nobody needs this process."""
+def serve(sock: socket.socket) -> bool:
+    """Wait for Attach, then run until the machine says that nobody needs this process. Returns
+    whether a save was given up.
+    """
     collect_rarely()
     sock.settimeout(ATTACH_TIMEOUT_S)
     packet, _ = wire.receive_packet(sock)
     if not packet:
         sock.close()
-        return
+        return False
     attach = wire.decode_from_trainer(packet)
     if not isinstance(attach, wire.Attach):
         raise PeerError("the trainer's first packet is not Attach")
@@ -106,6 +107,7 @@ def serve(sock: socket.socket) -> None:
         shell.run()
     finally:
         shell.close()
+    return shell.gave_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +164,23 @@ class StagerShell:
         #: Why there is no session, as last logged; empty while there is one.
         self._complaint = ""
         self._running = True
-        #: Whether a SIGTERM has come that the machine has not heard of.
-        self._end_asked = False
+        self._end_signals = EndSignals()
+        self.gave_up = False
+        """Whether a save was handed over of whose end nothing was heard."""
         trainer.watch_process(attach.pid)
 
     def run(self) -> None:
-        """The loop. A SIGTERM ends it when nothing is left to do for the trainer and its saves:
-        Slurm and systemd send one to every process of a job, and the last save is still to come.
-        """
-        signal.signal(signal.SIGTERM, self._note_sigterm)
+        """The loop."""
+        self._end_signals.listen()
         self._attached()
         while self._running:
             self._wait()
             self.turn()
 
-    def _note_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self._end_asked = True
-
     def turn(self) -> None:
         """Handle what has come."""
-        if self._end_asked:
-            self._end_asked = False
+        if self._end_signals.take():
+            log("info", "asked to end")
             self._handle(EndAsked(now_us()))
         self._jobs.finish()
         self._read_trainer()
@@ -249,9 +247,8 @@ class StagerShell:
                 self._compute_boxes(action)
             case TellTrainer(save, outcome):
                 self._tell(save, outcome)
-            case Exit(reason):
-                log("info", "exit", reason=reason)
-                self._running = False
+            case Exit():
+                self._exit(action)
             case Report(level, text, fields):
                 log(level, text, **dict(fields))
             case StartPayload():
@@ -259,6 +256,13 @@ class StagerShell:
             case AddSpares() | ReopenColumns() | StopPayload():
                 self._sending.command(action)
         return None
+
+    def _exit(self, action: Exit) -> None:
+        for run, step in action.lost:
+            text = "given up, it is not known to be committed: `ckpt ls` says what is"
+            log("error", text, save=f"{run}@{step}", why=action.reason)
+        log("info", "exit", reason=action.reason)
+        self._running, self.gave_up = False, bool(action.lost)
 
     # ----------------------------------------------------------------------- trainer
 
