@@ -14,13 +14,16 @@ from ckpt.base.printable import printable
 from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
+TARGET_FILE_NAME: Final = "target.toml"
+#: What only a coordinator makes in its directory, or a local cluster.
+_COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", "cluster.toml")
 #: What daemons make in their directory. What lies deeper is inside directories of these names.
 _OURS: Final = (
     *("catalog.sqlite*", "cluster.toml", "ready.json", "metrics.token", "lock", "*.lock"),
     *(
         "backups",
         "backups/*",
-        "target.toml",
+        TARGET_FILE_NAME,
         "term",
         "catalog",
         "socket",
@@ -43,6 +46,31 @@ def make_directory(directory: Path) -> None:
         make_private_directory(directory)
     except OSError as error:
         raise _not_made(directory, error) from None
+
+
+def is_coordinators(directory: Path) -> bool:
+    """Whether a coordinator or a local cluster has begun there."""
+    return any(os.path.lexists(directory / name) for name in _COORDINATORS)
+
+
+def target_around(directory: Path) -> Path | None:
+    """The nearest directory of a target: itself, or one that it is inside of."""
+    place = directory.resolve()
+    return next(
+        (one for one in (place, *place.parents) if os.path.lexists(one / TARGET_FILE_NAME)), None
+    )
+
+
+def check_no_target(directory: Path) -> None:
+    """Raises Refused where a coordinator or a local cluster would begin among a target's files.
+    What has begun there under an earlier version goes on.
+    """
+    around = None if is_coordinators(directory) else target_around(directory)
+    if around is not None:
+        inside = "is" if around == directory.resolve() else f"is inside {around},"
+        raise Refused(
+            f"{directory} {inside} the directory of a target", hint="name a directory of its own"
+        )
 
 
 def _check_text(directory: Path) -> None:

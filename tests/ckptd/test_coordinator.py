@@ -231,3 +231,37 @@ def test_ctrl_c_before_it_is_ready_is_one_line(tmp_path: Path) -> None:
     assert daemon.stderr.read().splitlines() == ["ckptd coordinator: interrupted"]
     assert daemon.wait(60) == 130
     daemon.stderr.close()
+
+
+@pytest.mark.parametrize("program", ["coordinator", "local"])
+@pytest.mark.parametrize("inside", ["", "columns/deep"])
+def test_nothing_else_begins_in_the_directory_of_a_target(
+    tmp_path: Path, program: str, inside: str
+) -> None:
+    """The target may delete what it finds there, or take it for its own."""
+    target = tmp_path / "disk"
+    target.mkdir()
+    (target / "target.toml").write_text('target = "t3"\ncluster = "c"\n')
+    directory = target / inside
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(SECRET.hex())
+    place = [str(directory)] if program == "local" else ["--directory", str(directory)]
+    done = subprocess.run(
+        [*(sys.executable, "-m", "ckptd.cli", program), *place, "--secret-file", str(secret)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == Refused.exit_code, done.stderr
+    around = (
+        f"inside {target}, the directory of a target" if inside else "the directory of a target"
+    )
+    assert f"{directory} is {around}; name a directory of its own" in done.stderr
+    assert [one.name for one in target.iterdir()] == ["target.toml"], "nothing was made"
+
+
+def test_what_an_earlier_version_has_begun_beside_a_target_goes_on(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    (tmp_path / "target.toml").write_text('target = "t3"\ncluster = "c"\n')
+    (tmp_path / "coordinator.lock").touch()
+    assert start(daemons, tmp_path).ready

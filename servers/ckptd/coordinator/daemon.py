@@ -22,7 +22,7 @@ from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import listening, say_ready
 from ckptd.coordinator.process_end import ProcessEnd
 from ckptd.coordinator.shell import CoordinatorShell
-from ckptd.directory import close_to_others, make_directory
+from ckptd.directory import check_no_target, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
 
@@ -46,6 +46,7 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT. Raises why it had to stop otherwise, or could not start."""
     report = reporter("ckptd.coordinator.daemon")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
+    check_no_target(config.directory)
     make_directory(config.directory)
     close_to_others(config.directory, report)
     end = ProcessEnd()

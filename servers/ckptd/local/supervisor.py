@@ -45,7 +45,7 @@ from ckpt.erasure.code import Code
 from ckpt.erasure.selftest import self_test_once
 from ckptd import cli
 from ckptd import config as options
-from ckptd.directory import close_to_others, make_directory
+from ckptd.directory import check_no_target, close_to_others, make_directory
 from ckptd.http.client import HttpAsker
 from ckptd.local.children import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 from ckptd.local.cluster_file import (
@@ -159,6 +159,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     # What has passed its test here has passed it in all that is forked.
     self_test_once()
     directory = config.directory.resolve()
+    check_no_target(directory)
     make_directory(directory)
     close_to_others(directory, report)
     lock = lock_directory(directory)

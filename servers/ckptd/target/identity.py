@@ -24,11 +24,10 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Caller, Established
+from ckptd.directory import TARGET_FILE_NAME, is_coordinators, target_around
 from ckptd.log import Reporter
 
-FILE_NAME = "target.toml"
-#: What only a coordinator makes in its directory, or a local cluster.
-_COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", "cluster.toml")
+FILE_NAME = TARGET_FILE_NAME
 _BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -80,14 +79,13 @@ async def adopt_identity(
 def _check_new(directory: Path) -> None:
     """Raises Refused where a target would begin among the files of another daemon."""
     hint = "name a directory of the target's own"
-    if any(os.path.lexists(directory / name) for name in _COORDINATORS):
+    if is_coordinators(directory):
         raise Refused(f"{directory} is a coordinator's directory", hint=hint)
-    for parent in directory.resolve().parents:
-        if os.path.lexists(parent / FILE_NAME):
-            known = read_target_file(parent)
-            around = known.target if known is not None else "?"
-            text = f"{directory} is inside {parent}, which is target {around}"
-            raise Refused(text, hint=hint)
+    around = target_around(directory)
+    if around is not None:
+        known = read_target_file(around)
+        id = known.target if known is not None else "?"
+        raise Refused(f"{directory} is inside {around}, which is target {id}", hint=hint)
 
 
 def read_target_file(directory: Path) -> TargetFile | None:
