@@ -23,6 +23,7 @@ from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.here_only import HereOnly
 from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
 from ckpt_client.save.preparation import Preparation
@@ -97,7 +98,7 @@ def open(
     return Store(parse_url(url), settings)
 
 
-class Store(Keeper):
+class Store(HereOnly, Keeper):
     """An open store, where a training's ranks save and load. `open` makes it.
 
     Use it in a `with`, or close it. Its methods may be called from several threads. `rank` and
@@ -448,6 +449,9 @@ class Store(Keeper):
         self._connection.close()
 
     # ----------------------------------------------------------------------- inside
+
+    def _instead(self) -> str:
+        return f"open one in the process that uses it: ckpt.open({str(self._url)!r})"
 
     def _talk(self) -> Control:
         """To the coordinator, which answers."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ckpt.aio.net.address import TcpAddress, parse_addresses
 from ckpt.base.errors import Refused
@@ -76,6 +76,9 @@ class LocalUrl:
     """Absolute."""
     options: LocalOptions
 
+    def __str__(self) -> str:
+        return f"ckpt+local://{quote(self.directory)}"
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
@@ -89,6 +92,9 @@ class RemoteUrl:
     def address(self) -> str:
         """Of all, with commas between them."""
         return ",".join(map(str, (TcpAddress(self.host, self.port), *self.others)))
+
+    def __str__(self) -> str:
+        return f"ckpt://{self.address}"
 
 
 def default_code(targets: int) -> Code:

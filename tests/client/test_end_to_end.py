@@ -4,9 +4,12 @@ and signals to each of them.
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
+import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -285,6 +288,24 @@ def test_a_forked_child_must_open_a_store_of_its_own(url: str) -> None:
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
         assert store.save("forked", 1, {"a": 1}).wait(TIMEOUT_S).step == 1
+
+
+def test_what_belongs_to_its_process_says_so_to_who_would_hand_it_to_another(url: str) -> None:
+    """A spawned worker of a data loader gets all that its data set holds."""
+    spawn = multiprocessing.get_context("spawn")
+    with ckpt.open(url) as store:
+        save = store.save("handed", 1, {"a": 1})
+        commit = save.wait(TIMEOUT_S)
+        again = f"ckpt.open('ckpt+local://{directory_of(url)}')"
+        with pytest.raises(ckpt.Refused, match=f"a Store can be neither.*{re.escape(again)}"):
+            spawn.Process(target=print, args=(store,)).start()
+        with store.resolve("handed") as checkpoint:
+            with pytest.raises(ckpt.Refused, match=r"a Checkpoint can be neither.*resolve"):
+                pickle.dumps(checkpoint)
+            with pytest.raises(ckpt.Refused, match=r"a Save can be neither.*hand on the Commit"):
+                copy.deepcopy({"last": save})
+        assert pickle.loads(pickle.dumps(commit)) == commit  # noqa: S301
+        assert store.latest("handed") == 1, "it goes on"
 
 
 def test_an_option_that_contradicts_the_directory_names_both(url: str) -> None:

@@ -29,6 +29,7 @@ from ckpt.format.messages.loading import Resolve
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.transfer.index_source import IndexUnreadable
 from ckpt.transfer.read_job import PayloadDamaged, ReceiverStatistics
+from ckpt_client.here_only import HereOnly
 from ckpt_client.load.contents import Contents
 from ckpt_client.load.load_counts import next_load
 from ckpt_client.load.pin import Pinned
@@ -89,7 +90,7 @@ def resolve(
     return Checkpoint(pinned, progress, share_key(launch_key, world_size) if together else None)
 
 
-class Checkpoint:
+class Checkpoint(HereOnly):
     """A committed checkpoint to load from, as `Store.resolve` returns it. It is pinned against
     deletion until it is closed (or forgotten). Used by one thread at a time."""
 
@@ -114,6 +115,9 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _instead(self) -> str:
+        return "hand on its run and step, and resolve them in the process that loads"
 
     def close(self) -> None:
         """Let it go: it may be deleted from now on. Idempotent."""

@@ -13,6 +13,7 @@ from ckpt.base.ids import Generation
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
+from ckpt_client.here_only import HereOnly
 from ckpt_client.save.staged import staged_already
 from ckpt_client.stager import wire
 from ckpt_client.warn import warn
@@ -123,7 +124,7 @@ class Waiter(Protocol):
         """Listen to the stager until `ready()`; False when the time is over first."""
 
 
-class Save:
+class Save(HereOnly):
     """One rank's save, as `Store.save` returns it: copied (see `staged`), and on its way to its
     commit.
     """
@@ -149,6 +150,9 @@ class Save:
         self._error_told = False
         #: The commit's warnings, until `wait` or the next save has warned of them.
         self._unheard: tuple[str, ...] = ()
+
+    def _instead(self) -> str:
+        return "wait for it here, and hand on the Commit that `wait` returns"
 
     def __repr__(self) -> str:
         if self.skipped:
