@@ -3,6 +3,9 @@
 A daemon's connections and files are descriptors. The system's soft limit (often 1,024) is made for
 programs that use `select`; we do not, so a daemon takes the hard one at its start.
 
+Other code of a trainer's process may close descriptors that it does not know: a DescriptorMark
+notices.
+
 The DescriptorReserve keeps a few of them back. Without it, a daemon that has none left could not
 even tell a peer so: it would not be able to accept the connection.
 """
@@ -14,6 +17,8 @@ import errno
 import os
 import resource
 from typing import Final
+
+from ckpt.base.errors import Refused
 
 RESERVE_COUNT: Final = 16
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -36,6 +41,37 @@ def raise_limit() -> int:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return limit()
+
+
+class DescriptorMark:
+    """I know which file a descriptor leads to. When other code has closed it, its number leads
+    nowhere, or to a file of that code's: nothing may be written to it, and it is not closed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._file = _file_of(descriptor)
+
+    @property
+    def is_ours(self) -> bool:
+        return _file_of(self._descriptor) == self._file
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def closed_outside() -> Refused:
+    """What to say where a mark's descriptor is not ours any more."""
+    return Refused(
+        "other code of this process has closed the store's connections, as os.closerange and"
+        " libraries that make daemons do",
+        hint="open the store after that",
+    )
 
 
 class DescriptorReserve:

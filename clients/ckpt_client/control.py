@@ -271,6 +271,9 @@ class Control:
         # A local cluster that somebody has stopped is not waited for.
         address = self.locator.address()
         with self._lock:
+            if self._rpc is not None and not self._rpc.is_intact:
+                self._rpc.close()
+                self._rpc = None
             if self._rpc is None:
                 self._rpc = RpcClient(
                     address,

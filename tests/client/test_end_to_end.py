@@ -308,6 +308,42 @@ def test_what_belongs_to_its_process_says_so_to_who_would_hand_it_to_another(url
         assert store.latest("handed") == 1, "it goes on"
 
 
+_CLOSES = """
+import os, pathlib, sys
+import numpy as np
+import ckpt
+
+state = {"a": np.arange(1000)}
+store = ckpt.open(sys.argv[1])
+store.save("closed-under", 1, state).wait(60)
+under_way = store.save("closed-under", 2, state)
+os.closerange(3, 4096)  # As libraries that make daemons do; then they open files of their own.
+mine = [open(pathlib.Path(sys.argv[2]) / str(number), "wb", buffering=0) for number in range(40)]
+try:
+    under_way.wait(60)
+except ckpt.Refused as error:
+    assert "os.closerange" in str(error), error
+else:
+    raise AssertionError("nobody has told")
+assert store.latest("closed-under") in (1, 2)
+assert store.save("closed-under", 3, state).wait(60).step == 3
+assert (store.load("closed-under", 3)["a"] == state["a"]).all()
+store.close()
+for file in mine:
+    assert os.fstat(file.fileno()).st_size == 0, "written into a file of others"
+    file.write(b"x")
+    file.close()
+"""
+
+
+def test_a_store_whose_descriptors_other_code_closes_goes_on_and_touches_nothing_of_it(
+    url: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", _CLOSES, url, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_an_option_that_contradicts_the_directory_names_both(url: str) -> None:
     with pytest.raises(ckpt.Refused, match=r"code=2\+1.*code=4\+2"):
         ckpt.open(url.replace("4+2", "2+1"))

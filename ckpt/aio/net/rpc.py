@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import draw, now_us
+from ckpt.aio.descriptors import DescriptorMark, closed_outside
 from ckpt.aio.net.address import parse_server
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
@@ -73,6 +74,9 @@ class _Call:
 
 #: Every client of this process: a forked child abandons them.
 _clients: weakref.WeakSet[RpcClient] = weakref.WeakSet()
+#: Whose descriptors other code has closed: their numbers may lead to files of others by now, so
+#: nothing of them is ever closed, not even by the collector. One for each such client.
+_given_up: Final[list[LinkLoop]] = []
 
 
 class RpcClient:
@@ -124,6 +128,7 @@ class RpcClient:
         self._closing = False
 
         self._loop = LinkLoop()
+        self._mark = DescriptorMark(self._loop.fileno())
         self._link: Link | None = None
         self._dial_at_us = 0
         several = caller.server_role is Role.COORDINATOR
@@ -141,6 +146,11 @@ class RpcClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def is_intact(self) -> bool:
+        """False once other code of this process has closed my descriptors: I am of no use then."""
+        return self._mark.is_ours
 
     def call(
         self,
@@ -199,6 +209,10 @@ class RpcClient:
         with self._lock:
             already, self._closing = self._closing, True
             thread = self._thread
+            if not already and not self.is_intact:
+                _given_up.append(self._loop)
+                self._thread = None  # It may never wake: it ends with the process.
+                return
             if not already:
                 self._loop.wake()
         if thread is not None and thread is not threading.current_thread():
@@ -229,6 +243,8 @@ class RpcClient:
     def _check_open(self) -> None:
         if self._closing:
             raise Refused("this client is closed")
+        if not self.is_intact:
+            raise closed_outside()
 
     def _start_thread(self) -> None:
         """Under the lock."""
@@ -255,14 +271,25 @@ class RpcClient:
                 for event in self._loop.poll(self._patience_us()):
                     self._take(event)
             self._send()
+        except OSError:
+            if self.is_intact:
+                raise
         finally:
-            with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        error: CkptError = Unavailable("this client was closed")
+        with self._lock:
+            calls = list(self._calls.values())
+            self.peer = None
+            if self.is_intact:
                 self._closing = True
-                calls = list(self._calls.values())
-                self.peer = None
                 self._loop.shut()
-            for call in calls:
-                call.finish(None, _EMPTY, Unavailable("this client was closed"))
+            else:
+                error = closed_outside()
+                _given_up.append(self._loop)
+        for call in calls:
+            call.finish(None, _EMPTY, error)
 
     def _patience_us(self) -> int | None:
         return None if self._link is not None else max(0, self._dial_at_us - now_us())

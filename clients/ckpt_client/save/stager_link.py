@@ -6,6 +6,7 @@ are few and small, so nothing is lost while nobody reads.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.descriptors import DescriptorMark, closed_outside
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import start_detached
@@ -58,6 +60,7 @@ class StagerLink:
                 ours.close()
                 raise
         self._socket = ours
+        self._mark = DescriptorMark(ours.fileno())
         self.attach = attach
         self._log = log
         self._rank = attach.rank
@@ -264,7 +267,10 @@ class StagerLink:
     def close(self) -> None:
         """Leave the stager alone; it finishes what it has and goes when idle."""
         self.give_up()
-        self._socket.close()
+        if self._mark.is_ours:
+            self._socket.close()
+        else:
+            self._socket.detach()
         with self._news:
             self._halves.clear()
 
@@ -272,6 +278,8 @@ class StagerLink:
         """Tell all who wait for the stager that the store was closed."""
         with self._news:
             self._end(Aborted("the store was closed before the outcome was known"))
+            if not self._mark.is_ours:
+                return
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # Wakes a thread that reads it.
 
@@ -371,6 +379,8 @@ class StagerLink:
         packet: bytes | None = None
         descriptor: int | None = None
         try:
+            if not self._mark.is_ours:
+                raise OSError(errno.EBADF, "closed")
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
             if poll.poll(left_s * 1000):
@@ -387,6 +397,9 @@ class StagerLink:
 
     def _note(self, packet: bytes, descriptor: int | None) -> None:
         self._stop_told = False
+        if not packet and not self._mark.is_ours:
+            self._end(closed_outside())
+            return
         if not packet:
             self._end(
                 Aborted(
@@ -448,6 +461,8 @@ class StagerLink:
 
     def _send(self, message: wire.FromTrainer) -> None:
         try:
+            if not self._mark.is_ours:
+                raise OSError(errno.EBADF, "closed")
             self._socket.send(wire.encode_packet(message))
         except OSError:
             with suppress(CkptError):  # Hear its end, and with it what becomes of pending saves.
