@@ -6,6 +6,9 @@
 
 So a clock that is a day ahead is believed after a day; until then more stays, as it does while a
 clock is late. After a time in which no coordinator ran the ceiling is late by as much.
+
+A commit has the wall clock's date, for people, and where that is not believed the age clock's as
+well: the next coordinator begins there, not where a wrong clock was.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from ckpt.base.units import US_PER_S
 
 CATCH_UP: Final = 2
 """So much faster than time passes the ceiling follows a wall clock that is ahead of it."""
+DOUBT_S: Final = 3600.0
+"""A wall clock that is ahead by less is as good as right: ages are days."""
 
 
 class AgeClock:
@@ -28,6 +33,11 @@ class AgeClock:
         self._ceiling_s = newest_s
         #: When I was asked last; None before.
         self._asked_us: int | None = None
+
+    def doubted_s(self, now_us: int, wall_s: float) -> float | None:
+        """`now_s`, where it is far from the wall clock; else None."""
+        now_s = self.now_s(now_us, wall_s)
+        return now_s if wall_s - now_s > DOUBT_S else None
 
     def now_s(self, now_us: int, wall_s: float) -> float:
         """now_us: of a clock that only goes on."""

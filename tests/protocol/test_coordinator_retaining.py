@@ -14,6 +14,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.keeping import ALL_STAYS, KeepSteps, Retention, StepsKept
 from ckpt.format.messages.loading import ReleasePin
 from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.said import RetentionSaid
 from ckpt.protocol.events import Send
@@ -178,6 +179,40 @@ def test_the_next_coordinator_on_a_clock_that_is_ahead_takes_nothing_away() -> N
     live(bench, 3601)
     look(bench)
     assert steps(bench) == [3]
+
+
+def test_a_commit_that_a_wrong_clock_has_dated_makes_no_next_coordinator_believe_it() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    keep(bench, Retention(age_s=3 * 3600))
+    bench.wall_s += DAY_S
+    bench.save(3)
+    found = bench.ask("steps", RUN)
+    assert found[-1]["committed_at_s"] == bench.wall_s, "people read the wall clock"
+    for step in (4, 5):
+        bench.restart("t0", "t1", "t2", "t3")
+        bench.save(step)
+        look(bench)
+    assert steps(bench) == [1, 2, 3, 4, 5]
+    bench.wall_s -= DAY_S
+    live(bench, 4 * 3600)
+    look(bench)
+    assert steps(bench) == [3, 4, 5], "what it dated is old when that day is over"
+
+
+def test_what_a_wrong_clock_makes_old_is_repaired_all_the_same() -> None:
+    bench = Bench()
+    bench.save(1)
+    bench.save(2)
+    keep(bench, Retention(age_s=3 * 3600))
+    (one, _) = bench.machine.checkpoints.of_run(RunName(RUN), RowState.COMMITTED)
+    assert not bench.machine.retaining.leaves_within(one.id, 3600)
+    bench.wall_s += DAY_S
+    assert not bench.machine.retaining.leaves_within(one.id, 3600)
+    bench.wall_s -= DAY_S
+    live(bench, 2.5 * 3600)
+    assert bench.machine.retaining.leaves_within(one.id, 3600)
 
 
 def test_what_was_saved_while_the_clock_was_late_is_as_young_as_what_was_saved_before() -> None:

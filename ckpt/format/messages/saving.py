@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ckpt.base.ids import (
     BootId,
@@ -209,6 +209,10 @@ class BoxesCompared(Struct, frozen=True, gc=False):
     fingerprints: tuple[bytes, ...]
 
 
+AgedAt = float | UnsetType
+"""When a commit was, for rules by age; unset: where the wall clock was."""
+
+
 class CommitInfo(Struct, frozen=True, gc=False):
     """What everybody may know of a committed checkpoint."""
 
@@ -239,6 +243,8 @@ class CommitInfo(Struct, frozen=True, gc=False):
     """So many, without parity: they are not among `payload_bytes`."""
     metrics: dict[str, float] = {}
     """What the lowest rank that said anything has said of the step."""
+    aged_at_s: AgedAt = UNSET
+    """Seconds as `committed_at_s`, by a clock that believes no jump (ckpt.plan.aging)."""
 
 
 class AttemptCommitted(Struct, frozen=True, gc=False):

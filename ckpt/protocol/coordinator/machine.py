@@ -205,7 +205,8 @@ class CoordinatorMachine:
         self, context: SavingContext, secret: bytes, wall_s: Callable[[], float]
     ) -> None:
         self.ending = Ending(context, self.checkpoints)
-        self.committer = Committer(context, self.ending, self.confirming, wall_s)
+        aged_at_s = self.retaining.aged_at_s
+        self.committer = Committer(context, self.ending, self.confirming, wall_s, aged_at_s)
         self.opening = Opening(context, self.committer, self.ending)
         self.files = Members(context, self.opening, self.committer, self.ending)
         self.certifying = Certifying(context, self.committer, self.ending, secret)

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, RunName
 from ckpt.format.messages.keeping import (
@@ -25,6 +27,7 @@ from ckpt.format.messages.keeping import (
     StepsKept,
     check_retention,
 )
+from ckpt.format.messages.saving import AgedAt, CommitInfo
 from ckpt.plan.aging import AgeClock
 from ckpt.plan.foresight import foreseen
 from ckpt.plan.retention import Expirable, Verdict, judged
@@ -76,11 +79,16 @@ class Retaining:
     def begin(self) -> None:
         """Begin: all that was committed is known now."""
         dates = [
-            (one.id.generation, one.info.committed_at_s)
+            (one.id.generation, _aged_at_s(one.info))
             for run in self._checkpoints.runs()
             for one in self._checkpoints.of_run(run, RowState.COMMITTED)
         ]
         self._ages = AgeClock(max(dates)[1] if dates else None)
+
+    def aged_at_s(self) -> AgedAt:
+        """What a commit of now is to say of its time beside the wall clock's."""
+        doubted_s = self._ages.doubted_s(self._desk.now_us, self._wall_s())
+        return UNSET if doubted_s is None else doubted_s
 
     def own(self, run: RunName) -> Retention | None:
         """The run's own rules; None if it has none, ALL_STAYS if they were lost."""
@@ -180,7 +188,9 @@ class Retaining:
             return False
         if self._coming[id.run] or rules == ALL_STAYS:
             return False
-        verdicts = foreseen(self._expirable(id.run), rules, self._wall_s(), seconds)
+        # Without ages dates only say how fast the run saves, and they are the wall clock's.
+        now_s = self._wall_s() if rules.age_s is None else self._now_s()
+        verdicts = foreseen(self._expirable(id.run), rules, now_s, seconds)
         mine = (v for v in verdicts if (v.step, v.generation) == (id.step, id.generation))
         return any(not verdict.stays for verdict in mine)
 
@@ -199,6 +209,10 @@ class Retaining:
                 held = "what it replaces is called by a name or pinned"
             found.append(_as_expirable(one, held))
         return found
+
+
+def _aged_at_s(info: CommitInfo) -> float:
+    return info.committed_at_s if isinstance(info.aged_at_s, UnsetType) else info.aged_at_s
 
 
 def _as_expirable(one: KeptCheckpoint, held: str) -> Expirable:

@@ -25,6 +25,7 @@ from ckpt.format.documents.record import CommitRecord, encode_record, fitting
 from ckpt.format.index.document import index_document
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import (
+    AgedAt,
     BoxesCompared,
     BoxQuery,
     ColumnsLost,
@@ -82,6 +83,7 @@ class Committer:
         ending: Ending,
         confirmation: Confirmation,
         wall_s: Callable[[], float],
+        aged_at_s: Callable[[], AgedAt],
     ) -> None:
         self._desk = context.desk
         self._book = context.book
@@ -94,6 +96,7 @@ class Committer:
         self._ending = ending
         self._confirmation = confirmation
         self._wall_s = wall_s
+        self._aged_at_s = aged_at_s
         #: Since when an attempt lacks targets: a payload or a home is below its floor, or too few
         #: targets could say that this coordinator is in force. It aborts after RECOUNT_GRACE_US.
         self._short_since: dict[CheckpointId, int] = {}
@@ -447,6 +450,7 @@ class Committer:
             homes=attempt.homes,
             referenced_bytes=sum(piece.length for piece in referring(attempt)),
             metrics=metrics_of(attempt),
+            aged_at_s=self._aged_at_s(),
         )
 
     # ----------------------------------------------------------------------- record, close
