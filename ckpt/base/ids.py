@@ -7,7 +7,8 @@ and compared without a Python frame.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NewType
+from operator import index
+from typing import NewType, SupportsIndex
 
 from msgspec import Struct
 
@@ -132,6 +133,8 @@ class Domain(Struct, frozen=True, order=True, gc=False):
 
 def check_text(what: str, text: str, bytes_max: int) -> None:
     """Raises Refused unless it is 1 to bytes_max bytes of UTF-8 without control characters."""
+    if not isinstance(text, str):
+        raise Refused(f"{what} {text!r} is no text")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -156,8 +159,17 @@ def check_run_name(name: str) -> RunName:
     return RunName(name)
 
 
-def check_step(step: int) -> Step:
+def whole_number(value: SupportsIndex) -> int | None:
+    """Of an int or what is one in all but its type, such as numpy's; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None
+
+
+def check_step(step: SupportsIndex) -> Step:
     """The step as a Step, or Refused: 0 <= step < 2**63."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
+    number = whole_number(step)
+    if number is None or not 0 <= number < 1 << 63:
         raise Refused(f"step {step!r} is not an integer from 0 to 2**63 - 1")
-    return Step(step)
+    return Step(number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import Rank
+from ckpt.base.ids import Rank, whole_number
 from ckpt.base.limits import WORLD_SIZE_MAX
 
 
@@ -147,7 +147,10 @@ def _from_arguments(rank: int | None, world_size: int | None) -> RankPlace:
         raise Refused("world_size= was given without rank=")
     if world_size is None:
         raise Refused("rank= was given without world_size=")
-    return _checked(rank, world_size, "rank=, world_size=")
+    numbers = whole_number(rank), whole_number(world_size)
+    if numbers[0] is None or numbers[1] is None:
+        raise Refused(f"rank={rank!r}, world_size={world_size!r}: two integers are needed")
+    return _checked(numbers[0], numbers[1], "rank=, world_size=")
 
 
 def _checked(rank: int, world_size: int, source: str) -> RankPlace:
@@ -155,7 +158,7 @@ def _checked(rank: int, world_size: int, source: str) -> RankPlace:
         raise Refused(f"world size {world_size} ({source}): 1 to {WORLD_SIZE_MAX} are allowed")
     if not 0 <= rank < world_size:
         raise Refused(f"rank {rank} does not fit world size {world_size} ({source})")
-    return RankPlace(Rank(int(rank)), int(world_size))
+    return RankPlace(Rank(rank), world_size)
 
 
 def _number(name: str, text: str) -> int:

@@ -118,6 +118,13 @@ def parse_url(
                 "no store is named",
                 hint="pass a URL such as ckpt+local:///scratch/burst, or set CKPT_STORE",
             )
+    if not isinstance(url, str):
+        raise Refused(f"store {url!r} is no URL", hint="such as ckpt+local:///scratch/burst")
+    if url != url.strip() or any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in url):
+        raise Refused(
+            f"store {url!r} begins or ends with a space, or has a control character",
+            hint="percent-encode it if it is meant",
+        )
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "ckpt+local":
         return _local(url, rest)
@@ -128,7 +135,10 @@ def parse_url(
 
 def _local(url: str, rest: str) -> LocalUrl:
     path, _, query = rest.partition("?")
-    directory = unquote(path)
+    try:
+        directory = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise Refused(f"store {url!r}: the directory's name is not in UTF-8") from None
     if not directory.startswith("/"):
         raise Refused(f"store {url!r}: the directory must be absolute", hint="ckpt+local:///DIR")
     if "\0" in directory:
@@ -153,7 +163,8 @@ def _coordinator(url: str, part: str) -> TcpAddress:
     host, colon, port = part.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+    is_host = host and not any(mark in host for mark in "[]@")
+    if not (colon and is_host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         which = f": {part!r}" if "," in url else ""
         raise Refused(f"store {url!r} is not of the form ckpt://HOST:PORT{which}")
     return TcpAddress(unquote(host), int(port))

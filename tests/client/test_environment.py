@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import Rank
+from ckpt.base.ids import Rank, check_run_name, check_step
 from ckpt_client.environment import (
     RankPlace,
     find_launch_key,
@@ -57,6 +58,31 @@ def test_one_without_the_other_is_refused_by_name(environ: dict[str, str], named
 
 def test_arguments_stand_before_the_environment() -> None:
     assert find_place(1, 2, {"RANK": "7", "WORLD_SIZE": "8"}) == RankPlace(Rank(1), 2)
+
+
+def test_numbers_of_other_types_are_ranks_and_what_is_no_number_is_named() -> None:
+    place = find_place(np.int64(1), np.uint8(4))
+    assert (type(place.rank), type(place.world_size)) == (int, int)
+    assert place == RankPlace(Rank(1), 4)
+    for rank in ("1", 1.0, True, None):
+        with pytest.raises(Refused, match="rank="):
+            find_place(rank, 4)  # type: ignore[arg-type]
+
+
+def test_a_step_may_be_of_another_type_of_integers() -> None:
+    """As a loop over numpy's arange has them."""
+    for step in (np.int64(7), np.uint8(7), np.array(7)):
+        checked = check_step(step)
+        assert (checked, type(checked)) == (7, int)
+    for wrong in (7.0, True, np.True_, np.float32(7), np.array([7, 8]), "7", -1, np.int8(-1), None):
+        with pytest.raises(Refused, match="not an integer from 0"):
+            check_step(wrong)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_no_text_is_named() -> None:
+    for run in (7, None, b"gpt"):
+        with pytest.raises(Refused, match="is no text"):
+            check_run_name(run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2), (2, 2), (-1, 2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ckpt.aio.net.address import TcpAddress
@@ -95,9 +97,12 @@ def test_a_wrong_list_of_coordinators_is_refused_by_the_part_that_is_wrong(
 @pytest.mark.parametrize(
     "url",
     ["ckpt://node7", "ckpt://:1", "ckpt://h:0", "ckpt://h:1?x=1", "file:///d", "/d", "",
-     "ckpt+local://host/d", "ckpt+local:///", "ckpt+local:d"],
+     "ckpt+local://host/d", "ckpt+local:///", "ckpt+local:d", "ckpt://[::1", "ckpt://[::1]x:1",
+     "ckpt://user:word@h:1", "ckpt://h:1 ", "ckpt+local:///d\n", " ckpt+local:///d",
+     "ckpt+local:///a\tb", "ckpt+local:///%ff", 5, Path("/d")],
 )  # fmt: skip
 def test_what_is_no_store_is_refused(url: str) -> None:
+    """A line's end that came along with the text would name another directory."""
     with pytest.raises(Refused):
         parse_url(url, {})
 
