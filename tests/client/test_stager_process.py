@@ -5,14 +5,13 @@ No cluster is needed for these.
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,9 +30,6 @@ from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
 from ckpt_client.stager.arena import Half, map_half
 from tests.waiting import wait_until
-
-ENDING = (signal.SIGTERM, signal.SIGINT)
-"""They ask a stager to end."""
 
 
 class Bench:
@@ -339,55 +335,6 @@ def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
     group = Path(f"/proc/{link.pid}/autogroup")
     if group.exists():
         assert group.read_text().split()[-1] == "10"
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, *ENDING])
-def test_a_signal_for_the_whole_job_leaves_a_stager_to_its_saves(
-    bench: Bench, number: signal.Signals
-) -> None:
-    """As Slurm and systemd send them: to every process."""
-    link = bench.start(idle_s=3600.0)
-    os.kill(link.pid, number)
-    assert stage(link, 1) is not None, "it still takes the last save"
-    assert stage(link, 2) is not None
-    assert link.alive
-
-
-@pytest.mark.parametrize("number", ENDING)
-def test_a_stager_that_is_asked_to_end_ends_with_its_trainer(
-    bench: Bench, number: signal.Signals
-) -> None:
-    link = bench.start(idle_s=3600.0)
-    os.kill(link.pid, number)
-    link.drop(1)
-    link.close()
-    wait_until(lambda: not runs(link.pid), "its end, long before it would be idle for an hour")
-
-
-def test_what_a_stager_gives_up_stands_in_its_log_and_in_its_exit_code(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds a save of a cluster whose directory goes."""
-    begun: list[subprocess.Popen[bytes]] = []
-
-    def started(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[int] = ()) -> int:
-        with log.open("ab") as file:
-            begun.append(
-                subprocess.Popen([sys.executable, *arguments], stderr=file, pass_fds=pass_fds)
-            )
-        return begun[0].pid
-
-    monkeypatch.setattr(stager_link, "start_detached", started)
-    link = bench.start(idle_s=3600.0)
-    assert stage(link, 1) is not None
-    bench.directory.rename(bench.directory.with_name("elsewhere"))
-    os.kill(link.pid, signal.SIGTERM)
-    link.close()
-    assert begun[0].wait(60) == Aborted.exit_code
-    lines = (bench.directory.with_name("elsewhere") / "stager.log").read_text().splitlines()
-    (told,) = (line for line in map(json.loads, lines) if line["level"] == "error")
-    assert told["save"] == "run@1"
-    assert "not known to be committed" in told["text"]
 
 
 # --------------------------------------------------------------------------- prepared meanwhile

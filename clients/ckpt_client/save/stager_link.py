@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.descriptors import DescriptorMark, closed_outside
-from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
+from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import start_detached
 from ckpt_client.save.copying import NUMPY, Copier, HalfWriter
@@ -68,6 +68,8 @@ class StagerLink:
         self._news = threading.Condition()
         #: Whether a thread reads the socket now. Only one does; the others wait for `_news`.
         self._reading = False
+        #: The thread that reads, or read last.
+        self._reader = 0
         #: Why nothing more comes: the stager ended, or this link was closed. Set once.
         self._dead: CkptError | None = None
         self._halves = MappedHalves()
@@ -331,6 +333,8 @@ class StagerLink:
             while not ready():
                 if self._dead is not None:
                     raise self._dead
+                if self._reading and self._reader == threading.get_ident():
+                    raise _interrupted()
                 left = PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic())
                 now = min(left, PATIENCE_S)
                 if self._news.wait(now) if self._reading else self._read_one(now):
@@ -374,7 +378,7 @@ class StagerLink:
 
     def _read_one(self, left_s: float) -> bool:
         """Wait for one packet without the lock and note it; False when none came in time."""
-        self._reading = True
+        self._reading, self._reader = True, threading.get_ident()
         self._news.release()
         packet: bytes | None = None
         descriptor: int | None = None
@@ -470,6 +474,14 @@ class StagerLink:
             raise self._dead or Unavailable(
                 f"the stager of rank {self._rank} does not listen"
             ) from None
+
+
+def _interrupted() -> Refused:
+    """A signal's handler that waits for what the call below it would have read waits for ever."""
+    return Refused(
+        "this signal handler has interrupted a call that waits for the stager, which cannot go on",
+        hint="set a flag in the handler and save in the loop, as store.preemption does",
+    )
 
 
 def _close_in_child() -> None:
