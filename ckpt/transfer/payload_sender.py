@@ -34,7 +34,7 @@ from ckpt.aio.net.link import (
     LinkOpened,
     LinkReceived,
 )
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import ColumnNumber, PayloadId, RunName
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StartPayload
@@ -200,12 +200,17 @@ class PayloadSender:
 
     def _rings_for(self, writer: PayloadWriter) -> tuple[ParityRing, ParityRing]:
         """A payload with larger cells than any before, or more parity, gets new rings;
-        the old ones go with their payloads.
+        the old ones go with their payloads. Raises NoSpace.
         """
         cell_bytes, parity_count = writer.layout.cell_bytes, writer.layout.code.m
         if self._rings is None or not self._rings[0].serves(cell_bytes, parity_count):
             self._drop_rings()
-            self._rings = ring_for(cell_bytes, parity_count), ring_for(cell_bytes, parity_count)
+            self._rings = None
+            try:
+                self._rings = ring_for(cell_bytes, parity_count), ring_for(cell_bytes, parity_count)
+            except OSError as error:  # Of this payload alone: the next one may find some.
+                text = f"no memory for the parity of a payload: {error.strerror}"
+                raise NoSpace(text, hint="raise ulimit -v and -n, or the job's memory") from None
             for ring in self._rings:
                 self._loop.lendables.add(ring.lendable)
         return self._rings

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import resource
 import select
 import socket
 import threading
@@ -417,5 +418,24 @@ def test_an_arena_without_room_for_the_padding_fails_that_payload_alone() -> Non
         failed = wait_result(it, PayloadFailed, [])
         assert isinstance(failed, PayloadFailed)
         assert failed.code == "refused"
+        it.start(start_of(2, arena, places), memoryview(arena.map))
+        assert_holds(wait_result(it, PayloadSealed, []), made, arena)
+
+
+def test_a_payload_for_whose_parity_nothing_is_left_fails_alone() -> None:
+    """Under a limit of descriptors, or of address space; the next one may find some."""
+    arena = Arena("2+1", 5000)
+    with targets(3) as made, sender() as it:
+        places = [target.place(j) for j, target in enumerate(made)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            it.start(start_of(1, arena, places), memoryview(arena.map))
+            failed = wait_result(it, PayloadFailed, [])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert isinstance(failed, PayloadFailed)
+        assert failed.code == "no_space"
+        assert "no memory for the parity" in failed.message
         it.start(start_of(2, arena, places), memoryview(arena.map))
         assert_holds(wait_result(it, PayloadSealed, []), made, arena)
