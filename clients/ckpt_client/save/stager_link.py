@@ -66,10 +66,8 @@ class StagerLink:
         self._rank = attach.rank
         #: Guards everything below. Notified when a packet was noted, and when a reader has stopped.
         self._news = threading.Condition()
-        #: Whether a thread reads the socket now. Only one does; the others wait for `_news`.
-        self._reading = False
-        #: The thread that reads, or read last.
-        self._reader = 0
+        #: Whether a thread reads the socket, and which. Only one does; the others wait for `_news`.
+        self._reading, self._reader = False, 0
         #: Why nothing more comes: the stager ended, or this link was closed. Set once.
         self._dead: CkptError | None = None
         self._halves = MappedHalves()
