@@ -189,6 +189,7 @@ def test_a_commit_that_a_wrong_clock_has_dated_makes_no_next_coordinator_believe
     bench.wall_s += DAY_S
     bench.save(3)
     found = bench.ask("steps", RUN)
+    assert isinstance(found, list)
     assert found[-1]["committed_at_s"] == bench.wall_s, "people read the wall clock"
     for step in (4, 5):
         bench.restart("t0", "t1", "t2", "t3")
