@@ -390,6 +390,7 @@ class TargetMachine:
             self._core.report("error", "stale coordinator", why=why)
             self._core.out.append(CloseSession(session, why))
             return
+        self._presenting.begin_lease()
         self.epoch, self._offered_term = message.epoch, message.term
         self._offered_process, self._offered_protocol = message.coordinator, message.protocol
         if message.term == self._term and message.protocol <= self.needs:
@@ -478,8 +479,16 @@ class TargetMachine:
         if self._core.device.begin_probe(self._core.now_us):
             self._core.probe(self._reservations.new_file("probe"))
         self._try_term_again()
-        if self._may_renew and self._presenting.renewal_is_due():
+        if self._renewal_is_due():
             self._renew()
+
+    def _renewal_is_due(self) -> bool:
+        """Also while the term is being made durable, which a slow disk does not end in a lease: it
+        obeys nothing yet, and what lies here is read.
+        """
+        if self._may_renew:
+            return self._presenting.renewal_is_due()
+        return self._offered_term > 0 and self._presenting.is_overdue()
 
     @property
     def _may_renew(self) -> bool:

@@ -74,9 +74,19 @@ class Presenting:
             protocol=needs,
         )
 
+    def begin_lease(self) -> None:
+        """The session was heard: it lasts for a lease from here on."""
+        self._renewed_us = self._core.now_us
+
     def taken_in(self) -> None:
-        """The lease begins, and the session has heard nothing of the device."""
-        self._told_failing, self._renewed_us = False, self._core.now_us
+        """The session has heard nothing of the device."""
+        self._told_failing = False
+        if not self.is_overdue():
+            self._renewed_us = self._core.now_us
+
+    def is_overdue(self) -> bool:
+        """Whether it is longer than RENEW_US since the lease began, or was renewed."""
+        return self._core.now_us - self._renewed_us >= RENEW_US
 
     def renewal_is_due(self) -> bool:
         """Each second; and what people see of a burst is sent when it begins, each time it has
