@@ -43,11 +43,12 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.cluster.claims import Claim, Claims
 from ckpt.protocol.coordinator.cluster.holdings import HeldDocuments, ProvedColumns
 from ckpt.protocol.coordinator.cluster.listing import Lister
+from ckpt.protocol.coordinator.cluster.reserving import Reserving
 from ckpt.protocol.coordinator.cluster.slowness import Slowness
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
 from ckpt.protocol.events import Session
-from ckpt.protocol.service_time import MEMORY_US, ServiceTime
+from ckpt.protocol.service_time import MEMORY_US
 
 GATHERING_US = 2 * LEASE_US
 """How long a coordinator waits for targets after its start before it says that they are missing."""
@@ -55,10 +56,6 @@ POWER_UP_US: Final = 60_000_000
 """How long it waits for targets of its catalog while a save would fail without them: after a loss
 of power, many machines with disks start more slowly than one coordinator.
 """
-RESERVE_GOOD_US = 250_000
-"""A target that reserves within this is not skipped as slow."""
-RESERVE_FACTOR = 8
-"""Nor is a target that takes less than so many times what the others take."""
 
 WELL = DeviceReport({}, 0)
 """The report of a target without any failure."""
@@ -102,8 +99,8 @@ class Target:
     silent_since_us: int | None = None
     """When it was last heard, of one that is away because its lease ran out."""
     counters: dict[str, int] = field(default_factory=dict)
-    reserving: ServiceTime = field(default_factory=lambda: ServiceTime(unit=1))
-    """How long it takes to reserve space once."""
+    reserving: Reserving = field(default_factory=Reserving)
+    """How long it takes to reserve space."""
     slowness: Slowness = field(default_factory=Slowness)
     """Whether saves found it slow beside its peers; another boot is not blamed for it."""
     device: DeviceReport = WELL
@@ -296,15 +293,10 @@ class Membership:
             target.slowness.noted(self._desk.now_us)
 
     def is_busy(self, target: Target) -> bool:
-        """Whether it has not answered yet, but reserves about as fast as others do: many have asked
-        it.
-        """
-        now = self._desk.now_us
-        if target.state is not TargetState.LIVE or target.reserving.hangs(now):
-            return False
-        others = sorted(t.reserving.unit_us(now) for t in self.live() if t is not target)
-        median_us = others[len(others) // 2] if others else 0
-        return target.reserving.unit_us(now) <= max(RESERVE_GOOD_US, RESERVE_FACTOR * median_us)
+        """Whether it has not answered yet, but is no slower than others are."""
+        others = (one.reserving for one in self.live() if one is not target)
+        is_live = target.state is TargetState.LIVE
+        return is_live and target.reserving.is_busy(self._desk.now_us, others)
 
     def target_of(self, session: Session) -> Target | None:
         id = self._by_session.get(session)
@@ -379,6 +371,7 @@ class Membership:
         target.bytes_free, target.bytes_used = message.bytes_free, message.bytes_used
         target.device_bytes_free = _of_device(message)
         target.counters = message.counters
+        target.reserving.heard(self._desk.now_us, message.counters)
         self._note_device(target, message.device)
         target.scrub = target.scrub if message.scrub is UNSET else message.scrub
         renewed = LeaseRenewed(self.epoch, self._desk.position, self.repair_bytes)
@@ -432,7 +425,7 @@ class Membership:
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.proved, target.dropping = ProvedColumns(), set()
         target.documents, target.counters = HeldDocuments(), {}
-        target.reserving = ServiceTime(unit=1)
+        target.reserving = Reserving()
         self._by_session[session] = target.id
 
     def _note_seen(self, seen: catalog.TargetSeen) -> None:

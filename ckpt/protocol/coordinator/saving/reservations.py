@@ -333,12 +333,12 @@ class Reserver:
 
         def answered(message: Message, _bulk: Buffer) -> None:
             if message is not NO_ANSWER:
-                reserving.ended(self._desk.now_us, 1)
+                reserving.answered(self._desk.now_us, reservation)
             elif self._waits_on(target, place, allotment):
                 ask()
                 return
             else:
-                reserving.given_up()
+                reserving.given_up(reservation)
             if isinstance(message, Reserved) and allotment.released:
                 self._give_back(place, allotment.file_bytes)
                 then(None)
@@ -360,7 +360,7 @@ class Reserver:
             self._desk.ask(target.session, question, answered, patience_us=allotment.patience_us)
 
         reserving = target.reserving
-        reserving.began(self._desk.now_us)
+        reserving.asked(self._desk.now_us, reservation)
         ask()
 
     def _waits_on(self, target: Target, place: Place, allotment: Allotment) -> bool:
