@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, KiB
 
 MEMORY_US: Final = US_PER_S
 """Whoever holds one calls `fade` this often, so that changes of a server are noticed."""
+WRITE_BYTES_MIN: Final = 256 * KiB
+"""A shorter write counts as one of so many bytes: most of its cost is its own."""
 BUSY_US_MIN: Final = US_PER_S // 10
 """Nothing is said of a server that was busy for less, and did less than a unit."""
 HANG_US: Final = US_PER_S

@@ -99,7 +99,9 @@ class Vows:
             case RegisterTarget(term_seen=term, catalog=position):
                 self._check_term(term)
                 note = self._disk.durable(CATALOG_FILE)
-                if position is not None and (note is None or (decode_note(note) or position) < position):
+                if position is not None and (
+                    note is None or (decode_note(note) or position) < position
+                ):
                     raise Violation(f"P10: {self._name} tells of {position}, which is not durable")
 
     def _check_term(self, term: int) -> None:

@@ -85,6 +85,9 @@ class TargetPace(Struct, frozen=True, gc=False):
     """Streams that may not send now, for want of memory here."""
     still_us: int = 0
     """For so long its device has had something to do, and has ended nothing; 0 for a moment."""
+    alone_us: int = 0
+    """Microseconds for a small operation that the device had for itself; 0: not known. What does
+    many at a time, each slowly, takes less than this between the ends of two."""
 
 
 class ColumnProof(Struct, frozen=True, gc=False):

@@ -264,8 +264,8 @@ class Columns:
         self._core.chain(
             seal_steps(stream, header, f"{COLUMNS}/{column_name(stream.column)}"),
             lambda failure: self._sealed(stream, header, failure),
-            began=lambda: self._core.pace.seal_step_began(self._core.now_us),
-            ended=lambda: self._core.pace.seal_step_ended(self._core.now_us),
+            began=lambda op: self._core.pace.seal_step_began(self._core.now_us, op),
+            ended=lambda op: self._core.pace.seal_step_ended(self._core.now_us, op),
         )
 
     def _check_same(self, header: ColumnHeader) -> None:

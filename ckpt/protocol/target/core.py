@@ -334,24 +334,27 @@ class Core:
         then = self._operations.pop(event.op, None)
         assert then is not None, f"operation {event.op} was answered twice or never asked"
         then(event)
-        self.pace.disk_answered(self.now_us)
+        self.pace.disk_answered(self.now_us, event.op)
 
     @property
     def operations_open(self) -> int:
         return len(self._operations)
 
     def chain(
-        self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None],
-        began: Callable[[], None] = lambda: None, ended: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        steps: Sequence[Step],
+        then: Callable[[DiskFailed | None], None],
+        began: Callable[[int], None] = lambda _op: None,
+        ended: Callable[[int], None] = lambda _op: None,
+    ) -> None:
         """Do the steps one after another; `then` gets None at the end or the first failure. `began`
-        and `ended` hear of each step.
+        and `ended` hear of each step, by its operation number.
         """
         rest = iter(steps)
 
         def next_step(event: Completion | None) -> None:
             if event is not None:
-                ended()
+                ended(event.op)
             if isinstance(event, DiskFailed):
                 then(event)
                 return
@@ -359,8 +362,10 @@ class Core:
             if step is None:
                 then(None)
             else:
-                began()
-                self.out.append(step(self.expect(next_step)))
+                open_count, op = self.operations_open, self.expect(next_step)
+                self.pace.step_began(self.now_us, op, open_count)
+                began(op)
+                self.out.append(step(op))
 
         next_step(None)
 

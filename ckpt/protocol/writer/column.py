@@ -109,7 +109,8 @@ class Column:
         if pace is not None or self.pace is not None:
             old, new = self.pace or IDLE, pace or IDLE
             write_us, seal_us = new.write_us or old.write_us, new.seal_us or old.seal_us
-            self.pace = TargetPace(write_us, seal_us, new.waiting_count, new.still_us)
+            alone_us = new.alone_us or old.alone_us
+            self.pace = TargetPace(write_us, seal_us, new.waiting_count, new.still_us, alone_us)
         self.heard_us, asked_us, self.asked_us = now_us, self.asked_us, None
         if asked_us is not None:
             self.longest_us = max(self.longest_us, now_us - asked_us)

@@ -25,7 +25,8 @@ from typing import Final
 
 from ckpt.base.limits import HEDGE_US
 from ckpt.base.units import MiB
-from ckpt.protocol.writer.column import Column, ColumnState
+from ckpt.protocol.service_time import WRITE_BYTES_MIN
+from ckpt.protocol.writer.column import IDLE, Column, ColumnState
 
 HEDGE_LAST_US: Final = 5 * HEDGE_US
 """When the peers are silent as well, the fault is probably not the column's own: it keeps its place
@@ -169,17 +170,24 @@ def _is_far_above(own_us: int, peers_us: Iterable[int], good_us: int) -> bool:
 
 
 def _write_us(column: Column) -> int:
-    """Of a peer's target for one MiB: as it says, or as its whole column took."""
-    told = column.pace.write_us if column.pace is not None else 0
-    if told or column.seal_us is None:
-        return told
+    """Of a peer's target for one MiB: as it says, or as its whole column took. Where a device does
+    many writes at a time, no less than they would take one by one.
+    """
+    pace = column.pace or IDLE
+    if pace.write_us:
+        cell_bytes = max(WRITE_BYTES_MIN, column.sent_bytes // max(1, column.next_stripe))
+        return max(pace.write_us, pace.alone_us * MiB // cell_bytes)
+    if column.seal_us is None:
+        return 0
     return column.took_us * MiB // max(MiB, column.sent_bytes)
 
 
 def _seal_us(column: Column) -> int:
-    """Of a peer's target for one step: as it says, or, all queues included, what the seal took."""
-    told = column.pace.seal_us if column.pace is not None else 0
-    return told or column.seal_us or 0
+    """Of a peer's target for one step: as it says, one by one, or, all queues included, what the
+    seal took.
+    """
+    pace = column.pace or IDLE
+    return max(pace.seal_us, pace.alone_us) if pace.seal_us else column.seal_us or 0
 
 
 def _link_is_slow(column: Column, now_us: int, peers: list[Column]) -> bool:
