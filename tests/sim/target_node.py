@@ -37,6 +37,7 @@ from ckpt.protocol.target.disk_events import (
     SessionDrained,
     SpaceMeasured,
     SyncDirectory,
+    SyncFile,
     TruncateFile,
     WriteAt,
 )
@@ -60,6 +61,7 @@ FEW_SESSIONS = 12
 DISK_ACTIONS = frozenset(get_args(DiskAction))
 IN_MEMORY = frozenset({WriteAt, TruncateFile, RenameFile, RemoveFile, Preallocate})
 """Nothing of these is durable before a sync."""
+SYNCS = frozenset({SyncFile, SyncDirectory})
 
 
 class TargetNode:
@@ -85,6 +87,8 @@ class TargetNode:
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
         """Disk operations take so many times longer."""
+        self.sync_slow = 1
+        """And syncs so many times longer than that."""
         self.one_at_a_time = False
         """The device does one operation after another, so that a crowd has to queue for it."""
         self._device_free_us = 0
@@ -251,7 +255,7 @@ class TargetNode:
         """The event, and those of what the disk did at once, as in the daemon's loop."""
         events, handle, send, memory = [event], self.machine.handle, self._network.send, self.memory
         conduct = self._conduct
-        conduct.slowest = max(conduct.slowest, self.disk_slow)
+        conduct.slowest = max(conduct.slowest, self.disk_slow * self.sync_slow)
         at_once = not self._all_waits and self.disk_slow == 1 and not self.one_at_a_time
         for each in events:
             actions = handle(each)
@@ -284,19 +288,20 @@ class TargetNode:
                             return
                         events.append(done)
                         continue
-                    self._clock.at(self._done_us(), self._happen, action, self._boots)
+                    self._clock.at(self._done_us(kind), self._happen, action, self._boots)
                 elif kind is Report and action.text == "rot":
                     found = dict(action.fields)
                     self.alarms.append(f"{found['file']} {found['why']}")
                 elif kind is CloseSession:
                     self._network.cut(action.session)
 
-    def _done_us(self) -> int:
+    def _done_us(self, kind: type[DiskAction]) -> int:
         """When the device will have done what it is given now."""
         begins_us = self._clock.now_us
         if self.one_at_a_time:
             begins_us = max(begins_us, self._device_free_us)
-        self._device_free_us = begins_us + self._clock.between(30, 400) * self.disk_slow
+        slow = self.disk_slow * (self.sync_slow if kind in SYNCS else 1)
+        self._device_free_us = begins_us + self._clock.between(30, 400) * slow
         return self._device_free_us
 
     def _drain_soon(self, session: Session) -> None:

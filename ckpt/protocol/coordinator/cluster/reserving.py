@@ -2,13 +2,14 @@
 
     answers about as fast as the others, queues aside     busy: it is asked again
     silent for at most WAIT_FACTOR times as long as       busy: all disks are slow, or full of work,
-    most others took, or have been silent by now          and so is its own
+    most others took lately, or have been silent by now   and so is its own
     its disk has ended nothing for STILL_US               late, whatever the others do
 
 Of a queue the service time says nothing, and of what else the disk has to do neither: where each
-operation takes a fifth of a second, a target may end no reservation for seconds while it writes
-what it was given before. So the others' waits count as well. A target that is slow or hangs among
-fast ones is known by both. A process that stands still loses its lease.
+operation takes a fifth of a second, or a sync takes seconds, a target may end no reservation for
+seconds while it does what it was given before. So the others' waits count as well, for whatever a
+disk has to do: the longest, since some are lucky. A target that is slow or hangs among fast ones is
+known by both. A process that stands still loses its lease.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ FACTOR: Final = 8
 """Nor is one that takes less than so many times what the others take."""
 WAIT_FACTOR: Final = 4
 """Nor one that is silent for less than so many times as long as most others."""
+FADE: Final = 32
+"""The longest wait loses one part in so many each second, half of it in 22 s."""
 STILL_US: Final = 60 * US_PER_S
 """A disk that ends nothing at all for so long hangs, even if all others do as well."""
 WORK: Final = ("fragments", "columns_sealed", "documents_stored")
@@ -39,8 +42,8 @@ class Reserving:
         self._service = ServiceTime(unit=1)
         #: When each was asked that has no answer; the oldest first.
         self._asked_us: dict[ReservationId, int] = {}
-        #: How long the last one took, its queue included; 0 before any.
-        self._took_us = 0
+        #: The longest that an answer took which waited for the disk, queues included; it fades.
+        self._longest_us = 0
         #: When the disk was last seen to have ended something.
         self._worked_us = 0
         self._work = 0
@@ -53,8 +56,12 @@ class Reserving:
     def answered(self, now_us: int, reservation: ReservationId) -> None:
         """Note that it has answered."""
         self._service.ended(now_us, 1)
-        self._took_us = now_us - self._asked_us.pop(reservation)
+        self.disk_answered(now_us - self._asked_us.pop(reservation))
         self._worked_us = now_us
+
+    def disk_answered(self, took_us: int) -> None:
+        """Note that the disk has done something else that was asked."""
+        self._longest_us = max(self._longest_us, took_us)
 
     def given_up(self, reservation: ReservationId) -> None:
         """Note that nobody waits for the answer any more."""
@@ -70,6 +77,7 @@ class Reserving:
     def fade(self) -> None:
         """Once each MEMORY_US."""
         self._service.fade()
+        self._longest_us -= self._longest_us // FADE
 
     def is_busy(self, now_us: int, others: Iterable[Reserving]) -> bool:
         """Whether it may be waited for; of the others each is live."""
@@ -81,7 +89,7 @@ class Reserving:
         silent_us = self._silent_us(now_us)
         if silent_us >= STILL_US and now_us - self._worked_us >= STILL_US:
             return False
-        waits_us = sorted(max(one._took_us, one._silent_us(now_us)) for one in rest)
+        waits_us = sorted(max(one._longest_us, one._silent_us(now_us)) for one in rest)
         return silent_us <= WAIT_FACTOR * _median(waits_us)
 
     def hangs(self, now_us: int) -> bool:

@@ -359,10 +359,14 @@ class Vouching:
         self._ask(target, target.session)
 
     def _ask(self, target: Target, session: Session) -> None:
+        asked_us = self._desk.now_us
+
         def answered(message: Message, _bulk: Buffer) -> None:
             if target.session != session:
                 return
             if isinstance(message, Attested):
+                # Its disk had to make the term durable first.
+                target.reserving.disk_answered(self._desk.now_us - asked_us)
                 self._obey.add(target.id)
                 self._count()
             else:

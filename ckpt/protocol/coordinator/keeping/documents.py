@@ -5,10 +5,10 @@ many domains as an answer has already promised; a silent target costs a small mu
 others take, not its lease; a merely slow one still counts when it answers.
 Plan: ask as many targets as copies are missing; for each that fails or is late, ask one more. A
 late one stays asked, so that a cluster whose every disk is slow still comes to an end. One more
-costs little, so it is asked soon; only a target that passes the whole patience is called slow, and
-of those that got company before, one that took many times what most others did. When
-the copies lie in too few domains, one in another domain is asked. When no other is live, but
-targets are still coming after a coordinator's restart, the copies are not enough yet.
+costs little, so it is asked soon; only a target that passes the whole patience, and takes many
+times what most others do, is called slow. When the copies lie in too few domains, one in another
+domain is asked. When no other is live, but targets are still coming after a coordinator's restart,
+the copies are not enough yet.
 Invariant: `then` runs once, with the targets that said DocumentStored, or () when they are too few.
 """
 
@@ -169,6 +169,8 @@ class _Spread:
         self._asked: set[TargetId] = set()
         #: Those of `_asked` whose patience is over: others are asked in their place.
         self._late: set[TargetId] = set()
+        #: Those of `_late` that are not called slow yet.
+        self._unblamed: set[TargetId] = set()
         #: Those that have it on stable storage.
         self._stored: set[TargetId] = set()
         #: Those that have no room for it.
@@ -241,13 +243,16 @@ class _Spread:
     def _answered(self, target: TargetId, stored: bool) -> None:
         self._asked.discard(target)
         self._late.discard(target)
+        self._unblamed.discard(target)
         self._questions.pop(target, None)
         if stored:
             self._stored.add(target)
             took_us = self._desk.now_us - self._began_us[target]
+            self._members.targets[target].reserving.disk_answered(took_us)
             if self._was_slow(took_us):
                 self._members.note_slow(target)
             self._took_us.append(took_us)
+            self._blame()
             size = len(self._document)
             summary = DocumentSummary(self._kind, self._checkpoint, size, self._digest)
             # Labels, or an index, have taken the place of earlier ones.
@@ -276,10 +281,17 @@ class _Spread:
     def _is_late(self, target: TargetId) -> None:
         if target in self._asked:
             self._questions.pop(target, None)
-            if self._desk.now_us - self._began_us[target] >= self._patience_us:
-                self._members.note_slow(target)
             self._late.add(target)
+            self._unblamed.add(target)
+            self._blame()
             self.fill()
+
+    def _blame(self) -> None:
+        """Late ones are slow beside most others, never by themselves: all disks may be."""
+        for target in sorted(self._unblamed):
+            if self._was_slow(self._desk.now_us - self._began_us[target]):
+                self._unblamed.discard(target)
+                self._members.note_slow(target)
 
     def _put(self, id: TargetId) -> None:
         """All parts of the document to one target; only the last part is answered."""
