@@ -48,12 +48,18 @@ LIMITS = TargetLimits(
 
 
 class CountingNetwork(Network):
-    """I count what stagers ask and what they send."""
+    """I count what stagers ask, what they send, and which sessions end."""
 
     def __init__(self, clock: Clockwork) -> None:
         super().__init__(clock)
         self.sent: Counter[type[Message]] = Counter()
         self.fragment_bytes = 0
+        self.cut_sessions = 0
+        """By a process that ended them, or by the death of one."""
+
+    def cut(self, session: Session) -> None:
+        self.cut_sessions += 1
+        super().cut(session)
 
     def dial(
         self, client: Node, server: Node, role: Role, server_role: Role,
