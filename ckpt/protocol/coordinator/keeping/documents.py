@@ -274,7 +274,8 @@ class _Spread:
     def _was_slow(self, took_us: int) -> bool:
         """Whether who took so long passed the patience, and most others took a small part of it."""
         took = sorted(self._took_us)
-        if not took:
+        # One may have had it before, and answers at once.
+        if not took or 2 * len(took) <= len(self._began_us) - 1:
             return False
         return took_us >= max(self._patience_us, LATE_FACTOR * took[len(took) // 2])
 
