@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.saving import AttemptAborted, RequestSpares, SparesNamed
-from ckpt.format.messages.targets import ListHoldings, Reserve
+from ckpt.format.messages.targets import Attested, ListHoldings, MapKept, Reserve
+from ckpt.protocol.coordinator.cluster.reserving import STILL_US
+from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US
 from ckpt.protocol.events import StoodStill, Ticked
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 
@@ -352,3 +355,54 @@ def test_a_target_that_has_answered_what_it_was_asked_does_not_hang() -> None:
     bench.tick(3)
     targets = bench.machine.members.targets.values()
     assert [target.reserving.hangs(bench.now_us) for target in targets] == [False] * 3
+
+
+@pytest.mark.parametrize("answer", [MapKept(), Attested(())])
+def test_an_answer_that_comes_when_nobody_waits_any_more_costs_no_session(answer: Message) -> None:
+    """As of a disk that takes half a minute for a small file, or two seconds for the term."""
+    bench = Bench(3)
+    slow = bench.targets[TargetId("t0")]
+    session = slow.session
+    assert session is not None
+    bench.tell(session, answer)
+    assert slow.session == session
+
+
+def test_reservations_that_are_late_everywhere_are_waited_for() -> None:
+    """All disks have as much to do: one is no later than the others."""
+    bench = gathered(4)
+    for target in bench.targets.values():
+        target.silent.add(Reserve)
+    rank = RankFake(bench)
+    rank.open(1)
+    asked = {id: len(bench.asked(id, Reserve)) for id in bench.targets}
+    bench.tick(20)
+    for id in bench.targets:
+        ids = {each.reservation for each in bench.asked(id, Reserve)}
+        assert len(ids) == asked[id], "the same one, asked again"
+        bench.let_answer(id)
+    rank.take_plan()
+    assert rank.plan is not None
+    assert len(rank.plan.places) == 3
+
+
+def test_disks_that_all_hang_are_given_up() -> None:
+    bench = gathered(4)
+    for target in bench.targets.values():
+        target.silent.add(Reserve)
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tick(2 * STILL_US / SECOND_US)
+    (abort,) = rank.aborts()
+    assert "4 targets are live and 0 gave space" in abort.message
+
+
+def test_a_target_that_is_silent_while_others_reserve_at_once_is_passed_over() -> None:
+    bench = gathered(4)
+    bench.targets[TargetId("t0")].silent.add(Reserve)
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tick(PATIENCE_US / SECOND_US + 0.1)
+    rank.take_plan()
+    assert rank.plan is not None
+    assert TargetId("t0") not in {place.target for place in rank.plan.places}

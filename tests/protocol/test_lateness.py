@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.limits import BEAT_US, HEDGE_US
 from ckpt.base.units import MiB
@@ -275,3 +276,14 @@ def test_links_that_all_let_nothing_pass_are_nobodys_fault() -> None:
         writer.handle(w.SendBlocked(0, column.stream))
     for now_us in range(0, 900_000, TICK_US):
         assert writer.handle(Ticked(now_us)) == []
+
+
+def test_a_device_that_does_one_thing_is_compared_with_one_thing_of_those_that_do_many() -> None:
+    """Each takes 0.2 s for a step, as over a network; the peers have twenty under way together."""
+    many = TargetPace(write_us=40_000, seal_us=10_000, waiting_count=0, alone_us=200_000)
+    lonely = TargetPace(GOOD_WRITE_US * 16, GOOD_SEAL_US + 1, waiting_count=0)
+    for writer in (hungry(), sealing()):
+        assert pass_time(writer, {0: many, 1: many, 2: many, 3: lonely}, 0, LONG_US) == []
+    known = replace(many, alone_us=0)
+    (move, *_) = pass_time(sealing(), {0: known, 1: known, 2: known, 3: lonely}, 0, LONG_US)
+    assert isinstance(move, w.AbandonStream)

@@ -264,3 +264,40 @@ def test_time_in_which_a_target_stood_still_itself_is_not_its_devices() -> None:
     assert pace.told(5_000_000 + BUSY_US_MIN - 1, 0) is None
     told = pace.told(5_000_000 + BUSY_US_MIN, 0)
     assert told == TargetPace(BUSY_US_MIN, 0, 0, still_us=BUSY_US_MIN)
+
+
+def test_a_step_of_a_seal_is_charged_from_the_end_of_what_was_given_before_it() -> None:
+    """A disk that does one thing after another wrote for 5 s before it came to the step."""
+    pace = Pace()
+    pace.seal_step_began(0, op=3)
+    pace.disk_answered(5_000_000, op=2)
+    pace.seal_step_ended(5_200_000, op=3)
+    told = pace.told(5_200_000, 0)
+    assert told is not None
+    assert told.seal_us == 200_000
+
+
+def test_a_step_that_hangs_shows_although_later_writes_go_on() -> None:
+    pace = Pace()
+    pace.seal_step_began(0, op=3)
+    pace.disk_answered(5_000_000, op=4)
+    told = pace.told(5_000_000, 0)
+    assert told is not None
+    assert told.seal_us == 5_000_000
+
+
+def test_a_target_says_what_its_device_takes_for_one_thing_alone() -> None:
+    """It ends one each 10 ms, since it does twenty at a time."""
+    pace = Pace()
+    pace.step_began(0, 1, open_count=0)
+    pace.disk_answered(200_000, 1)
+    for op in range(2, 22):
+        pace.step_began(200_000 + 10_000 * op, op, open_count=1)
+        pace.seal_step_began(200_000 + 10_000 * op, op)
+    for op in range(2, 22):
+        pace.seal_step_ended(400_000 + 10_000 * op, op)
+        pace.disk_answered(400_000 + 10_000 * op, op)
+    told = pace.told(610_000, 0)
+    assert told is not None
+    assert told.alone_us == 200_000
+    assert told.seal_us < 30_000

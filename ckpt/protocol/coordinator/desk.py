@@ -19,6 +19,8 @@ from ckpt.base.ids import CatalogPosition
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed
+from ckpt.format.messages.reading import DocumentData
+from ckpt.format.messages.targets import Attested, DocumentStored, MapKept
 from ckpt.format.messages.versions import since
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogReached, Persist
 from ckpt.protocol.coordinator.facts import Fact
@@ -27,6 +29,11 @@ from ckpt.protocol.events import Buffer, CloseSession, Report, Send, Session
 NO_ANSWER: Final = Failed("unavailable", "no answer in time")
 """The answer to a question whose patience is over: this very object, so that nobody takes it for
 the peer's own word.
+"""
+
+LATE_ANSWERS: Final = (Failed, DocumentStored, DocumentData, Attested, MapKept)
+"""What a target may still answer when nobody waits for it any more: of each question that is asked
+with patience, but Reserved, which is given back.
 """
 
 

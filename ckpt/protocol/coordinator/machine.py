@@ -42,7 +42,7 @@ from functools import partial
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId
 from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, RollBack
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, TrainerLeft
 from ckpt.format.messages.loading import (
@@ -54,7 +54,6 @@ from ckpt.format.messages.loading import (
     Resolve,
 )
 from ckpt.format.messages.preempting import GuardStanding
-from ckpt.format.messages.reading import DocumentData
 from ckpt.format.messages.saving import (
     ClaimSpace,
     CommitMembers,
@@ -62,7 +61,7 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
-from ckpt.format.messages.targets import DocumentStored, RegisterTarget, RenewLease, Reserved
+from ckpt.format.messages.targets import RegisterTarget, RenewLease, Reserved
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator import facts
 from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
@@ -73,7 +72,7 @@ from ckpt.protocol.coordinator.cluster.preempting import Preempting
 from ckpt.protocol.coordinator.cluster.upgrading import Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
-from ckpt.protocol.coordinator.desk import Action, Desk, Then, Worked
+from ckpt.protocol.coordinator.desk import LATE_ANSWERS, Action, Desk, Then, Worked
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
@@ -123,8 +122,6 @@ Event = (
 )
 
 TARGET_MESSAGES = (RegisterTarget, RenewLease)
-LATE_ANSWERS = (Failed, DocumentStored, DocumentData)
-"""What a target may still answer when nobody waits for it any more."""
 
 
 class CoordinatorMachine:

@@ -44,8 +44,9 @@ class Reserving:
         self._asked_us: dict[ReservationId, int] = {}
         #: The longest that an answer took which waited for the disk, queues included; it fades.
         self._longest_us = 0
-        #: When the disk was last seen to have ended something.
+        #: When the disk was last seen to have ended something; and that it has not for STILL_US.
         self._worked_us = 0
+        self._is_still = False
         self._work = 0
 
     def asked(self, now_us: int, reservation: ReservationId) -> None:
@@ -57,7 +58,7 @@ class Reserving:
         """Note that it has answered."""
         self._service.ended(now_us, 1)
         self.disk_answered(now_us - self._asked_us.pop(reservation))
-        self._worked_us = now_us
+        self._worked_us, self._is_still = now_us, False
 
     def disk_answered(self, took_us: int) -> None:
         """Note that the disk has done something else that was asked."""
@@ -72,7 +73,7 @@ class Reserving:
         """Note what it says of its work."""
         work = sum(counters.get(name, 0) for name in WORK)
         if work != self._work:
-            self._work, self._worked_us = work, now_us
+            self._work, self._worked_us, self._is_still = work, now_us, False
 
     def fade(self) -> None:
         """Once each MEMORY_US."""
@@ -88,6 +89,8 @@ class Reserving:
             return True
         silent_us = self._silent_us(now_us)
         if silent_us >= STILL_US and now_us - self._worked_us >= STILL_US:
+            self._is_still = True
+        if self._is_still:
             return False
         waits_us = sorted(max(one._longest_us, one._silent_us(now_us)) for one in rest)
         return silent_us <= WAIT_FACTOR * _median(waits_us)
