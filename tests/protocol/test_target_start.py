@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 from msgspec import UNSET
 
 from ckpt.aio.directory_scan import scan
 from ckpt.base.ids import CheckpointId, Epoch, Generation, ReservationId, RunName, Step
-from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, PAGE_BYTES
+from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US, LEASE_US, PAGE_BYTES
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import ColumnVerified, DocumentKind, VerifyColumn
 from ckpt.format.messages.targets import (
@@ -174,6 +175,25 @@ def test_of_two_terms_that_arrive_at_once_the_higher_stays() -> None:
         world.step()
     assert world.machine.term == 7
     assert TargetWorld(world.disk, boot=12, term=0).machine.term == 7
+
+
+@pytest.mark.parametrize("took_s", [0.5, 2.4, 9.5])
+def test_the_lease_is_renewed_while_a_slow_disk_makes_the_term_durable(took_s: float) -> None:
+    """As the coordinator counts, it runs from the registration on."""
+    world = _ready()
+    world.held = deque()
+    _come(world, 6)
+    world.messages(COORDINATOR)
+    heard_us = [world.now_us]
+    for tick in range(150):
+        world.tick(us=100_000)
+        if tick == took_s * 10:
+            while world.held:
+                world.step()
+            world.held = None
+        heard_us += [world.now_us for each in _answers(world) if isinstance(each, RenewLease)]
+        assert world.machine.registered is (tick >= took_s * 10)
+    assert max(later - one for one, later in pairwise([*heard_us, world.now_us])) < LEASE_US
 
 
 def test_under_a_term_that_cannot_be_written_nothing_is_obeyed_and_all_is_read() -> None:
