@@ -86,9 +86,8 @@ class TargetNode:
         """Its disk was replaced by an empty one; what it held before counts for nothing."""
         self.disk = FakeDisk(seed * 31 + number, DISK_BYTES)
         self.disk_slow = 1
-        """Disk operations take so many times longer."""
+        """Disk operations take so many times longer; syncs `sync_slow` times longer than that."""
         self.sync_slow = 1
-        """And syncs so many times longer than that."""
         self.one_at_a_time = False
         """The device does one operation after another, so that a crowd has to queue for it."""
         self._device_free_us = 0

@@ -33,7 +33,7 @@ from ckpt.protocol.target.disk_events import (
     ProbeFile,
     ReleaseBulk,
 )
-from ckpt.protocol.target.pace import Pace
+from ckpt.protocol.target.pace import Pace, StepHeard
 
 TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
 
@@ -341,15 +341,10 @@ class Core:
         return len(self._operations)
 
     def chain(
-        self,
-        steps: Sequence[Step],
-        then: Callable[[DiskFailed | None], None],
-        began: Callable[[int], None] = lambda _op: None,
-        ended: Callable[[int], None] = lambda _op: None,
-    ) -> None:
-        """Do the steps one after another; `then` gets None at the end or the first failure. `began`
-        and `ended` hear of each step, by its operation number.
-        """
+        self, steps: Sequence[Step], then: Callable[[DiskFailed | None], None],
+        began: StepHeard = lambda _op: None, ended: StepHeard = lambda _op: None,
+    ) -> None:  # fmt: skip
+        """Do the steps in turn; `then` gets None or the first failure, the others each number."""
         rest = iter(steps)
 
         def next_step(event: Completion | None) -> None:
@@ -362,8 +357,8 @@ class Core:
             if step is None:
                 then(None)
             else:
-                open_count, op = self.operations_open, self.expect(next_step)
-                self.pace.step_began(self.now_us, op, open_count)
+                op = self.expect(next_step)
+                self.pace.step_began(self.now_us, op, self.operations_open - 1)
                 began(op)
                 self.out.append(step(op))
 

@@ -9,6 +9,8 @@ waits for its turn is not slow, and a sync that hangs shows although later write
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckpt.base.units import MiB
 from ckpt.format.messages.writing import TargetPace
 from ckpt.protocol.service_time import (
@@ -17,6 +19,9 @@ from ckpt.protocol.service_time import (
     WRITE_BYTES_MIN,
     ServiceTime,
 )
+
+StepHeard = Callable[[int], None]
+"""Hears the operation number of a step of a chain."""
 
 
 class Pace:
