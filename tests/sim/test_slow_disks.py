@@ -13,8 +13,10 @@ import pytest
 from ckpt.base.ids import TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
-from tests.sim.crowd import Crowd, Ticks
+from ckpt.format.messages.reading import ReadRanges
+from tests.sim.crowd import RUN, Crowd, Ticks
 from tests.sim.harms import kill
+from tests.sim.load_nodes import LoadingRank, LoadJob
 from tests.sim.short_bursts import OPERATION_US
 
 SMALL, WIDE = Code(4, 2), Code(8, 2)
@@ -122,3 +124,23 @@ def test_a_coordinator_that_is_started_again_beside_slow_disks_costs_no_column(
     crowd.clock.after(round(after_s * US_PER_S), crowd.coordinator.crash)
     crowd.clock.after(round((after_s + 0.5) * US_PER_S), crowd.coordinator.start)
     check_all_there(crowd, sessions_cut=len(ends))
+
+
+@pytest.mark.parametrize("disks", [HEADS, SLOW_HEADS, SLOW_NETWORK, SYNCS], ids=str)
+def test_a_load_from_disks_that_are_all_slow_gives_up_no_column(disks: Disks) -> None:
+    ranks, cells = 4, 8
+    crowd = made(ranks, 7, SMALL, cells, disks, STEPS[:1])
+    crowd.begin()
+    check_all_there(crowd)
+    readers = [
+        LoadingRank(
+            crowd.clock, crowd.network, crowd.oracles, crowd.coordinator,
+            crowd.targets.__getitem__, LoadJob(RUN, "again", ranks), rank,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for reader in readers:
+        crowd.clock.after(crowd.clock.between(0, 2_000), reader.start)
+    assert crowd.clock.run(lambda: all(reader.outcome for reader in readers), 600 * US_PER_S)
+    assert {reader.outcome for reader in readers} == {"read"}
+    assert crowd.network.sent[ReadRanges] == ranks * SMALL.k * cells, "each cell once, no parity"

@@ -28,6 +28,8 @@ RATE_BYTES_MIN: Final = 2 * MiB
 """A peer that gave less than this says nothing about rates."""
 EFFORT_MAX: Final = 16
 """A column that is slower by this and ReadLimits.slow_fraction is ill, however little is wanted."""
+SILENT_FACTOR: Final = 2
+"""A column may be silent for so many times the longest that another one took to bring something."""
 SILENT_LAST: Final = 5
 """After so many times hedge_us of silence a column is given up, even if no peer does better."""
 
@@ -66,6 +68,8 @@ class SourceColumn:
     owing_until_us: int = 0
     progress_us: int = -1
     """When it last brought something."""
+    longest_us: int = 0
+    """The longest that it owed something before it brought some of it."""
     retry_at_us: int = 0
     retry_count: int = 0
     strike_count: int = 0
@@ -91,6 +95,8 @@ class SourceColumn:
     def note_progress(self, now_us: int) -> None:
         """Note that it brought something."""
         self.charge(now_us)
+        if self.asks:
+            self.longest_us = max(self.longest_us, now_us - self.waiting_since_us)
         self.waiting_since_us = self.progress_us = now_us
 
     def charge(self, now_us: int) -> None:
@@ -181,9 +187,12 @@ def laggard(
         # With nobody else to compare with, its own silence has to do.
         alone = len(owing) == 1
         others_moved = alone or any(c.progress_us > column.waiting_since_us for c in columns)
-        if silent_us >= limits.hedge_us and others_moved and replaceable:
+        # Where all disks take long to answer, one is silent for as long as others were.
+        longest_us = max((c.longest_us for c in columns if c is not column), default=0)
+        patience_us = max(limits.hedge_us, SILENT_FACTOR * longest_us)
+        if silent_us >= patience_us and others_moved and replaceable:
             return column, f"silent for {silent_us / US_PER_S:.1f} s while others deliver"
-        if silent_us >= SILENT_LAST * limits.hedge_us:
+        if silent_us >= max(SILENT_LAST * limits.hedge_us, patience_us):
             return column, f"silent for {silent_us / US_PER_S:.1f} s"
     if not replaceable:
         return None
