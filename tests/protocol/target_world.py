@@ -94,6 +94,9 @@ class TargetWorld:
         self.held: deque[DiskAction] | None = None
         """When a deque: disk actions wait here for `step`."""
         self.auto_drain = True
+        self.looks_each = 1
+        """Events between two looks at the machine's invariants."""
+        self._unlooked = 0
         self.before: Callable[[DiskAction], None] = lambda _action: None
         self.feed(scan(self.disk, self.now_us))
         space = self.disk.space()
@@ -129,7 +132,10 @@ class TargetWorld:
                             self.held.append(action)
                         else:
                             events.append(self._perform(action))
-            self.machine.check()
+            self._unlooked += 1
+            if self._unlooked >= self.looks_each:
+                self._unlooked = 0
+                self.machine.check()
             if self.auto_drain:
                 events.extend(SessionDrained(self.now_us, session) for session in drained)
 

@@ -13,15 +13,20 @@ from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRa
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import SessionDrained
-from ckpt.protocol.target.read_jobs import ReadingSessions, StreamJob
+from ckpt.protocol.target.read_jobs import StreamJob
+from ckpt.protocol.target.read_turns import ReadingSessions
 from tests.protocol.target_world import Column, TargetWorld, cut_up, store
 
 A, B, C = Session(1), Session(2), Session(3)
+NOW_US = 7
 
 
-def reading(*sessions: Session) -> ReadingSessions:
-    """Each with a question."""
-    readers = ReadingSessions()
+def reading(*sessions: Session, pool: int = 100, crowd: int = 0) -> ReadingSessions:
+    """Each with a question; a piece has 10 bytes."""
+    limits = TargetLimits(
+        read_piece_bytes=10, read_window_bytes=20, read_pool_bytes=pool, read_crowd_bytes=crowd
+    )
+    readers = ReadingSessions(limits)
     for session in sessions:
         readers.begin(session).jobs.append(_question(session))
         readers.wake(session)
@@ -35,15 +40,22 @@ def _question(session: Session) -> StreamJob:
     return StreamJob(session, 1, deque([(0, 1)]), never)
 
 
-def turn(readers: ReadingSessions, *, room: bool = True) -> Session | None:
-    taken = readers.take(room=room)
+def turn(readers: ReadingSessions) -> Session | None:
+    taken = readers.take()
     return None if taken is None else taken[0]
 
 
 def read_for(readers: ReadingSessions, session: Session, size: int = 10) -> None:
     """It had its turn, and the disk reads for it."""
     readers.asked(readers.find(session), size)
+    readers.memory.take(size)
     readers.wake(session)
+
+
+def came_for(readers: ReadingSessions, session: Session, size: int = 10) -> None:
+    """And it failed to."""
+    readers.memory.give_back(size)
+    readers.came(session, readers.find(session), size)
 
 
 def test_turns_go_round() -> None:
@@ -54,43 +66,54 @@ def test_turns_go_round() -> None:
     readers.check()
 
 
-def test_who_holds_nothing_comes_first_and_has_a_piece_where_there_is_no_room() -> None:
-    readers = reading(A, B, C)
+def test_who_holds_nothing_comes_first_and_has_a_piece_beyond_the_pool() -> None:
+    readers = reading(A, B, C, pool=20, crowd=10)
+    for session in (A, B, C):
+        assert turn(readers) == session
+        read_for(readers, session)
+    assert turn(readers) is None
+    came_for(readers, B)
+    readers.check()
+    assert turn(readers) == B
+
+
+def test_beyond_the_pool_and_the_share_of_crowds_nobody_has_a_piece() -> None:
+    readers = reading(A, B, C, pool=20)
     for session in (A, B):
         assert turn(readers) == session
         read_for(readers, session)
-    assert turn(readers, room=False) == C
-    read_for(readers, C)
-    assert turn(readers, room=False) is None
-    readers.came(B, readers.find(B), 10)
-    assert turn(readers, room=False) == B
+    assert turn(readers) is None
+    came_for(readers, A)
+    assert [turn(readers), turn(readers)] == [C, A], "the longest waiting first"
 
 
 def test_nobody_has_more_than_there_is_room_for_beside_what_is_read_for_nobody() -> None:
-    readers = reading(A, B)
+    readers = reading(A, B, pool=20, crowd=100)
     assert turn(readers) == A
-    read_for(readers, A)
+    read_for(readers, A, 20)
     gone = readers.find(A)
-    assert readers.close(A) == []
-    assert (readers.held_bytes, turn(readers, room=False)) == (10, None)
-    readers.came(A, gone, 10)
-    assert (readers.held_bytes, turn(readers, room=False)) == (0, B)
+    assert readers.close(A, NOW_US) == []
+    assert (readers.held_bytes, turn(readers)) == (20, None)
+    readers.memory.give_back(20)
+    readers.came(A, gone, 20)
+    assert (readers.held_bytes, turn(readers)) == (0, B)
 
 
 def test_who_had_nothing_to_do_is_left_out_until_something_changes() -> None:
     readers = reading(A, B)
     assert turn(readers) == A
-    read_for(readers, A, 10)
+    read_for(readers, A)
     assert [turn(readers), turn(readers), turn(readers)] == [B, A, None]
-    readers.came(A, readers.find(A), 10)
+    came_for(readers, A)
     assert turn(readers) == A
 
 
 def test_who_was_given_something_in_between_counts_as_holding() -> None:
-    readers = reading(A, B)
-    readers.gave(readers.find(A), 5)
-    assert turn(readers, room=False) == B
-    assert turn(readers, room=False) is None
+    readers = reading(A, B, pool=20, crowd=100)
+    readers.gave_copy(readers.find(A), 15, NOW_US)
+    assert turn(readers) == B
+    assert turn(readers) is None
+    assert readers.left(A, readers.find(A), NOW_US) == []
     assert turn(readers) == A
 
 
@@ -98,11 +121,32 @@ def test_what_left_is_held_no_more_and_who_wants_nothing_is_forgotten() -> None:
     readers = reading(A)
     reader = readers.find(A)
     reader.jobs.clear()
-    readers.gave(reader, 5)
-    reader.sent_operations.append(77)
-    assert readers.left(A, reader) == [77]
-    assert (readers.held_bytes, readers.get(A)) == (0, None)
+    readers.gave_buffer(reader, 77, 5, NOW_US)
+    assert readers.left(A, reader, NOW_US) == [77]
+    assert (readers.held_bytes, readers.memory.bytes, readers.get(A)) == (0, 0, None)
     assert turn(readers) is None
+
+
+def test_whose_answer_is_in_memory_comes_first_and_needs_no_room() -> None:
+    readers = reading(A, B, C, pool=20)
+    for session in (A, B):
+        assert turn(readers) == session
+        read_for(readers, session)
+    came_for(readers, B)
+    readers.keep(readers.find(B), 10)
+    assert turn(readers) == B
+    assert turn(readers) is None, "it takes what C would have"
+
+
+def test_a_buffer_that_many_frames_use_is_in_memory_once() -> None:
+    readers = reading(A, B, pool=20)
+    for session in (A, B):
+        readers.gave_buffer(readers.find(session), 77, 10, NOW_US)
+    assert (readers.held_bytes, readers.memory.bytes) == (20, 10)
+    readers.left(A, readers.find(A), NOW_US)
+    assert (readers.held_bytes, readers.memory.bytes) == (10, 10)
+    readers.left(B, readers.find(B), NOW_US)
+    assert (readers.held_bytes, readers.memory.bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -42,6 +42,7 @@ LIMITS = TargetLimits(
     read_piece_bytes=CELL,
     read_window_bytes=2 * CELL,
     read_pool_bytes=4 * CELL,
+    read_crowd_bytes=2 * CELL,
     read_keep_bytes=2 * CELL,
 )
 """In cells as the daemon's defaults: four for a stream, two dozen for all."""

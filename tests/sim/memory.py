@@ -68,6 +68,11 @@ class TargetMemory:
         """Promised or held for anybody; 0 when nobody wants anything."""
         return self._credit_bytes + self._writes + self._read
 
+    @property
+    def read_bytes(self) -> int:
+        """In buffers that reads have filled, or will."""
+        return self._read
+
     # ----------------------------------------------------------------------- columns
 
     def fragment_came(self, stream: Stream, size: int) -> None:
@@ -146,13 +151,15 @@ class TargetMemory:
         self._unsent.pop(session, None)
 
     def check_reads(self, readers: int) -> None:
-        """Each reader may always have one piece, all together no more than the pool, and what is
-        kept for others. What is read for one that has gone meanwhile stays until it is here, so
-        that those count who were there since nothing was read.
+        """Each reader may have one piece beyond the pool, all together the share of crowds, and
+        what is kept for others. What is read for one that has gone meanwhile stays until it is
+        here, so that those count who were there since nothing was read. The last one may be longer
+        than a piece.
         """
         limits = self._limits
         self._readers_most = max(readers, self._readers_most)
-        limit = limits.read_pool_bytes + limits.read_keep_bytes + self._readers_most * self._piece
+        crowd = min(self._readers_most * self._piece, limits.read_crowd_bytes + self._piece)
+        limit = limits.read_pool_bytes + limits.read_keep_bytes + crowd
         if self._read > limit:
             raise Violation(f"P5: {self._name} holds {self._read} bytes for readers, not {limit}")
 

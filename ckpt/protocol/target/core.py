@@ -89,6 +89,10 @@ class TargetLimits:
     """Read for one session and not yet sent."""
     read_pool_bytes: int = 32 * MiB
     """And for all sessions together."""
+    read_crowd_bytes: int = 8 * MiB
+    """Beyond that, for sessions that hold nothing, a piece each: with it all that is read for
+    sessions, however many there are.
+    """
     read_keep_bytes: int = 24 * MiB
     """Read and kept for a moment, where more of it may be wanted; not counted in the pool."""
     read_jobs_max: int = 1024

@@ -472,7 +472,7 @@ class TargetMachine:
             self._received(each)
 
     def _tick(self) -> None:
-        self._reads.ticked()
+        self._reads.ticked(self._coordinator)
         self._columns.ticked()
         self._scrub.ticked()
         self._listing.look()

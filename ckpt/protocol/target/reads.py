@@ -6,11 +6,13 @@ piece by piece, workers' after all others'. A piece is one disk read of at most 
     question -> queued -> [block table loaded] -> pieces read, verified, sent -> answered
 
 Invariants: bytes read for a session and not yet drained stay within its window, those of all within
-the pool, except that each session may always have one piece. The disk cannot be asked to stop: what
-it was asked for sessions that have closed counts until it comes, and until then nobody has a piece
-beyond the pool. A column's trailer (block table and manifest) counts as a piece. A byte is sent
-only when its block matched the table and the table matched its own checksum. A block that fails is
-named, the rest goes on: damage has the size of a block.
+the pool; sessions that hold nothing may have a piece beyond it, all together within the crowd's
+share (read_turns.py). So what is read for a crowd of any size has one bound, which only one step
+may pass by what it takes beyond a piece: a column's trailer (block table and manifest) is read at
+once. The disk cannot be asked to stop: what it was asked for sessions that have closed counts until
+it comes, and until then nobody has a piece beyond the pool. A byte is sent only when its block
+matched the table and the table matched its own checksum. A block that fails is named, the rest goes
+on: damage has the size of a block.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ckpt.format.messages.reading import (
     ReadManifest,
     ReadRanges,
 )
-from ckpt.protocol.events import Buffer, Session
+from ckpt.protocol.events import Buffer, CloseSession, Session
 from ckpt.protocol.runs.range_frames import range_frames
 from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.runs.wire_runs import runs_of
@@ -47,11 +49,10 @@ from ckpt.protocol.target.read_jobs import (
     CheckJob,
     Job,
     ManifestJob,
-    Reader,
-    ReadingSessions,
     ReadQuestion,
     StreamJob,
 )
+from ckpt.protocol.target.read_turns import Reader, ReadingSessions
 from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
 from ckpt.protocol.target.workers import Workers
 
@@ -68,7 +69,7 @@ class Reads:
         self._tables = tables
         self._workers = workers
 
-        self._readers = ReadingSessions()
+        self._readers = ReadingSessions(core.limits)
         #: The most that one step took: a trailer or a part of a document may be more than a piece.
         self._step_bytes_max = 0
         self._shared = SharedReads(core.limits.read_keep_bytes)
@@ -131,23 +132,27 @@ class Reads:
         for job in list(reader.jobs) if reader is not None else ():
             if job.request == request:
                 assert reader is not None
-                job.cancelled = True
-                reader.jobs.remove(job)
-                self._readers.wake(session)
+                self._readers.cancel(reader, job)
 
     def session_closed(self, session: Session) -> None:
         """Nothing is sent any more: buffers of unsent frames are free."""
-        self._let_go(self._readers.close(session))
+        self._let_go(self._readers.close(session, self._core.now_us))
 
     def drained(self, session: Session) -> None:
         """Note that all that was sent has left."""
         reader = self._readers.get(session)
         if reader is not None:
-            self._let_go(self._readers.left(session, reader))
+            self._let_go(self._readers.left(session, reader, self._core.now_us))
 
-    def ticked(self) -> None:
-        """Forget what was kept and nobody asked for."""
+    def ticked(self, coordinator: Session | None) -> None:
+        """Forget what was kept and nobody asked for; cut off who does not take what he was sent
+        while others wait for its memory, but for the coordinator.
+        """
         self._let_go(self._shared.expire(self._core.now_us))
+        reason = "it does not take what it asked for, and others wait for the memory"
+        for session in self._readers.find_slow(self._core.now_us):
+            if session != coordinator:
+                self._core.out.append(CloseSession(session, reason))
 
     def _let_go(self, operations: Sequence[int]) -> None:
         """One who used each of their buffers does so no more; the last one frees it."""
@@ -187,8 +192,7 @@ class Reads:
         """Of those that may, until nobody can have more."""
         limits, readers, passed_by = self._core.limits, self._readers, []
         while True:
-            room = readers.held_bytes + limits.read_piece_bytes <= limits.read_pool_bytes
-            turn = readers.take(room=room)
+            turn = readers.take()
             if turn is None:
                 break
             session, reader = turn
@@ -238,8 +242,10 @@ class Reads:
             return None
         job.loading, size = True, job.column.header.trailer_bytes
         self._readers.asked(reader, size)
+        self._readers.memory.take(size)
 
         def loaded(table: BlockTable | None, manifest: bytes) -> None:
+            self._readers.memory.give_back(size)
             self._readers.came(job.session, reader, size)
             then(table, manifest)
 
@@ -258,13 +264,18 @@ class Reads:
             self._core.fail(job.session, job.request, "corrupt", text)
             return
 
-        def part(_job: StreamJob, start: int, end: int) -> None:
+        def part(stream: StreamJob, start: int, end: int) -> None:
             answer = ManifestData(total_bytes=len(manifest), offset=start)
             self._core.send(job.session, job.request, answer, memoryview(manifest)[start:end])
-            self._readers.gave(reader, end - start)
+            stream.kept_bytes -= end - start
+            self._readers.keep(reader, start - end)
+            self._readers.gave_copy(reader, end - start, self._core.now_us)
 
         # In its place: no other one is loaded before this one has left.
-        reader.jobs[at] = StreamJob(job.session, job.request, self.parts(0, len(manifest)), part)
+        reader.jobs[at] = StreamJob(
+            job.session, job.request, self.parts(0, len(manifest)), part, len(manifest)
+        )
+        self._readers.keep(reader, len(manifest))
 
     def _tabled(self, job: ReadQuestion, table: BlockTable | None, _manifest: bytes) -> None:
         job.table, job.loading = table, False
@@ -300,6 +311,7 @@ class Reads:
     def _ask_disk(self, job: ReadQuestion, piece: DiskPiece) -> DiskRead:
         assert job.table is not None, "it was asked for first"
         read = self._shared.begin(job.column, piece)
+        self._readers.memory.take(read.size)
         read.op = self._core.expect(partial(self._read_done, read, job.table))
         offset = FRAGMENTS_OFFSET + piece.start
         self._core.out.append(ReadAt(read.op, job.column.file, offset, read.size))
@@ -307,6 +319,7 @@ class Reads:
 
     def _read_done(self, read: DiskRead, table: BlockTable, event: Completion) -> None:
         core = self._core
+        self._readers.memory.give_back(read.size)
         takers: list[tuple[Reader, ReadQuestion, DiskPiece]] = []
         for job, piece in read.takers:
             job.reading_count -= 1
@@ -381,11 +394,10 @@ class Reads:
             self._core.counters.bytes_given += len(bulk)
             self._core.send(job.session, job.request, message, bulk)
             if is_copy:
-                self._readers.gave(reader, len(bulk))
+                self._readers.gave_copy(reader, len(bulk), self._core.now_us)
             held = held or not is_copy
         if held:
-            self._readers.gave(reader, read.size)
-            reader.sent_operations.append(read.op)
+            self._readers.gave_buffer(reader, read.op, read.size, self._core.now_us)
             self._holders[read.op] += 1
 
     def _damage(self, job: ReadQuestion, start: int, end: int, reason: str) -> None:
@@ -421,14 +433,15 @@ class Reads:
         """
         reader = self._readers.find(job.session)
         self._readers.asked(reader, length)
+        self._readers.memory.take(length)
 
         def done(event: Completion) -> None:
+            self._readers.memory.give_back(length)
             self._readers.came(job.session, reader, length)
             gone = job.cancelled or self._readers.get(job.session) is not reader
             if not gone and deliver(event if isinstance(event, DiskFailed) else event.data):
                 self._core.counters.bytes_read += length
-                self._readers.gave(reader, length)
-                reader.sent_operations.append(event.op)
+                self._readers.gave_buffer(reader, event.op, length, self._core.now_us)
                 self._holders[event.op] += 1
             else:
                 self._core.out.append(ReleaseBulk(event.op))
@@ -439,6 +452,9 @@ class Reads:
     def check(self) -> None:
         """Assert the invariants that the module states."""
         self._readers.check()
-        step = max(self._core.limits.read_piece_bytes, self._step_bytes_max)
+        limits = self._core.limits
+        step = max(limits.read_piece_bytes, self._step_bytes_max)
         for _, reader in self._readers.items():
-            assert reader.held_bytes <= self._core.limits.read_window_bytes + step
+            assert reader.held_bytes <= limits.read_window_bytes + step
+        most = limits.read_pool_bytes + limits.read_crowd_bytes - limits.read_piece_bytes + step
+        assert self._readers.memory.bytes <= most

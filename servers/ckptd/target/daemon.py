@@ -75,8 +75,9 @@ class TargetConfig:
     pool_bytes: int = 64 * MiB
     """Memory for fragments that arrive; taken at the start if other hosts than this one send."""
     read_pool_bytes: int = 32 * MiB
-    """Memory for blocks that are read; at most three quarters of it keep blocks that others may
-    want."""
+    """Memory for what is read and not sent. A crowd of readers of any size may take a quarter more,
+    and three quarters more keep blocks that others may want.
+    """
     scrub: bool = True
     """Scrub: read all that it keeps again and again, without the page cache, to find rot before a
     reader does.
@@ -124,6 +125,7 @@ class TargetConfig:
             credit_pool_bytes=self.pool_bytes * 3 // 4,
             read_window_bytes=window,
             read_pool_bytes=self.read_pool_bytes,
+            read_crowd_bytes=self.read_pool_bytes // 4,
             read_keep_bytes=self.read_pool_bytes * 3 // 4,
             capacity_bytes=self.capacity_bytes,
             scrub_period_us=int(self.scrub_period_s * US_PER_S) if self.scrub else None,
