@@ -1,5 +1,5 @@
-"""P5: what a crowd of readers costs a target has one bound, whatever they do with what they get; and
-nobody among them is starved.
+"""P5: what a crowd of readers costs a target has one bound, whatever they do with what they get;
+and nobody among them is starved.
 
 All is an eighth of a thousandth of a daemon's: its blocks and pieces have 4 KiB.
 """

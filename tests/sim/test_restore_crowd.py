@@ -115,8 +115,8 @@ class PressedNetwork(CountingNetwork):
 
     def __init__(self, clock: Clockwork) -> None:
         super().__init__(clock)
-        #: Of each sender's session: frames with bytes that nobody has taken.
         self.untaken: Counter[Session] = Counter()
+        """Of each sender's session: frames with bytes that nobody has taken."""
 
     def send(self, action: Send) -> None:
         if action.bulk and action.session in self._sessions:

@@ -90,17 +90,13 @@ class TargetLimits:
     read_pool_bytes: int = 32 * MiB
     """And for all sessions together."""
     read_crowd_bytes: int = 8 * MiB
-    """Beyond that, for sessions that hold nothing, a piece each: with it all that is read for
-    sessions, however many there are.
-    """
+    """Beyond that, for first pieces of sessions that hold nothing, however many there are."""
     read_keep_bytes: int = 24 * MiB
     """Read and kept for a moment, where more of it may be wanted; not counted in the pool."""
     read_jobs_max: int = 1024
     """Questions of one session that may wait."""
     read_pieces_max: int = 65_536
-    """Disk reads that these may be cut into, so that questions cost bounded memory; one alone may
-    have more.
-    """
+    """Disk reads that these may be cut into, which bounds their memory; one alone may have more."""
     scrub_period_us: int | None = None
     """All that lies here is read at rest at least so often; None: only when somebody asks."""
     scrub_percent: int = SCRUB_PERCENT
