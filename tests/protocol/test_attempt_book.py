@@ -28,7 +28,7 @@ def book(*payloads: int, open_last: bool = False) -> AttemptBook:
         for rank in map(Rank, range(count)):
             payload = Payload(PayloadId(id, rank), "p", 1, ReplicaPolicy.ABORT, None, layout)
             attempt.payloads[rank] = payload
-        found.attempts[id] = attempt
+        found.add(attempt)
     if open_last:
         attempt.state = AttemptState.OPEN
     return found

@@ -18,7 +18,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import RequestSpares
-from ckpt.format.messages.writing import AbandonColumn, Fragment
+from ckpt.format.messages.writing import AbandonColumn, ColumnAccepted, Fragment
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.protocol.target.core import TargetLimits
@@ -167,11 +167,14 @@ class Crowd:
         return self.finish()
 
     def start(self) -> None:
-        """Up to the first columns that stream."""
+        """Up to the first columns that stream. Before one is accepted no rank is looked at."""
         self.begin()
         streaming = (ColumnState.STREAMING, ColumnState.SEALING)
         self.clock.run(
-            lambda: any(c.state in streaming for node in self.ranks for c in node.columns),
+            lambda: (
+                bool(self.network.sent[ColumnAccepted])
+                and any(c.state in streaming for node in self.ranks for c in node.columns)
+            ),
             60_000_000,
         )
 

@@ -81,6 +81,8 @@ class Desk:
         self._actions: list[Action] = []
         #: Open questions by the request number that I gave them; no number is given twice.
         self._questions: dict[int, _Question] = {}
+        #: Their numbers, by whom I asked.
+        self._asked: dict[Session, dict[int, None]] = {}
         #: Above every number that a peer chooses for its own requests on the same session.
         self._next_request = 1 << 32
         #: What to do when each Persist is acknowledged, by its ticket.
@@ -172,6 +174,7 @@ class Desk:
         if not self.knows(session, message):
             due_us, late = self.now_us, None
         self._questions[request] = _Question(session, reply, due_us, late)
+        self._asked.setdefault(session, {})[request] = None
         self.send(session, request, message, bulk)
         return request
 
@@ -237,7 +240,7 @@ class Desk:
         question = self._questions.get(request)
         if question is None or question.session != session:
             return False
-        del self._questions[request]
+        self._close(request)
         question.reply(message, bulk)
         return True
 
@@ -282,13 +285,20 @@ class Desk:
 
     def lost(self, session: Session) -> None:
         """Answer every open question of a session that ended."""
-        open_requests = [r for r, q in self._questions.items() if q.session == session]
-        self._give_up(
-            open_requests, Failed("unavailable", "the connection ended before the answer")
-        )
+        failure = Failed("unavailable", "the connection ended before the answer")
+        self._give_up(list(self._asked.get(session, ())), failure)
 
     def _give_up(self, requests: list[int], failure: Failed) -> None:
         for request in requests:
-            question = self._questions.pop(request, None)
+            question = self._close(request)
             if question is not None:
                 question.reply(failure, b"")
+
+    def _close(self, request: int) -> _Question | None:
+        question = self._questions.pop(request, None)
+        if question is not None:
+            asked = self._asked[question.session]
+            del asked[request]
+            if not asked:
+                del self._asked[question.session]
+        return question

@@ -66,6 +66,8 @@ class Columns:
         self._tables = tables
         #: Every stream that has not ended, by its session and request.
         self._streams: dict[tuple[Session, int], Stream] = {}
+        #: The same, by session.
+        self._of_session: dict[Session, dict[int, Stream]] = {}
         #: Where a seal failed that may have given its column a name: a crash may bring it back,
         #: until it is removed and its directory synced.
         self._failed_seals: dict[ColumnId, str] = {}
@@ -143,6 +145,7 @@ class Columns:
             received=bytearray(layout.stripe_count),
         )  # fmt: skip
         self._streams[session, request] = stream
+        self._of_session.setdefault(session, {})[request] = stream
         self._by_column[stream.column] = stream
         users.append(stream)
         self._core.counters.streams_begun += 1
@@ -329,7 +332,7 @@ class Columns:
             self._end(stream)
 
     def session_closed(self, session: Session) -> None:
-        ending = [each for key, each in self._streams.items() if key[0] == session]
+        ending = list(self._of_session.get(session, {}).values())
         # What one of them frees is for others, not for those that end with it.
         for stream in ending:
             self._credit.forget(stream)
@@ -421,6 +424,10 @@ class Columns:
     def _leave(self, stream: Stream) -> None:
         """Forget the stream; whoever waited for its reservation or its window comes next."""
         del self._streams[stream.session, stream.request]
+        of_session = self._of_session[stream.session]
+        del of_session[stream.request]
+        if not of_session:
+            del self._of_session[stream.session]
         if self._by_column.get(stream.column) is stream:
             del self._by_column[stream.column]
         users = self._by_reservation[stream.reservation.id]

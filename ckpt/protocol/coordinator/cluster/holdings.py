@@ -12,6 +12,8 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import HELD_COLUMN, DocumentSummary
 from ckpt.format.messages.writing import ColumnProof
 
+REVISIONS_MAX: Final = 64
+"""Generations of which each target's last change is known by itself."""
 _NOTHING: Final[Mapping[ColumnId, bytes]] = MappingProxyType({})
 
 
@@ -124,14 +126,31 @@ class ProvedColumns:
     def __init__(self) -> None:
         #: Either as it was listed, HELD_COLUMN for each, or taken apart.
         self._held: dict[CheckpointId, bytes | dict[ColumnId, bytes]] = {}
+        self._changes = 0
+        #: Which change was the last of each, of those that changed lately; of all others this.
+        self._revisions: dict[CheckpointId, int] = {}
+        self._revision = 0
+
+    def revision(self, checkpoint: CheckpointId) -> int:
+        """Another number whenever what is held of it has changed, and at times when it has not."""
+        return self._revisions.get(checkpoint, self._revision)
+
+    def _changed(self, checkpoint: CheckpointId) -> None:
+        self._changes += 1
+        self._revisions.pop(checkpoint, None)
+        self._revisions[checkpoint] = self._changes
+        if len(self._revisions) > REVISIONS_MAX:
+            self._revision = self._revisions.pop(next(iter(self._revisions)))
 
     def add(self, proof: ColumnProof) -> None:
         """Add a proof whose maker was verified."""
         column = proof.column
         self._unpacked(column.payload.checkpoint)[column] = proof.manifest_digest
+        self._changed(column.payload.checkpoint)
 
     def add_listed(self, checkpoint: CheckpointId, columns: bytes) -> None:
         """HELD_COLUMN for each, at least one, of a page whose maker was verified."""
+        self._changed(checkpoint)
         before = self._held.get(checkpoint)
         if before is None:
             self._held[checkpoint] = columns
@@ -161,12 +180,14 @@ class ProvedColumns:
         checkpoint = column.payload.checkpoint
         of_checkpoint = self._unpacked(checkpoint)
         of_checkpoint.pop(column, None)
+        self._changed(checkpoint)
         if not of_checkpoint:
             del self._held[checkpoint]
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Forget all columns of a generation."""
         self._held.pop(checkpoint, None)
+        self._changed(checkpoint)
 
     def _unpacked(self, checkpoint: CheckpointId) -> dict[ColumnId, bytes]:
         """What is held of it, to be read and changed."""

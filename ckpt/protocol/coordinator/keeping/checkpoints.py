@@ -42,7 +42,7 @@ from ckpt.protocol.coordinator.cluster.holdings import columns_here, index_summa
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.keeping.moving import Moving
-from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.keeping.placements import Placement, PlacementMemory
 from ckpt.protocol.coordinator.keeping.redundancy import GONE, Redundancy, redundancy_of
 
 
@@ -161,9 +161,10 @@ class Checkpoints:
         #: Of a checkpoint that is here a target gains or loses columns only with a new version, or
         #: when that is said (`recount`).
         self._counted: dict[CheckpointId, tuple[int, Redundancy]] = {}
+        self._memory = PlacementMemory(members)
 
     def add(self, checkpoint: KeptCheckpoint) -> None:
-        self._counted.pop(checkpoint.id, None)
+        self.recount(checkpoint.id)
         id, of_run = checkpoint.id, self._by_run.setdefault(checkpoint.id.run, {})
         is_late = id < next(reversed(of_run), id)
         of_run[id] = checkpoint
@@ -195,8 +196,9 @@ class Checkpoints:
         self._put_moved(checkpoint, checkpoint.moved)
 
     def recount(self, id: CheckpointId) -> None:
-        """A target has more of it than it had when the map became what it is."""
+        """Targets may have more or less of it than they had when the map became what it is."""
         self._counted.pop(id, None)
+        self._memory.forget(id)
 
     def move(self, checkpoint: KeptCheckpoint, moves: Moves) -> None:
         """Columns of it have other holders now; that is durable. It is placed."""
@@ -212,13 +214,13 @@ class Checkpoints:
         for rank, holders in by_rank.items():
             placement[rank] = placement[rank].moved(holders)
         self.moving.replaced(checkpoint.id)
-        self._counted.pop(checkpoint.id, None)
+        self.recount(checkpoint.id)
 
     def forget(self, checkpoint: KeptCheckpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
         self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
         self.placed.discard(checkpoint.id)
-        self._counted.pop(checkpoint.id, None)
+        self.recount(checkpoint.id)
         self._deleted[checkpoint.id] = checkpoint.record_bytes
 
     def recover_deleted(self, row: CatalogRow) -> None:
@@ -333,8 +335,9 @@ class Checkpoints:
         if checkpoint.placement is None:
             return False
         k = checkpoint.code.k
-        return all(
-            len(self.columns_now(checkpoint, rank)) >= k for rank in checkpoint.placement
+        return self._memory.is_whole(
+            checkpoint.id,
+            lambda: all(len(here) >= k for _, here in self.columns_by_rank(checkpoint)),
         ) and bool(self.index_copies(checkpoint))
 
     def is_about_to_be_placed(self, checkpoint: KeptCheckpoint) -> bool:
@@ -476,21 +479,19 @@ class Checkpoints:
     def unreachable(self, checkpoint: KeptCheckpoint) -> list[TargetId]:
         """Its targets and its homes' that are not live now, for the error message."""
         removed = self._members.targets.keys() - {target.id for target in self._members.all()}
-        named = self._all_targets(checkpoint) - removed
-        return sorted(id for id in named if not self._is_live(id))
+        live = {target.id for target in self._members.live()}
+        return sorted(self._all_targets(checkpoint) - removed - live)
 
     def addresses(self, checkpoint: KeptCheckpoint) -> tuple[TargetAddress, ...]:
         """Where its live targets, and its homes', are read."""
-        members, named = self._members.targets, sorted(self._all_targets(checkpoint))
-        return tuple(members[id].where for id in named if self._is_live(id))
+        live = {target.id: target.where for target in self._members.live()}
+        return tuple(live[id] for id in sorted(self._all_targets(checkpoint)) if id in live)
 
     def _all_targets(self, checkpoint: KeptCheckpoint) -> set[TargetId]:
         known = (checkpoint, *self.homes_of(checkpoint))
         holders = {target.id for one in known for target in self.index_copies(one)}
-        return holders.union(*(one.targets for one in known))
-
-    def _is_live(self, id: TargetId) -> bool:
-        return any(target.id == id for target in self._members.live())
+        placed = (self._memory.named(one.id, one.placement or {}) for one in known)
+        return holders.union(*placed, *(one.index_targets for one in known))
 
 
 def _is_plain(target: Target) -> bool:

@@ -22,6 +22,8 @@ class Pins:
     def __init__(self) -> None:
         #: By their numbers, which are never given again.
         self._held: dict[int, _Pin] = {}
+        #: Their numbers, by session.
+        self._of_session: dict[Session, dict[int, None]] = {}
         self._next = 1
 
     def new_number(self) -> int:
@@ -32,12 +34,17 @@ class Pins:
         """Pin the checkpoint for a session. Returns the pin's number."""
         pin = self.new_number()
         self._held[pin] = _Pin(session, checkpoint, now_us)
+        self._of_session.setdefault(session, {})[pin] = None
         checkpoint.pins.add(pin)
         return pin
 
     def let_go(self, pin: int) -> KeptCheckpoint:
         """End a pin. Returns the checkpoint that it held."""
-        checkpoint = self._held.pop(pin).checkpoint
+        held = self._held.pop(pin)
+        checkpoint, mine = held.checkpoint, self._of_session[held.session]
+        del mine[pin]
+        if not mine:
+            del self._of_session[held.session]
         checkpoint.pins.discard(pin)
         return checkpoint
 
@@ -45,7 +52,7 @@ class Pins:
         return pin in self._held and self._held[pin].session == session
 
     def of_session(self, session: Session) -> list[int]:
-        return [number for number, pin in self._held.items() if pin.session == session]
+        return list(self._of_session.get(session, ()))
 
     def readers(self) -> Iterator[tuple[Session, int]]:
         """Who holds a checkpoint, and since when."""

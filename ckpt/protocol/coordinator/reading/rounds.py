@@ -85,6 +85,8 @@ class Round:
     """Ranks that read it and have not yet reported how that ended."""
     confirming: list[_Confirming] = field(default_factory=list)
     """Ranks that have loaded it and wait until they may return it."""
+    due_us: int = 0
+    """None of them waits no longer before this."""
     confirmed: set[Rank] = field(default_factory=set)
     """Ranks that may return it, as far as this coordinator knows."""
     from_store: bool = False
@@ -104,6 +106,15 @@ class Round:
     def step(self) -> Step | None:
         """The step that the ranks asked for; None when they asked for the newest."""
         return self.id.step if self.by_number else None
+
+    def is_due(self, now_us: int) -> bool:
+        """Whether one of those who wait, of whom there are some, has waited for as long as it
+        wants to. Looked at after each event: not at all of them each time.
+        """
+        if now_us < self.due_us:
+            return False
+        self.due_us = min(each.until_us for each in self.confirming)
+        return self.due_us <= now_us
 
     @property
     def stands(self) -> bool:
@@ -325,6 +336,7 @@ class LaunchRounds:
         one.loading.pop(message.rank, None)
         until_us = self._desk.now_us + message.timeout_us
         each = _Confirming(session, request, message.rank, message.turn, until_us)
+        one.due_us = min(one.due_us, until_us) if one.confirming else until_us
         one.confirming.append(each)
         if one not in self._asked:
             self._asked.append(one)
@@ -361,7 +373,7 @@ class LaunchRounds:
             return
         elif not one.is_readable:
             self._overrule(one, one.why_not)
-        elif not one.loading or any(each.until_us <= now for each in one.confirming):
+        elif not one.loading or one.is_due(now):
             self._make_durable(one)
 
     def _refuse_late(self, one: Round, now_us: int) -> None:

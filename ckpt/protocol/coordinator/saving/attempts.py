@@ -17,6 +17,7 @@ proofs that check; COMMITTED only after RECORDING; `decided` bytes never change.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -29,6 +30,7 @@ from ckpt.base.ids import (
     PayloadId,
     Rank,
     RunName,
+    Step,
     TargetId,
 )
 from ckpt.format.documents.record import CommitRecord
@@ -199,6 +201,50 @@ class AttemptBook:
 
     def __init__(self) -> None:
         self.attempts: dict[CheckpointId, Attempt] = {}
+        """Only I add and forget them."""
+        #: Those that had not ended when I looked last; an ended one never opens again.
+        self._open: dict[CheckpointId, Attempt] = {}
+        #: All, by what they write.
+        self._of_step: dict[tuple[RunName, Step], dict[CheckpointId, Attempt]] = {}
+        #: Whose stagers are here: the payloads of attempts that have not ended, by session.
+        self._of_session: dict[Session, dict[PayloadId, Payload]] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        """Note one that begins, or was found at a start."""
+        id = attempt.checkpoint
+        self.attempts[id] = self._open[id] = attempt
+        self._of_step.setdefault((id.run, id.step), {})[id] = attempt
+
+    def of_step(self, run: RunName, step: Step) -> Iterable[Attempt]:
+        """Those that write it, or have ended, oldest first."""
+        return self._of_step.get((run, step), {}).values()
+
+    def speaks(self, attempt: Attempt, payload: Payload, session: Session) -> None:
+        """A payload's stager is here, in this session."""
+        self.let_go(payload)
+        payload.session = session
+        if attempt.state not in ENDED:
+            self._of_session.setdefault(session, {})[payload.id] = payload
+
+    def let_go(self, payload: Payload) -> None:
+        """Its attempt has ended, or goes on without it: nobody is waited for."""
+        session = payload.session
+        if session is None or self._of_session.get(session, {}).get(payload.id) is not payload:
+            return
+        of_session = self._of_session[session]
+        del of_session[payload.id]
+        if not of_session:
+            del self._of_session[session]
+
+    def gone(self, session: Session) -> list[Payload]:
+        """It ended: payloads of attempts that go on, whose stager that was."""
+        payloads = self._of_session.pop(session, {}).values()
+        found = []
+        for payload in payloads:
+            attempt = self.attempts.get(payload.id.checkpoint)
+            if attempt is not None and attempt.state not in ENDED and attempt.has(payload):
+                found.append(payload)
+        return found
 
     def of_run(self, run: RunName) -> list[Attempt]:
         """Attempts of a run that have not ended, oldest first."""
@@ -206,7 +252,10 @@ class AttemptBook:
 
     def open(self) -> list[Attempt]:
         """All attempts that have not ended."""
-        return [a for a in self.attempts.values() if a.state not in ENDED]
+        ended = [id for id, attempt in self._open.items() if attempt.state in ENDED]
+        for id in ended:
+            del self._open[id]
+        return list(self._open.values())
 
     @property
     def owes(self) -> bool:
@@ -214,7 +263,7 @@ class AttemptBook:
         the process that decided it may have announced it.
         """
         rolled = (AttemptState.RECORDING, AttemptState.CLOSING)
-        return any(a.recovered and a.state in rolled for a in self.attempts.values())
+        return any(a.recovered and a.state in rolled for a in self._open.values())
 
     def find(self, id: PayloadId) -> tuple[Attempt, Payload] | None:
         """A payload that was handed over, with its attempt."""
@@ -233,7 +282,15 @@ class AttemptBook:
                 return
             count -= 1
             payloads -= len(attempt.payloads)
-            del self.attempts[attempt.checkpoint]
+            self._forget(attempt.checkpoint)
+
+    def _forget(self, id: CheckpointId) -> None:
+        del self.attempts[id]
+        self._open.pop(id, None)
+        of_step = self._of_step[id.run, id.step]
+        del of_step[id]
+        if not of_step:
+            del self._of_step[id.run, id.step]
 
 
 def count_columns(payload: Payload, members: Membership, rule: SpreadRule) -> list[ColumnNumber]:

@@ -151,7 +151,8 @@ class Ending:
             self.tell_end_of(session, request, message.payload)
             return
         attempt, payload = found
-        payload.session, payload.request = session, request
+        self._book.speaks(attempt, payload, session)
+        payload.request = request
         if attempt.state in ABORTABLE:
             from_wire = Aborted(f"rank {payload.id.rank}: {message.message}", hint=message.hint)
             self.abort(attempt, from_wire)
@@ -181,6 +182,7 @@ class Ending:
     def drop_file(self, attempt: Attempt, payload: Payload) -> None:
         """Continue the attempt without a file: its space and its columns are freed."""
         del attempt.payloads[payload.id.rank]
+        self._book.let_go(payload)
         if payload.allotment is not None:
             self._reservations.release(payload.allotment)
         self._desk.tell(FileDropped(payload.id))
@@ -287,6 +289,7 @@ class Ending:
 
     def _let_go(self, attempt: Attempt) -> None:
         for payload in attempt.payloads.values():
+            self._book.let_go(payload)
             if payload.allotment is not None:
                 self._reservations.used(payload.allotment, payload.proofs.values())
                 payload.allotment = None
@@ -306,10 +309,8 @@ class Ending:
             askers.pop(session, None)
         for attempt in self._book.open():
             attempt.askers = [asker for asker in attempt.askers if asker[0] != session]
-            for payload in attempt.payloads.values():
-                if payload.session == session:
-                    payload.session = None
-                    payload.away_since_us = self._desk.now_us
+        for payload in self._book.gone(session):
+            payload.session, payload.away_since_us = None, self._desk.now_us
 
     def tick(self) -> None:
         """Stagers that stay away end their attempts; who waits is answered as soon as can be."""

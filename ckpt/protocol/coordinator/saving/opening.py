@@ -134,12 +134,10 @@ class Opening:
 
     def _repeated(self, message: OpenPayload) -> tuple[Attempt, Payload] | None:
         """The same save of the same process, asked again."""
-        for attempt in self._book.attempts.values():
+        for attempt in self._book.of_step(message.run, message.step):
             payload = attempt.payloads.get(message.rank)
             if (
                 payload is not None
-                and attempt.checkpoint.run == message.run
-                and attempt.checkpoint.step == message.step
                 and payload.process == message.process
                 and payload.save == message.save
             ):
@@ -158,11 +156,9 @@ class Opening:
         joined_us = launch.joined_us(message.rank) if launch is not None else LONG_AGO_US
         member = launch.members.get(message.rank) if launch is not None else None
         first = member is None or not member.came_again
-        for attempt in self._book.attempts.values():
+        for attempt in self._book.of_step(message.run, message.step):
             if (
-                attempt.checkpoint.run == message.run
-                and attempt.checkpoint.step == message.step
-                and attempt.launch == message.launch
+                attempt.launch == message.launch
                 and message.rank not in attempt.payloads
                 and (
                     attempt.state not in ENDED
@@ -188,7 +184,7 @@ class Opening:
         generation = Generation(self._members.term, self._counter)
         checkpoint = CheckpointId(run, step, generation)
         attempt = Attempt(checkpoint, launch, world_size, self._desk.now_us)
-        self._book.attempts[checkpoint] = attempt
+        self._book.add(attempt)
         entry = catalog.AttemptOpened(checkpoint, launch, key, world_size)
 
         def durable() -> None:
@@ -222,6 +218,7 @@ class Opening:
             metrics={} if message.member else message.metrics,
         )
         attempt.payloads[message.rank] = payload
+        self._book.speaks(attempt, payload, session)
         if attempt.state not in ENDED:
             self._homes.hold(attempt.checkpoint, (home.id(message.run) for home in message.homes))
         launch = self._launches.get(message.run, message.launch)
@@ -284,7 +281,8 @@ class Opening:
         self, session: Session, request: int, attempt: Attempt, payload: Payload
     ) -> None:
         """The same question from a stager that may have missed the answer."""
-        payload.session, payload.away_since_us = session, None
+        self._book.speaks(attempt, payload, session)
+        payload.away_since_us = None
         payload.request = request
         if attempt.state in ENDED:
             self._ending.tell_end(attempt, payload)
@@ -348,7 +346,7 @@ class Opening:
         attempt.state = AttemptState.OPEN
         attempt.closed = not attempt.of_members or row.state is RowState.DECIDED
         attempt.next_number = row.world_size
-        self._book.attempts[row.checkpoint] = attempt
+        self._book.add(attempt)
         if row.state is RowState.DECIDED:
             attempt.record_bytes = row.record
             attempt.record = decode_record(row.record)

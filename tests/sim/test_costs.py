@@ -1,0 +1,190 @@
+"""What one rank costs a machine is the same in a crowd of any size: lines that run, never time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+import pytest
+
+from ckpt.base.units import US_PER_S
+from ckpt.erasure.code import Code
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.saving import OpenPayload
+from ckpt.protocol.events import Received, Session, SessionClosed, SessionOpened
+from tests.protocol.target_world import Column, TargetWorld, reserve
+from tests.sim.crowd import RUN, Crowd
+from tests.sim.load_nodes import LoadingRank, LoadJob
+
+CODE = Code(2, 1)
+DEVICE = 10
+FEW, MANY = 16, 64
+NOISE = 1.25
+"""What a queue, or a heap, may cost more where it is longer."""
+END_US = 600 * US_PER_S
+
+Wanted = Callable[[object], bool]
+
+
+class Machine(Protocol):
+    """One that is counted."""
+
+    def handle(self, event: object) -> object: ...
+
+
+class Lines:
+    """I count the lines of ckpt that run in machines while they handle some events."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wanted: Wanted) -> None:
+        self.lines = 0
+        self.events = 0
+        self._monkeypatch, self._wanted = monkeypatch, wanted
+
+    def watch(self, machine: Machine) -> None:
+        """From now on."""
+        handle = machine.handle
+
+        def counted(event: object) -> object:
+            return self.count(lambda: handle(event)) if self._wanted(event) else handle(event)
+
+        self._monkeypatch.setattr(machine, "handle", counted)
+
+    def count(self, work: Callable[[], object]) -> object:
+        """What it answers."""
+        self.events += 1
+        before = sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            return work()
+        finally:
+            sys.settrace(before)
+
+    def _called(self, _frame: FrameType, _event: str, _argument: object) -> object:
+        return self._ran
+
+    def _ran(self, _frame: FrameType, event: str, _argument: object) -> object:
+        self.lines += event == "line"
+        return self._ran
+
+    @property
+    def each(self) -> float:
+        """Lines for each event."""
+        assert self.events
+        return self.lines / self.events
+
+
+def crowd_of(
+    ranks: int, targets: int = 8, steps: tuple[int, ...] = (10,), device: int = DEVICE
+) -> Crowd:
+    return Crowd(1, ranks, [device] * targets, CODE, 2, steps, gap_us=US_PER_S // 5)
+
+
+def restored(monkeypatch: pytest.MonkeyPatch, ranks: int, targets: int, wanted: Wanted) -> Lines:
+    """A launch that has saved ends, and another one loads what it has saved."""
+    crowd, lines = crowd_of(ranks, targets), Lines(monkeypatch, wanted)
+    crowd.burst()
+    for node in crowd.ranks:
+        node.crash()
+    crowd.clock.pass_time(US_PER_S)
+    readers = [
+        LoadingRank(
+            crowd.clock, crowd.network, crowd.oracles, crowd.coordinator,
+            crowd.targets.__getitem__, LoadJob(RUN, "again", ranks), rank,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    lines.watch(crowd.coordinator.machine)
+    for reader in readers:
+        crowd.clock.after(crowd.clock.between(0, 2_000), reader.start)
+    assert crowd.clock.run(lambda: all(reader.outcome for reader in readers), END_US)
+    assert {reader.outcome for reader in readers} == {"read"}
+    crowd.clock.pass_time(US_PER_S)
+    return lines
+
+
+def _is_heard(event: object) -> bool:
+    return isinstance(event, Received | SessionClosed)
+
+
+def _is_end(event: object) -> bool:
+    return isinstance(event, SessionClosed)
+
+
+def test_a_rank_that_loads_costs_the_coordinator_the_same_in_any_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few, many = (restored(monkeypatch, ranks, 8, _is_heard).each for ranks in (FEW, MANY))
+    assert many <= NOISE * few
+
+
+def test_where_to_read_a_checkpoint_costs_a_look_at_each_target_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank that loads asks it."""
+    found = []
+    for targets in (8, 64):
+        crowd, lines = crowd_of(targets, targets), Lines(monkeypatch, _is_end)
+        crowd.burst()
+        (kept,) = (checkpoints := crowd.coordinator.machine.checkpoints).all()
+        assert len(checkpoints.addresses(kept)) == targets
+        lines.count(lambda: checkpoints.addresses(kept))  # noqa: B023
+        found.append(lines.each)
+    assert found[1] <= NOISE * 8 * found[0]
+
+
+def left(monkeypatch: pytest.MonkeyPatch, ranks: int) -> Lines:
+    """A launch ends in the middle of its save."""
+    crowd, lines = crowd_of(ranks, device=40 * DEVICE), Lines(monkeypatch, _is_end)
+    crowd.start()
+    crowd.clock.pass_time(US_PER_S // 5)
+    assert not any(node.outcomes for node in crowd.ranks)
+    lines.watch(crowd.coordinator.machine)
+    for node in crowd.ranks:
+        node.crash()
+    crowd.clock.pass_time(US_PER_S)
+    return lines
+
+
+def test_a_rank_that_leaves_in_a_save_costs_the_coordinator_the_same_in_any_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few, many = (left(monkeypatch, ranks).each for ranks in (FEW, MANY))
+    assert many <= NOISE * few
+
+
+def test_a_rank_that_leaves_a_target_costs_it_the_same_beside_any_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for ranks in (6, 96):
+        world, lines = TargetWorld(), Lines(monkeypatch, _is_end)
+        for number in range(ranks):
+            column, session = Column(8192, cell_bytes=4096, rank=number), Session(100 + number)
+            reserve(world, column, number + 1)
+            world.feed(SessionOpened(world.now_us, session, Role.STAGER, "w"))
+            world.tell(session, column.begin(number + 1))
+        lines.watch(world.machine)
+        world.feed(SessionClosed(world.now_us, session))
+        found.append(lines.each)
+    assert found[1] <= NOISE * found[0]
+
+
+def test_a_rank_that_saves_costs_the_same_after_many_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for count in (2, 60):
+
+        def is_last(event: object, last: int = 9 + count) -> bool:
+            match event:
+                case Received(message=OpenPayload(step=step)):
+                    return step == last
+            return False
+
+        crowd = crowd_of(4, steps=tuple(range(10, 10 + count)))
+        lines = Lines(monkeypatch, is_last)
+        crowd.begin()
+        lines.watch(crowd.coordinator.machine)
+        crowd.finish()
+        found.append(lines.each)
+    assert found[1] <= NOISE * found[0]
