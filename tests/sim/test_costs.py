@@ -13,7 +13,10 @@ from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import OpenPayload
+from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
+from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
 from ckpt.protocol.events import Received, Session, SessionClosed, SessionOpened
+from tests.protocol.coordinating import Bench
 from tests.protocol.target_world import Column, TargetWorld, reserve
 from tests.sim.crowd import RUN, Crowd
 from tests.sim.load_nodes import LoadingRank, LoadJob
@@ -132,6 +135,24 @@ def test_where_to_read_a_checkpoint_costs_a_look_at_each_target_and_no_more(
         lines.count(lambda: checkpoints.addresses(kept))  # noqa: B023
         found.append(lines.each)
     assert found[1] <= NOISE * 8 * found[0]
+
+
+def test_a_look_at_copies_of_documents_costs_each_checkpoint_the_same_beside_many_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for targets in (8, 64):
+        bench, lines = Bench(targets), Lines(monkeypatch, _is_end)
+        bench.tick(GATHERING_US / US_PER_S)
+        for step in range(1, 21):
+            bench.save(step)
+        bench.tick(LOOK_US / US_PER_S)
+        respreader = bench.machine.repairs.documents
+        bench.now_us += 2 * LOOK_US
+        bench.machine._desk.now_us = bench.now_us
+        lines.count(respreader.tick)
+        found.append(lines.each)
+    assert found[1] <= 2 * found[0]
 
 
 def left(monkeypatch: pytest.MonkeyPatch, ranks: int) -> Lines:

@@ -21,6 +21,8 @@ from tests.sim.repair_node import RepairNode
 from tests.sim.target_node import TargetNode
 
 GAP_US = 4_000_000
+CELLS = {10: 4, 6: 4, 3: 8}
+"""Of a column, where thousands of ranks save: as many as a target is busy with for seconds."""
 SLOW = 40
 """A device of the crowd takes 1 to 16 ms for an operation, so that queues last for seconds."""
 
@@ -54,19 +56,19 @@ def test_load_alone_moves_no_column_and_loses_none(
     check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=10).burst(), code)
 
 
+def starve(crowd: Crowd) -> None:
+    """Each rank in turn stands still, for longer than any deadline."""
+    rng = Random(5)
+    for node in crowd.ranks:
+        begin_us = rng.randrange(6_000_000)
+        crowd.clock.after(begin_us, setattr, node, "stopped", True)
+        crowd.clock.after(begin_us + 3_000_000, setattr, node, "stopped", False)
+
+
 @pytest.mark.parametrize("targets", [6, 7])
 def test_writers_that_are_starved_themselves_blame_nobody(targets: int) -> None:
     crowd = Crowd(2, 48, equal(targets), Code(4, 2), cells_per_column=8)
-    rng = Random(5)
-
-    def starve() -> None:
-        """Each rank in turn stands still, for longer than any deadline."""
-        for node in crowd.ranks:
-            begin_us = rng.randrange(6_000_000)
-            crowd.clock.after(begin_us, setattr, node, "stopped", True)
-            crowd.clock.after(begin_us + 3_000_000, setattr, node, "stopped", False)
-
-    check_whole(crowd.burst(starve), Code(4, 2))
+    check_whole(crowd.burst(lambda: starve(crowd)), Code(4, 2))
 
 
 def test_credit_of_writers_that_stand_still_is_lent_to_the_others() -> None:
@@ -162,10 +164,19 @@ def test_a_scrub_beside_a_crowd_that_saves_costs_no_column_and_alarms_nobody() -
 @pytest.mark.parametrize("devices", [equal, unequal])
 @pytest.mark.parametrize(
     ("ranks", "targets", "code"),
-    [(4096, 256, Code(8, 2)), (4096, 256, Code(4, 2)), (2048, 128, Code(2, 1))],
+    [(4096, 256, Code(8, 2)), (4096, 256, Code(4, 2)), (4096, 256, Code(2, 1))],
 )
 def test_load_alone_moves_no_column_of_thousands_of_ranks(
     ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
 ) -> None:
-    faulthandler.cancel_dump_traceback_later()  # It takes minutes.
-    check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=4).burst(), code)
+    """Each takes two to four minutes of CPU and 1 to 2.5 GiB."""
+    faulthandler.cancel_dump_traceback_later()
+    check_whole(Crowd(1, ranks, devices(targets), code, CELLS[code.n]).burst(), code)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_thousands_of_writers_that_are_starved_themselves_blame_nobody() -> None:
+    faulthandler.cancel_dump_traceback_later()
+    crowd = Crowd(2, 4096, equal(256), Code(4, 2), cells_per_column=4)
+    check_whole(crowd.burst(lambda: starve(crowd)), Code(4, 2))

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
@@ -43,6 +43,21 @@ LOOKED_AT_ONCE: Final = 256
 """Checkpoints that are looked at in one turn, in 5 ms."""
 COPIES_LEFT_MIN: Final = 1
 """With so few copies left, no target that is away is waited for."""
+
+
+class _Room(NamedTuple):
+    """Live targets that stay, and their domains."""
+
+    targets: int
+    domains: int
+
+    def copies_of(self, checkpoint: KeptCheckpoint) -> int:
+        """So many copies are wanted, or as many as there are targets to have them."""
+        return min(checkpoint.document_copies, self.targets)
+
+    def domains_of(self, checkpoint: KeptCheckpoint) -> int:
+        """In so many domains they lie, or in as many as there are."""
+        return min(checkpoint.info.domains_survivable + 1, self.domains)
 
 
 class Respreader:
@@ -93,9 +108,9 @@ class Respreader:
     ) -> None:  # fmt: skip
         """The next slice. Who comes or goes meanwhile may hide a lack until the next look; one that
         is found is looked at again before anything is stored."""
-        some = list(islice(ids, LOOKED_AT_ONCE))
+        some, room = list(islice(ids, LOOKED_AT_ONCE)), self._room
         for checkpoint in filter(None, map(self._checkpoints.get, some)):
-            if self._lacks(checkpoint, counts, spread[checkpoint.id]):
+            if self._lacks(checkpoint, counts, spread[checkpoint.id], room):
                 self._left.append(checkpoint.id)
             else:
                 self.problems.pop(checkpoint.id, None)
@@ -121,15 +136,16 @@ class Respreader:
         return found
 
     def _lacks(
-        self, checkpoint: KeptCheckpoint, counts: DocumentCounts, spread: set[DomainKey]
-    ) -> bool:
+        self, checkpoint: KeptCheckpoint, counts: DocumentCounts, spread: set[DomainKey],
+        room: _Room,
+    ) -> bool:  # fmt: skip
         """`spread`: the domains in which its record is."""
         if not checkpoint.is_needed:
             return False
         holders = _staying(self._checkpoints.index_copies(checkpoint))
         fewest = min(len(holders), counts[DocumentKind.RECORD, checkpoint.id])
         domains = min(len(spread), len(self._domains_of(holders)))
-        if fewest >= self._wanted(checkpoint) and domains >= self._domains_wanted(checkpoint):
+        if fewest >= room.copies_of(checkpoint) and domains >= room.domains_of(checkpoint):
             return False
         return fewest <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
 
@@ -137,15 +153,10 @@ class Respreader:
         targets = self._members.targets
         return {domain_key(id, targets[id].domain, self._level) for id in holders}
 
-    def _domains_wanted(self, checkpoint: KeptCheckpoint) -> int:
-        """In so many copies lie, or in as many as there are."""
-        here = self._domains_of(_staying(self._members.live()))
-        return min(checkpoint.info.domains_survivable + 1, len(here))
-
-    def _wanted(self, checkpoint: KeptCheckpoint) -> int:
-        """So many copies, or as many as there are targets to have them."""
-        staying = sum(target.stays for target in self._members.live())
-        return min(checkpoint.document_copies, staying)
+    @property
+    def _room(self) -> _Room:
+        staying = _staying(self._members.live())
+        return _Room(len(staying), len(self._domains_of(staying)))
 
     def _is_waited_for(self, checkpoint: KeptCheckpoint) -> bool:
         """Nothing says who had a record: those that the index was put on had one first."""
@@ -200,7 +211,8 @@ class Respreader:
         then: Callable[[], None],
     ) -> None:
         """Beside those that have it."""
-        wanted, domains = self._wanted(checkpoint), self._domains_wanted(checkpoint)
+        room = self._room
+        wanted, domains = room.copies_of(checkpoint), room.domains_of(checkpoint)
         is_whole = len(holders) >= wanted and len(self._domains_of(holders)) >= domains
         if is_whole or checkpoint.dropping:
             then()
