@@ -119,6 +119,15 @@ class RankTable(msgspec.Struct, array_like=True, frozen=True):
     world_size: int
     entries: tuple[TensorEntry, ...]
 
+    def away(self) -> list[HomePiece]:
+        """Pieces that lie in homes."""
+        pieces = [piece for entry in self.entries for piece in entry.pieces]
+        return [piece for piece in pieces if isinstance(piece, HomePiece)]
+
+    def away_bytes(self) -> int:
+        """Bytes of them."""
+        return sum([piece.length for piece in self.away()])
+
 
 def encode_table(table: RankTable) -> bytes:
     """The document; raises Refused by name when an entry or the whole passes a limit."""

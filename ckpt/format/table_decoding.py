@@ -88,6 +88,15 @@ class TableDecoder:
         return RankTable(self.rank, self.world_size, tuple(self._entries))
 
 
+def decode_entry(raw: bytes) -> TensorEntry:
+    """One of a table by itself, as it lies there. Raises Corrupt."""
+    (entry,) = entries = _decoded(_ARRAY_32 + (1).to_bytes(4, "big") + raw)
+    problem = entries_problem(entries)
+    if problem:
+        raise Corrupt(problem)
+    return entry
+
+
 class _RawTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rank: int
     world_size: int

@@ -60,6 +60,32 @@ class SealingState(ctypes.Structure):
     )
 
 
+class TableState(ctypes.Structure):
+    """`ckpt_table` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("rank", ctypes.c_int64),
+        ("world_size", ctypes.c_int64),
+        ("entries", ctypes.c_size_t),
+        ("axes", ctypes.c_size_t),
+        ("form_bytes", ctypes.c_size_t),
+        ("entries_max", ctypes.c_size_t),
+        ("axes_max", ctypes.c_size_t),
+        ("form_bytes_max", ctypes.c_size_t),
+        ("form", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("form_ends", ctypes.c_void_p),
+        ("marks", ctypes.c_void_p),
+        ("axes_each", ctypes.c_void_p),
+        ("wholes", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("shapes", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
+        ("prints", ctypes.c_void_p),
+        ("printed", ctypes.c_void_p),
+    )
+
+
 class Library:
     """The functions of source/ckpt_native.h. Addresses are taken on trust: those who call check
     the buffers at them.
@@ -86,6 +112,9 @@ class Library:
         self.seal = library.ckpt_seal
         self.seal.argtypes = [ctypes.c_int, ctypes.POINTER(SealingState)]
         self.seal.restype = ctypes.c_int
+        self.read_table = library.ckpt_read_table
+        self.read_table.argtypes = [pointer, size, ctypes.POINTER(TableState)]
+        self.read_table.restype = ctypes.c_int
         library.ckpt_build.restype = ctypes.c_char_p
         self.build: str = library.ckpt_build().decode()
         """Which compiler made it, for which machine."""

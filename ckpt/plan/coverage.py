@@ -25,26 +25,34 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from operator import itemgetter
 from typing import Final
 
-from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
-from ckpt.format.dtypes import dtype_of
-from ckpt.format.index.pages import IndexBox, IndexTensor, Location
+from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.packed_table import PackedTable, Table, TableForm
 from ckpt.format.table import Meaning, RankTable, TensorEntry
-from ckpt.plan.boxes import Extent, volume_of
-from ckpt.plan.cuts import Holding, ShardCut, box_bytes_of, box_in_one_piece
+from ckpt.plan.boxes import Extent
+from ckpt.plan.cuts import TensorCut
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
+from ckpt.plan.form_tables import FormTables
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
+from ckpt.plan.holdings import Holding, box_in_one_piece, box_of, fault_of, first_gap_of
 
 PROBLEMS_MAX: Final = 64
 """Most problems that are named one by one; the last one says that there are more."""
-AXIS_ITEMS_MAX: Final = 1 << 62
 ENTRIES_AT_ONCE: Final = 2048
 """Entries that are merged before anything else is done: 10 to 20 ms."""
 GATHERING_COST: Final = 0.1
 """Cost of gathering an entry, relative to merging it."""
+
+
+FORM_COST: Final = 16
+"""Cost of a tensor that is looked at in arrays, in entries that are merged one by one; and of each
+rank that has it:"""
+FORM_RANK_COST: Final = 0.01
+FIRST_COST: Final = 3
+"""Cost of each rank of one that others may be like."""
 
 
 class Differing(Enum):
@@ -82,7 +90,7 @@ class TableMerger:
     """
 
     def __init__(
-        self, tables: Sequence[RankTable], differing: Differing, add: Callable[[IndexTensor], None]
+        self, tables: Sequence[Table], differing: Differing, add: Callable[[IndexTensor], None]
     ) -> None:
         """tables: all members', one for each rank, in any order. add: hears each tensor that has no
         problem, in the index's order.
@@ -93,9 +101,12 @@ class TableMerger:
         self._merger = _Merger(ranks, differing, add)
         if len({table.world_size for table in ordered}) > 1:
             self._merger.report("", ranks, "ranks disagree about the world size")
+        alone, self._forms = _by_form(ordered)
         #: To be gathered, the last first.
-        self._tables = ordered[::-1]
+        self._tables = alone[::-1]
         self._holdings: defaultdict[str, list[Holding]] = defaultdict(list)
+        #: Where tables of one form have it, and its number in them.
+        self._numbers: defaultdict[str, list[tuple[FormTables, int]]] = defaultdict(list)
         #: To be merged, the last first; None while tables are gathered.
         self._names: list[str] | None = None
 
@@ -107,15 +118,32 @@ class TableMerger:
             for entry in table.entries:
                 self._holdings[entry.name].append((table.rank, entry))
             left -= len(table.entries) * GATHERING_COST
-        if self._tables:
+        while self._forms and left > 0:
+            form = self._forms.pop()
+            for number, entry in enumerate(form.form.entries):
+                self._numbers[entry.name].append((form, number))
+            further = form.further()
+            for holding in further:
+                self._holdings[holding[1].name].append(holding)
+            left -= (len(form.form.entries) + len(further)) * GATHERING_COST
+        if self._tables or self._forms:
             return
         if self._names is None:
-            self._names = sorted(self._holdings, reverse=True)
+            self._names = sorted({*self._holdings, *self._numbers}, reverse=True)
         while self._names and left > 0:
-            name = self._names.pop()
-            holdings = self._holdings.pop(name)
+            left -= self._merge(self._names.pop())
+
+    def _merge(self, name: str) -> float:
+        """One tensor; what it cost, in entries."""
+        holdings, numbers = self._holdings.pop(name, []), self._numbers.pop(name, [])
+        if len(numbers) == 1 and not holdings:
+            return self._merger.merge_of_form(name, *numbers[0])
+        for form, number in numbers:
+            holdings += form.holdings(number)
+        holdings.sort(key=itemgetter(0))
+        if holdings:
             self._merger.merge(name, holdings)
-            left -= len(holdings)
+        return len(holdings) + 1
 
     @property
     def done(self) -> bool:
@@ -154,19 +182,67 @@ class _Merger:
         default_factory=dict
     )
     """(global shape, boxes) -> geometry: most tensors of a model are cut alike."""
-    cuts: dict[tuple[str, Extent, tuple[tuple[Extent, Extent], ...]], ShardCut] = field(
-        default_factory=dict
-    )
-    """(dtype, global shape, boxes) -> what is known of such shards, which have no fault, hole or
-    overlap, and whose ranks and offsets ascend together."""
+
+    def merge_of_form(self, name: str, tables: FormTables, number: int) -> float:
+        """Add one tensor that tables of one form have, and nobody else; what it cost, in entries.
+
+        One that is cut and stored like others before, which nearly all are, is looked at in arrays;
+        any other rank by rank.
+        """
+        entry = tables.form.entries[number]
+        if entry.meaning is Meaning.REPLICATED:
+            done = self._add_equal_replica(name, tables, number)
+        else:
+            boxes = tables.boxes(number, copies=len(self.overlaps) <= OVERLAPS_MAX)
+            done = boxes is not None
+            if boxes is not None:
+                self._add(name, entry, boxes)
+        if done:
+            return FORM_COST + len(tables.ranks) * FORM_RANK_COST
+        holdings, problems = tables.holdings(number), len(self.problems)
+        if holdings:
+            self.merge(name, holdings)
+        if (
+            len(holdings) == len(tables.ranks)
+            and entry.meaning is not Meaning.REPLICATED
+            and len(self.problems) == problems < PROBLEMS_MAX
+            and not tables.has_cut(number)
+        ):
+            copies = self._copies_of(holdings)
+            if copies is not None:
+                tables.note_cut(number, TensorCut(holdings, copies))
+            return len(tables.ranks) * FIRST_COST
+        return len(holdings) + 1
+
+    def _copies_of(self, holdings: Sequence[Holding]) -> Sequence[Sequence[int]] | None:
+        """Which boxes of a tensor without fault are declared more than once; None where it is no
+        cut.
+        """
+        entry = holdings[0][1]
+        if entry.meaning is Meaning.OWN:
+            return ()
+        geometry = self.geometries[entry.global_shape, _boxes_of(holdings)]
+        return None if geometry.crossings else geometry.identical
+
+    def _add_equal_replica(self, name: str, tables: FormTables, number: int) -> bool:
+        """A replica that all ranks have, and fingerprinted alike. False, and nothing is done, for
+        any other.
+        """
+        if len(tables.ranks) < len(self.ranks):
+            return False
+        found = tables.equal_replica(number)
+        if found is None or any(fault_of(entry) for _, entry in found):
+            return False
+        if first_gap_of(found) is not None:
+            return False
+        self._add(name, found[0][1], (box_of(*found[0], found),))
+        return True
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:
         """Add one tensor."""
         if len(holdings) > 1 and not self._agree(name, holdings):
             return
         meaning = holdings[0][1].meaning
-        if meaning is Meaning.SHARD and self._merge_alike(name, holdings):
-            return
         if not self._well_formed(name, holdings):
             return
         if meaning is Meaning.OWN:
@@ -210,7 +286,7 @@ class _Merger:
         """Each entry by itself: a known dtype, a box inside the tensor, pieces inside the box."""
         good = True
         for rank, entry in holdings:
-            fault = _fault(entry)
+            fault = fault_of(entry)
             if fault:
                 self.report(name, [rank], f"rank {rank} {fault}")
                 good = False
@@ -220,29 +296,15 @@ class _Merger:
         if len(holdings) == 1:
             ((rank, entry),) = holdings
             is_whole = len(entry.pieces) == 1
-            box = box_in_one_piece(rank, entry) if is_whole else _box(rank, entry, holdings)
+            box = box_in_one_piece(rank, entry) if is_whole else box_of(rank, entry, holdings)
             return self._add(name, entry, (box,))
         forms: defaultdict[tuple[str, Extent], list[Holding]] = defaultdict(list)
         for rank, entry in holdings:
             forms[entry.dtype, entry.shape].append((rank, entry))
         for _, form in sorted(forms.items()):
-            boxes = [_box(rank, entry, [(rank, entry)]) for rank, entry in form]
+            boxes = [box_of(rank, entry, [(rank, entry)]) for rank, entry in form]
             self._add(name, form[0][1], tuple(boxes))
         return None
-
-    def _merge_alike(self, name: str, holdings: Sequence[Holding]) -> bool:
-        """Shards that are cut like others before, each stored in one piece by its rank: nearly all.
-        False, and nothing is done, for any other.
-        """
-        first = holdings[0][1]
-        cut = self.cuts.get((first.dtype, first.global_shape, _boxes_of(holdings)))
-        if cut is None:
-            return False
-        boxes = cut.boxes_of(holdings)
-        if boxes is None:
-            return False
-        self._add(name, first, boxes)
-        return True
 
     def _merge_shards(self, name: str, holdings: Sequence[Holding]) -> None:
         shape = holdings[0][1].global_shape
@@ -270,13 +332,11 @@ class _Merger:
         if not all(self._stored(name, same) for same in writers):
             return
         order = sorted(range(len(holdings)), key=lambda i: (holdings[i][1].offset, holdings[i][0]))
-        self._add(name, holdings[0][1], tuple([_box(*holdings[i], writers[i]) for i in order]))
-        if geometry.is_plain and order == list(range(len(holdings))):
-            self.cuts[holdings[0][1].dtype, shape, boxes] = ShardCut.of(holdings)
+        self._add(name, holdings[0][1], tuple([box_of(*holdings[i], writers[i]) for i in order]))
 
     def _stored(self, name: str, same: Sequence[Holding]) -> bool:
         """Every byte of a box is stored by one of the ranks that declare exactly it."""
-        gap = _first_gap(same)
+        gap = first_gap_of(same)
         if gap is None:
             return True
         entry, members = same[0][1], [rank for rank, _ in same]
@@ -299,7 +359,7 @@ class _Merger:
                         f"{groups_text(groups)}",
                     )
                     return False
-            elif all(_first_gap([holding]) is None for holding in same):
+            elif all(first_gap_of([holding]) is None for holding in same):
                 self.overlaps.append(
                     Overlap(name, entry.offset, entry.shape, tuple(rank for rank, _ in same))
                 )
@@ -323,7 +383,8 @@ class _Merger:
 
     def _merge_replicas(self, name: str, holdings: Sequence[Holding]) -> None:
         holders = [rank for rank, _ in holdings]
-        absent = [rank for rank in self.ranks if rank not in set(holders)]
+        held = set(holders)
+        absent = [rank for rank in self.ranks if rank not in held]
         if absent:
             text = f"replicated on {ranks_text(holders)} but absent on {ranks_text(absent)}"
             if self.differing is Differing.ABORT:
@@ -347,14 +408,14 @@ class _Merger:
         boxes: list[IndexBox] = []
         for _, members in groups:
             writers = [(rank, by_rank[rank]) for rank in members]
-            gap = _first_gap(writers)
+            gap = first_gap_of(writers)
             if gap is not None:
                 who = ranks_text(members)
                 text = f"bytes {gap[0]} to {gap[1]} of the replica are stored by none of {who}"
                 return self.report(name, members, text)
             # Kept apart, a replica is each rank's own; else one box stands for all.
             declared = members if len(groups) > 1 else members[:1]
-            boxes += [_box(rank, by_rank[rank], writers) for rank in declared]
+            boxes += [box_of(rank, by_rank[rank], writers) for rank in declared]
         meaning = Meaning.OWN if len(groups) > 1 else Meaning.REPLICATED
         in_order = tuple(sorted(boxes, key=lambda box: box.rank))
         self._add(name, holdings[0][1], in_order, meaning)
@@ -374,89 +435,26 @@ class _Merger:
 # --------------------------------------------------------------------------- helpers
 
 
+def _by_form(ordered: Sequence[Table]) -> tuple[list[RankTable], list[FormTables]]:
+    """Those that no other is like, and those that are alike."""
+    alone: list[RankTable] = []
+    forms: defaultdict[TableForm, list[PackedTable]] = defaultdict(list)
+    for table in ordered:
+        if isinstance(table, PackedTable):
+            forms[table.form].append(table)
+        else:
+            alone.append(table)
+    alike: list[FormTables] = []
+    for tables in forms.values():
+        if len(tables) > 1:
+            alike.append(FormTables(tables))
+        else:
+            alone.append(tables[0].unpacked())
+    return sorted(alone, key=lambda table: table.rank), alike
+
+
 def _boxes_of(holdings: Sequence[Holding]) -> tuple[tuple[Extent, Extent], ...]:
     return tuple([(entry.offset, entry.shape) for _, entry in holdings])
-
-
-def _fault(entry: TensorEntry) -> str:
-    """What is wrong with an entry by itself; empty when nothing is."""
-    meaning = entry.meaning
-    fault, box_bytes = _form_fault(
-        entry.dtype, entry.global_shape, entry.offset, entry.shape, meaning is Meaning.SHARD
-    )
-    if fault:
-        return fault
-    reach = 0
-    for piece in entry.pieces:
-        start, length = piece.start, piece.length
-        end = start + length
-        if start < reach or length < 1 or end > box_bytes or piece.payload_offset < 0:
-            return f"stores bytes {start} to {end} of a box of {box_bytes}, out of order"
-        if start > reach and meaning is Meaning.OWN:
-            break
-        reach = end
-    if reach < box_bytes and meaning is Meaning.OWN:
-        text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
-        return f"{text}; the next ones are missing"
-    return ""
-
-
-@lru_cache(maxsize=4096)
-def _form_fault(
-    dtype: str, whole: Extent, offset: Extent, shape: Extent, is_shard: bool
-) -> tuple[str, int]:
-    """What is wrong with an entry's form, which most tensors of a model share with others; and how
-    many bytes its box has.
-    """
-    try:
-        item_bytes = dtype_of(dtype).itemsize
-    except Refused as error:
-        return f"declares what cannot be stored: {error.message}", 0
-    box = f"a box at {offset} of shape {shape}"
-    if not len(whole) == len(offset) == len(shape):
-        return f"declares {box} in the global shape {whole}: the numbers of axes differ", 0
-    if any(
-        not (a >= 0 and n >= 0 and a + n <= w < AXIS_ITEMS_MAX)
-        for a, n, w in zip(offset, shape, whole, strict=True)
-    ):
-        return f"declares {box}, which reaches out of the global shape {whole}", 0
-    if shape != whole and not is_shard:
-        return f"declares a box of shape {shape} of a tensor of shape {whole} that is no shard", 0
-    return "", volume_of(shape) * item_bytes
-
-
-def _box(rank: Rank, entry: TensorEntry, writers: Sequence[Holding]) -> IndexBox:
-    """The box that `rank` declared as `entry`, with each byte at one place: its own payload first,
-    then the lowest rank's.
-    """
-    pieces = [(piece, writer) for writer, held in writers for piece in held.pieces]
-    if len(pieces) == 1:
-        piece, writer = pieces[0]
-        place = Location(writer, piece.start, piece.payload_offset, piece.length)
-        return IndexBox(rank, entry.offset, entry.shape, (place.at(piece.home),))
-    pieces.sort(key=lambda p: (p[0].start, p[1] != rank, -p[0].length, p[1]))
-    locations: list[Location] = []
-    reach = 0
-    for piece, writer in pieces:
-        start, end = max(piece.start, reach), piece.start + piece.length
-        if start < end:
-            at = piece.payload_offset + start - piece.start
-            locations.append(Location(writer, start, at, end - start).at(piece.home))
-            reach = end
-    return IndexBox(rank, entry.offset, entry.shape, tuple(locations))
-
-
-def _first_gap(writers: Sequence[Holding]) -> tuple[int, int] | None:
-    """Bytes [start, end) of a replica, or of a box that all of them declare, that none stores."""
-    entry = writers[0][1]
-    box_bytes, reach = box_bytes_of(entry), 0
-    for start, length in sorted(
-        (piece.start, piece.length) for _, held in writers for piece in held.pieces
-    ):
-        if start > reach:
-            return reach, start
-        reach = max(reach, start + length)
-    return (reach, box_bytes) if reach < box_bytes else None
 
 
 def _path(name: str) -> str:

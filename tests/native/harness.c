@@ -243,6 +243,208 @@ static void one_sealing(void)
     free(slice);
 }
 
+/* MessagePack as it is written. */
+struct text {
+    unsigned char *bytes;
+    size_t length;
+};
+
+static void put(struct text *text, unsigned char byte)
+{
+    text->bytes[text->length++] = byte;
+}
+
+/* In any form that holds it. */
+static int64_t put_number(struct text *text, int signs)
+{
+    int power = (int)draw(4), width = 1 << power, has_sign = signs && draw(2);
+    uint64_t value = (uint64_t)draw(UINT32_MAX) << 32 | draw(UINT32_MAX);
+    value >>= 64 - 8 * width + (has_sign || width == 8);
+    if (value < 0x80 && draw(2)) {
+        put(text, (unsigned char)value);
+        return (int64_t)value;
+    }
+    put(text, (unsigned char)((has_sign ? 0xd0 : 0xcc) + power));
+    for (int at = width - 1; at >= 0; at--)
+        put(text, (unsigned char)(value >> (8 * at)));
+    return (int64_t)value;
+}
+
+static void put_array(struct text *text, size_t count)
+{
+    if (count < 16 && draw(4)) {
+        put(text, (unsigned char)(0x90 + count));
+    } else {
+        put(text, 0xdc);
+        put(text, (unsigned char)(count >> 8));
+        put(text, (unsigned char)count);
+    }
+}
+
+static void put_text(struct text *text)
+{
+    size_t length = draw(40);
+    if (length < 32 && draw(2)) {
+        put(text, (unsigned char)(0xa0 + length));
+    } else {
+        put(text, 0xd9);
+        put(text, (unsigned char)length);
+    }
+    while (length--)
+        put(text, (unsigned char)draw(256));
+}
+
+#define ENTRIES 12
+#define AXES 5
+
+struct wanted {
+    int64_t wholes[ENTRIES * AXES], offsets[ENTRIES * AXES], shapes[ENTRIES * AXES];
+    int64_t pieces[CKPT_PIECE_NUMBERS][ENTRIES];
+    size_t axes, form_bytes, begins[ENTRIES];
+};
+
+static void put_pieces(struct text *text, struct wanted *wanted, size_t entry)
+{
+    size_t pieces = draw(8) ? draw(2) : 2;
+    int64_t none[CKPT_PIECE_NUMBERS] = {0, 0, CKPT_NO_PIECE, -1, -1};
+    for (int at = 0; at < CKPT_PIECE_NUMBERS; at++)
+        wanted->pieces[at][entry] = none[at];
+    put_array(text, pieces);
+    for (size_t piece = 0; piece < pieces; piece++) {
+        int numbers = draw(2) ? 3 : CKPT_PIECE_NUMBERS;
+        put_array(text, (size_t)numbers);
+        for (int at = 0; at < numbers; at++) {
+            int64_t number = put_number(text, 1);
+            if (pieces == 1)
+                wanted->pieces[at][entry] = number;
+        }
+    }
+    if (pieces > 1)
+        wanted->pieces[2][entry] = CKPT_MANY_PIECES;
+}
+
+static void put_entry(struct text *text, struct wanted *wanted, size_t entry)
+{
+    size_t axes = draw(AXES + 1), begin;
+    int64_t *numbers[3] = {wanted->wholes, wanted->offsets, wanted->shapes};
+    wanted->begins[entry] = text->length;
+    put_array(text, 8);
+    begin = text->length;
+    for (int each = 0; each < 3; each++)
+        put_text(text);
+    for (int each = 0; each < 3; each++) {
+        put_array(text, axes);
+        for (size_t axis = 0; axis < axes; axis++)
+            numbers[each][wanted->axes + axis] = put_number(text, 1);
+        if (each == 0)
+            wanted->form_bytes += text->length - begin;
+    }
+    wanted->axes += axes;
+    put_pieces(text, wanted, entry);
+    put(text, 0xc4);
+    put(text, draw(2) ? 16 : 0);
+    for (int left = text->bytes[text->length - 1]; left > 0; left--)
+        put(text, (unsigned char)draw(256));
+}
+
+/* Reads bytes in memory that ends with them, into arrays that end with what was counted. */
+static int read_exactly(const unsigned char *bytes, size_t length, struct ckpt_table *table)
+{
+    unsigned char *raw = malloc(length ? length : 1);
+    int reads;
+    memcpy(raw, bytes, length);
+    memset(table, 0, sizeof *table);
+    reads = ckpt_read_table(raw, length, table);
+    if (reads) {
+        size_t entries = table->entries, axes = table->axes, each = sizeof(int64_t);
+        table->entries_max = entries;
+        table->axes_max = axes;
+        table->form_bytes_max = table->form_bytes;
+        table->form = malloc(table->form_bytes + 1);
+        table->begins = malloc(entries * each + 1);
+        table->form_ends = malloc(entries * each + 1);
+        table->marks = malloc(entries * each + 1);
+        table->axes_each = malloc(entries + 1);
+        table->wholes = malloc(axes * each + 1);
+        table->offsets = malloc(axes * each + 1);
+        table->shapes = malloc(axes * each + 1);
+        table->pieces = malloc(CKPT_PIECE_NUMBERS * entries * each + 1);
+        table->prints = malloc(16 * entries + 1);
+        table->printed = malloc(entries + 1);
+        check(ckpt_read_table(raw, length, table), "the second look");
+        if (axes > 0) {
+            table->axes_max = axes - 1;
+            check(!ckpt_read_table(raw, length, table), "too little room for axes");
+            table->axes_max = axes;
+        }
+        if (entries > 0) {
+            table->form_bytes_max -= 1;
+            check(!ckpt_read_table(raw, length, table), "too little room for the form");
+            table->form_bytes_max += 1;
+        }
+        check(ckpt_read_table(raw, length, table), "the third look");
+    }
+    free(raw);
+    return reads;
+}
+
+static void let_go(struct ckpt_table *table)
+{
+    free(table->form);
+    free(table->begins);
+    free(table->form_ends);
+    free(table->marks);
+    free(table->axes_each);
+    free(table->wholes);
+    free(table->offsets);
+    free(table->shapes);
+    free(table->pieces);
+    free(table->prints);
+    free(table->printed);
+}
+
+static void one_table(void)
+{
+    struct text text = {malloc(1 << 16), 0};
+    struct wanted wanted = {.axes = 0};
+    struct ckpt_table table;
+    size_t entries = draw(ENTRIES + 1);
+    int64_t rank, world_size;
+
+    put_array(&text, 3);
+    rank = put_number(&text, 1);
+    world_size = put_number(&text, 1);
+    put_array(&text, entries);
+    for (size_t entry = 0; entry < entries; entry++)
+        put_entry(&text, &wanted, entry);
+
+    check(read_exactly(text.bytes, text.length, &table), "a table");
+    check(table.rank == rank && table.world_size == world_size, "whose it is");
+    check(table.entries == entries && table.axes == wanted.axes, "what it has");
+    check(table.form_bytes == wanted.form_bytes, "its form");
+    check(!memcmp(table.wholes, wanted.wholes, wanted.axes * 8), "the tensors");
+    check(!memcmp(table.offsets, wanted.offsets, wanted.axes * 8), "the offsets");
+    check(!memcmp(table.shapes, wanted.shapes, wanted.axes * 8), "the shapes");
+    for (size_t entry = 0; entry < entries; entry++) {
+        check(table.begins[entry] == (int64_t)wanted.begins[entry], "where an entry begins");
+        for (int at = 0; at < CKPT_PIECE_NUMBERS; at++)
+            check(table.pieces[(size_t)at * entries + entry] == wanted.pieces[at][entry],
+                  "a piece");
+    }
+    let_go(&table);
+
+    for (int damage = 0; damage < 30; damage++) {
+        size_t length = draw(3) ? text.length : draw((uint32_t)text.length);
+        size_t at = draw((uint32_t)text.length);
+        unsigned char was = text.bytes[at];
+        text.bytes[at] = (unsigned char)draw(256);
+        if (read_exactly(text.bytes, length, &table))
+            let_go(&table);
+        text.bytes[at] = was;
+    }
+    free(text.bytes);
+}
+
 int main(int count, char **words)
 {
     int calls = count > 1 ? atoi(words[1]) : 100;
@@ -252,7 +454,8 @@ int main(int count, char **words)
         one_sum();
         one_landing();
         one_sealing();
+        one_table();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 4 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 5 * calls);
     return 0;
 }

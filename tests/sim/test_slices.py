@@ -1,4 +1,6 @@
-"""Histories whose coordinators decode and merge tables an entry at a time, all else between."""
+"""Histories whose coordinators decode and merge tables an entry at a time, all else between, and
+look for the form of each.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ SEEDS = 100
 
 def test_no_promise_is_broken_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(decoding, "FORM_BYTES_MIN", 0)
     monkeypatch.setattr(decoding, "ENTRIES_AT_ONCE", 1)
     monkeypatch.setattr(merging, "ENTRIES_AT_ONCE", 1)
     slices, work = 0, Desk.work

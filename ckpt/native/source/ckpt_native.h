@@ -95,4 +95,39 @@ struct ckpt_sealing {
  * Python: Sealing (ckpt/native/sealing.py); in plain Python: Sealer.add, then socket.send. */
 CKPT_API int ckpt_seal(int descriptor, struct ckpt_sealing *sealing);
 
+/* start, place in the payload, length, term, counter: of a piece. */
+#define CKPT_PIECE_NUMBERS 5
+/* As the length of an entry's one piece: there is none, or there are several. */
+#define CKPT_NO_PIECE (-1)
+#define CKPT_MANY_PIECES (-2)
+
+/* A rank's table in arrays. What is counted is written by every call; the rest only where `form` is
+ * not NULL, and there is room for no more than the maxima. */
+struct ckpt_table {
+    int64_t rank;
+    int64_t world_size;
+    size_t entries;
+    size_t axes; /* of all entries together */
+    size_t form_bytes;
+    size_t entries_max;
+    size_t axes_max;
+    size_t form_bytes_max;
+    unsigned char *form;      /* name, meaning, dtype and global shape of each entry, as they came */
+    int64_t *begins;          /* of each entry, among the bytes that were read */
+    int64_t *form_ends;       /* of each entry, among those of the form */
+    uint64_t *marks;          /* of each entry: equal where its bytes of the form are equal */
+    unsigned char *axes_each; /* of each entry */
+    int64_t *wholes;          /* each axis: items of the tensor */
+    int64_t *offsets;         /* each axis: of the box */
+    int64_t *shapes;          /* each axis: of the box */
+    int64_t *pieces;          /* CKPT_PIECE_NUMBERS rows of entries_max; term -1: it lies in the payload
+                                 at hand */
+    unsigned char *prints;    /* 16 bytes each; left as they are where there is none */
+    unsigned char *printed;   /* 1 where there is one */
+};
+
+/* Read a table of MessagePack: 1; 0 where it has not the usual form, or passes a maximum.
+ * Python: read_table (ckpt/native/tables.py); in plain Python: decode_table. */
+CKPT_API int ckpt_read_table(const unsigned char *raw, size_t length, struct ckpt_table *table);
+
 #endif

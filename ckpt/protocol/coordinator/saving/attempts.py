@@ -44,12 +44,13 @@ from ckpt.format.messages.saving import (
     ReplicaPolicy,
 )
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.format.table import RankTable
+from ckpt.format.packed_table import Table
 from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.forms import TableForms
 from ckpt.protocol.events import Session
 
 
@@ -97,7 +98,7 @@ class Payload:
     certify: Certify | None = None
     table_bytes: bytearray = field(default_factory=bytearray)
     """What has come of the document so far; empty once it is whole."""
-    table: RankTable | None = None
+    table: Table | None = None
     table_digest: bytes = b""
     """Of the document that the table was decoded from."""
     proofs: dict[ColumnNumber, ColumnProof] = field(default_factory=dict)
@@ -136,6 +137,8 @@ class Attempt:
     """Ranks whose payloads were not certified when `certified` looked at all of them."""
     recovered: bool = False
     """Found in the catalog at start; its stagers have to come back."""
+    forms: TableForms = field(default_factory=TableForms)
+    """Of its tables."""
     record: CommitRecord | None = None
     record_bytes: bytes = b""
     placement: Placement = field(default_factory=dict)

@@ -21,7 +21,7 @@ from ckpt.format.messages.saving import (
     SparesNamed,
 )
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.format.table import RankTable
+from ckpt.format.packed_table import Table
 from ckpt.protocol.coordinator.cluster.attesting import Attestation
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, Payload
 from ckpt.protocol.coordinator.saving.committing import Committer
@@ -48,7 +48,7 @@ class _Asked:
     """Of its document."""
 
     @property
-    def known_table(self) -> RankTable | None:
+    def known_table(self) -> Table | None:
         """A stager that came back says the same: what was made of it stays."""
         payload = self.payload
         return payload.table if payload.table_digest == self.table_digest else None
@@ -123,7 +123,7 @@ class Certifying:
             self._count(asked, known)
             return
 
-        def decoded(table: RankTable) -> None:
+        def decoded(table: Table) -> None:
             if not self._is_over(asked):
                 self._count(asked, asked.known_table or table)
 
@@ -132,7 +132,7 @@ class Certifying:
 
         self._decodes.begin(attempt, payload, document, decoded, failed)
 
-    def _count(self, asked: _Asked, table: RankTable) -> None:
+    def _count(self, asked: _Asked, table: Table) -> None:
         """Those proofs that count; where they may be older than a restart, their targets say."""
         attempt, payload, proofs = asked.attempt, asked.payload, asked.message.proofs
         is_decided = attempt.record is not None  # Nothing of it is left out any more.
@@ -163,7 +163,7 @@ class Certifying:
             self._ending.tell_end_of(asked.session, asked.request, payload.id)
         return attempt.state in ENDED
 
-    def _accept(self, asked: _Asked, table: RankTable, standing: Iterable[ColumnProof]) -> None:
+    def _accept(self, asked: _Asked, table: Table, standing: Iterable[ColumnProof]) -> None:
         """From here on it is certified; of its proofs those count that stand."""
         payload, message = asked.payload, asked.message
         payload.proofs = {proof.column.column: proof for proof in message.proofs}

@@ -55,7 +55,7 @@ from ckpt.protocol.coordinator.saving.merging import (
     homes_used,
     index_payload,
     metrics_of,
-    referring,
+    referenced_bytes,
     warnings,
 )
 from ckpt.protocol.coordinator.saving.reservations import Reserver
@@ -448,7 +448,7 @@ class Committer:
             columns_missing=sum(p.columns.count(None) for p in attempt.placement.values()),
             warnings=attempt.warnings,
             homes=attempt.homes,
-            referenced_bytes=sum(piece.length for piece in referring(attempt)),
+            referenced_bytes=referenced_bytes(attempt),
             metrics=metrics_of(attempt),
             aged_at_s=self._aged_at_s(),
         )

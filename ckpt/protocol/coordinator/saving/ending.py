@@ -41,6 +41,7 @@ from ckpt.protocol.coordinator.saving.attempts import (
     Payload,
 )
 from ckpt.protocol.coordinator.saving.context import SavingContext
+from ckpt.protocol.coordinator.saving.forms import TableForms
 from ckpt.protocol.events import Session
 
 STAND_AT_ONCE: Final = 64
@@ -299,6 +300,7 @@ class Ending:
             if payload.planned is not None:
                 # Only that there was one counts now; its places are the bulk of what would stay.
                 payload.planned = replace(payload.planned, places=(), absent=())
+        attempt.forms = TableForms()
         attempt.index, attempt.record, attempt.record_bytes, attempt.placement = b"", None, b"", {}
         self._book.trim(ENDED_KEPT, ENDED_PAYLOADS_KEPT)
 

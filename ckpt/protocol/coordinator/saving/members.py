@@ -33,6 +33,7 @@ from ckpt.format.members import (
     member_of_table,
 )
 from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGivenUp
+from ckpt.format.table import RankTable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.saving.attempts import (
@@ -320,7 +321,7 @@ def _newest(attempt: Attempt) -> dict[str, Payload]:
 
 
 def _member(payload: Payload) -> Member:
-    assert payload.table is not None, "it is certified"
+    assert isinstance(payload.table, RankTable), "it is certified"
     member = member_of_table(payload.member, payload.id.rank, payload.table)
     assert member is not None, "checked when it was certified"
     return member

@@ -16,7 +16,7 @@ from ckpt.format.index.document import TensorPages
 from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages.hello import MOVES_VERSION
 from ckpt.format.messages.saving import ReplicaPolicy
-from ckpt.format.table import Piece, RankTable
+from ckpt.format.packed_table import Table
 from ckpt.plan.coverage import ENTRIES_AT_ONCE, Differing, Overlap, Problem, TableMerger
 from ckpt.plan.repeats import repeat_warning
 from ckpt.protocol.coordinator.desk import Desk, Then
@@ -114,23 +114,27 @@ class _Merge:
             )
 
 
-def _tables_of(attempt: Attempt) -> list[RankTable]:
+def _tables_of(attempt: Attempt) -> list[Table]:
     return [p.table for _, p in sorted(attempt.payloads.items()) if p.table is not None]
-
-
-def referring(attempt: Attempt) -> Iterator[Piece]:
-    """Pieces of its tables that lie in homes."""
-    for payload in attempt.payloads.values():
-        if payload.homes and payload.table is not None:
-            for entry in payload.table.entries:
-                yield from (piece for piece in entry.pieces if piece.home is not None)
 
 
 def homes_used(attempt: Attempt) -> tuple[Home, ...]:
     """Of those that its ranks named."""
-    used = {piece.home for piece in referring(attempt)}
+    used = {piece.home for table in _referring(attempt) for piece in table.away()}
     named = {home for payload in attempt.payloads.values() for home in payload.homes}
     return tuple(sorted(home for home in named if home.generation in used))
+
+
+def referenced_bytes(attempt: Attempt) -> int:
+    """Bytes of its tables that lie in homes."""
+    return sum(table.away_bytes() for table in _referring(attempt))
+
+
+def _referring(attempt: Attempt) -> Iterator[Table]:
+    """Tables that may have pieces in homes."""
+    for payload in attempt.payloads.values():
+        if payload.homes and payload.table is not None:
+            yield payload.table
 
 
 def warnings(attempt: Attempt, merged: MergedTables) -> tuple[str, ...]:
