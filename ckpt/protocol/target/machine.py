@@ -82,15 +82,9 @@ TargetEvent = (
 )  # fmt: skip
 
 Command = (
-    Reserve
-    | ReleaseReservation
-    | Attest
-    | KeepMap
-    | KeepProtocol
-    | PutDocument
-    | DropGeneration
+    Reserve | ReleaseReservation | Attest | KeepMap | KeepProtocol | PutDocument | DropGeneration
     | DropColumn
-)
+)  # fmt: skip
 """What only the coordinator may ask, under its term."""
 
 COMMANDS_HELD_MAX = 256  # While a term is made durable.
@@ -483,9 +477,7 @@ class TargetMachine:
             self._renew()
 
     def _renewal_is_due(self) -> bool:
-        """Also while the term is being made durable, which a slow disk does not end in a lease: it
-        obeys nothing yet, and what lies here is read.
-        """
+        """Also while a slow disk makes the term durable: it obeys nothing yet, and is read."""
         if self._may_renew:
             return self._presenting.renewal_is_due()
         return self._offered_term > 0 and self._presenting.is_overdue()
