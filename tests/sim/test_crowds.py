@@ -169,7 +169,7 @@ def test_a_scrub_beside_a_crowd_that_saves_costs_no_column_and_alarms_nobody() -
 def test_load_alone_moves_no_column_of_thousands_of_ranks(
     ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
 ) -> None:
-    """Each takes two to four minutes of CPU and 1 to 2.5 GiB."""
+    """Each takes half a minute to five minutes of CPU and 0.9 to 2.9 GiB."""
     faulthandler.cancel_dump_traceback_later()
     check_whole(Crowd(1, ranks, devices(targets), code, CELLS[code.n]).burst(), code)
 
