@@ -118,7 +118,8 @@ def test_a_peer_that_lends_wrongly_is_cut_and_leaves_nothing(
         attack(peer, memory)
         assert peer.is_cut()
     assert borrowing.do(lambda: borrowing.server.statistics().malformed) == 1
-    assert len(os.listdir("/proc/self/fd")) == before
+    # An earlier test's may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert mapped_count() == mapped
     with RawLender(path) as honest:
         message, bulk = bulk_of(memory)

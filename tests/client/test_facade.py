@@ -108,5 +108,6 @@ def test_whoever_only_asks_the_coordinator_loads_none_of_its_machines() -> None:
     loaded = set(json.loads(done.stdout))
     of_coordinator = {name for name in loaded if name.startswith("ckpt.protocol.coordinator.")}
     room = "ckpt.protocol.coordinator.reading"
-    assert of_coordinator == {room, f"{room}.answers", f"{room}.checks"}
+    answers = {f"{room}.answers", f"{room}.checks", f"{room}.repair_answers"}
+    assert of_coordinator == {room, *answers}
     assert "numpy" not in loaded

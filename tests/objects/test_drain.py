@@ -83,10 +83,10 @@ def test_a_step_that_is_saved_again_is_in_a_store_once(
     """What the newer one replaced goes, and never comes to light again."""
     sink = FileSink(places[0])
     for _ in range(2):
-        save(store, "all-again", 1)
-        wait_drained(sink, "all-again", 1)
-    newest = str(store.steps("all-again")[0].generation)
-    wait_until(lambda: sink.children("all-again@1/") == [f"{newest}/"], "the newest alone is there")
+        save(store, "all-twice", 1)
+        wait_drained(sink, "all-twice", 1)
+    newest = str(store.steps("all-twice")[0].generation)
+    wait_until(lambda: sink.children("all-twice@1/") == [f"{newest}/"], "the newest alone is there")
 
 
 def test_status_and_metrics_tell_how_far_it_is(
