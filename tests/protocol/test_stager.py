@@ -433,8 +433,7 @@ def test_a_stager_whose_cluster_is_gone_goes_with_what_it_holds() -> None:
     idle_us = rig.machine.config.idle_us
     assert rig.tick(idle_us - 1) == [e.DialCoordinator()]
     rig.do(e.DialFailed(rig.now_us, gone=True))
-    given_up = ((RUN, Step(10)),)
-    assert e.Exit("idle, and the trainer is gone", given_up) in rig.tick(1)
+    assert e.Exit("idle, and the trainer is gone", ((RUN, Step(10)),)) in rig.tick(1)
 
 
 def test_a_stager_that_holds_nothing_that_could_commit_goes_without_its_coordinator() -> None:
