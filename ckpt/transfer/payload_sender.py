@@ -206,11 +206,7 @@ class PayloadSender:
         if self._rings is None or not self._rings[0].serves(cell_bytes, parity_count):
             self._drop_rings()
             self._rings = None
-            try:
-                self._rings = ring_for(cell_bytes, parity_count), ring_for(cell_bytes, parity_count)
-            except OSError as error:  # Of this payload alone: the next one may find some.
-                text = f"no memory for the parity of a payload: {error.strerror}"
-                raise NoSpace(text, hint="raise ulimit -v and -n, or the job's memory") from None
+            self._rings = _two_rings(cell_bytes, parity_count)
             for ring in self._rings:
                 self._loop.lendables.add(ring.lendable)
         return self._rings
@@ -305,8 +301,10 @@ class PayloadSender:
                 while len(self._statistics) > STATISTICS_MAX:
                     del self._statistics[next(iter(self._statistics))]
                 self._jobs = {key: other for key, other in self._jobs.items() if other is not job}
-                if not self._jobs and self._rings is not None:
-                    self._rings[1].rest()  # Most saves have nothing to catch up.
+                # Most saves have nothing to catch up. A payload that begins may change the rings.
+                rings = self._rings
+                if not self._jobs and rings is not None:
+                    rings[1].rest()
                 self._emit(PayloadStopped(now, payload))
             elif since is not None and now - since >= STOP_GRACE_US:
                 for link in job.flying_links():
@@ -353,3 +351,18 @@ class PayloadSender:
                 text = f"the sender broke: {type(error).__name__}: {error}"
                 self._emit(PayloadFailed(now_us(), payload, "failed", text))
             raise
+
+
+def _two_rings(cell_bytes: int, parity_count: int) -> tuple[ParityRing, ParityRing]:
+    """Of the head pass, and of catch-up. Raises NoSpace, of this payload alone: the next one may
+    find memory.
+    """
+    head = None
+    try:
+        head = ring_for(cell_bytes, parity_count)
+        return head, ring_for(cell_bytes, parity_count)
+    except OSError as error:
+        if head is not None:
+            head.close()
+        text = f"no memory for the parity of a payload: {error.strerror}"
+        raise NoSpace(text, hint="raise ulimit -v and -n, or the job's memory") from None

@@ -42,6 +42,7 @@ class Tap:
         self._door = socket.create_server(at)
         self.port: int = self._door.getsockname()[1]
         self._target = port
+        self._is_closed = False
         self._socks: list[socket.socket] = [self._door]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -57,6 +58,9 @@ class Tap:
                 near.close()
                 continue
             self._socks += [near, far]
+            if self._is_closed:  # A client dialed again just then, and nobody else closes these.
+                self.close()
+                return
             for pair in ((near, far, Way.UP), (far, near, Way.DOWN)):
                 threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
@@ -93,7 +97,9 @@ class Tap:
         self.changes[way] = gather
 
     def close(self) -> None:
-        for sock in self._socks:
+        self._is_closed = True
+        _end(self._door)
+        for sock in list(self._socks):
             sock.close()
 
 
