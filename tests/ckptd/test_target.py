@@ -100,6 +100,21 @@ def test_a_column_is_written_proved_and_read_back_over_sockets(tmp_path: Path) -
     run(story)
 
 
+def test_an_ipv6_address_is_announced_as_others_dial_it(tmp_path: Path) -> None:
+    async def story(coordinator: Coordinator) -> None:
+        column = _column()
+        flags = ("--id", "t1", "--listen", "[::1]:0")
+        with await _daemon(tmp_path / "t", coordinator, *flags) as daemon:
+            registered = await coordinator.registrations.get()
+            assert registered.address == daemon.address
+            assert daemon.address.startswith("[::1]:")
+            await reserve(coordinator, [column])
+            async with Peer(daemon.address) as stager:
+                assert isinstance(await stager.write(column, reservation=1), ColumnSealed)
+
+    run(story)
+
+
 def test_several_columns_at_once_all_seal(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator) -> None:
         columns = [_column(rank) for rank in range(6)]

@@ -6,6 +6,7 @@ Where coordinators listen, commas part them: `H1:P,H2:P,H3:P`.
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,9 @@ class UnixAddress:
 
 
 Address = TcpAddress | UnixAddress
+#: Of a name with several addresses: the one that answered last, and how often the name was dialed
+#: since. All threads of this process look; a lost count costs a dial.
+_dialed: Final[dict[TcpAddress, tuple[str, int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +106,46 @@ def endpoint_nowait(address: Address) -> Endpoint | None:
             return None
 
 
-def endpoint_by_resolver(address: Address) -> Endpoint:
-    """As `endpoint_nowait`, asking the system's resolver for a name; may block.
-
-    Raises Unavailable.
+def endpoints_by_resolver(address: Address) -> list[Endpoint]:
+    """As `endpoint_nowait`, asking the system's resolver for a name, which may have several
+    addresses; may block. Raises Unavailable.
     """
     known = endpoint_nowait(address)
     if known is not None:
-        return known
+        return [known]
     assert isinstance(address, TcpAddress)
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise Unavailable(f"no address for host {address.host!r}: {error}") from None
-    family, _, _, _, sockaddr = found[0]
-    assert not isinstance(sockaddr[0], int)
-    return Endpoint(family, sockaddr)
+    endpoints = []
+    for family, _, _, _, sockaddr in found:
+        assert not isinstance(sockaddr[0], int)
+        endpoints.append(Endpoint(family, sockaddr))
+    return list(dict.fromkeys(endpoints))
+
+
+def endpoint_by_resolver(address: Address) -> Endpoint:
+    """Where to dial now: of a name's addresses the one that has answered last, and while none
+    answers each in its turn (`localhost` may be ::1 first, a host may have a dead interface). May
+    block. Raises Unavailable.
+    """
+    found = endpoints_by_resolver(address)
+    if len(found) == 1:
+        return found[0]
+    assert isinstance(address, TcpAddress)
+    answered, dials = _dialed.get(address, ("", 0))
+    hosts = [endpoint.sockaddr[0] for endpoint in found]
+    first = hosts.index(answered) if answered in hosts else 0
+    _dialed[address] = answered, dials + 1
+    return found[(first + dials) % len(found)]
+
+
+def note_answered(address: str, sock: socket.socket) -> None:
+    """Who was dialed at `address` has proved itself over this socket: dial there first from now
+    on.
+    """
+    where = parse_address(address)
+    if isinstance(where, TcpAddress) and endpoint_nowait(where) is None:
+        with suppress(OSError):
+            _dialed[where] = sock.getpeername()[0], 0

@@ -12,7 +12,12 @@ import os
 import socket
 from typing import Final, Protocol
 
-from ckpt.aio.net.address import endpoint_by_resolver, endpoint_nowait, parse_address
+from ckpt.aio.net.address import (
+    endpoint_by_resolver,
+    endpoint_nowait,
+    note_answered,
+    parse_address,
+)
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.sockets import tune
@@ -72,6 +77,7 @@ class Approach:
     def established(self, channel: Channel, peer: Established) -> None:
         """A channel calls this."""
         self._proved.set_result(None)
+        note_answered(self._address, channel.sock)
         self._owner.proved(self._address, peer)
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:

@@ -31,11 +31,7 @@ from typing import Final, Self
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
-from ckpt.aio.net.address import (
-    UnixAddress,
-    parse_address,
-    parse_server,
-)
+from ckpt.aio.net.address import UnixAddress, note_answered, parse_address, parse_server
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link_search import LinkSearch
@@ -403,6 +399,7 @@ class LinkLoop:
     def established(self, channel: Channel, peer: Established) -> None:
         """A channel calls this."""
         link = self._links[channel.session]
+        note_answered(link.address, channel.sock)
         if link.search is None:
             self._open(link, peer)
         else:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ckpt.aio.clock import draw
-from ckpt.aio.net.address import endpoint_by_resolver, parse_address
+from ckpt.aio.net.address import endpoints_by_resolver, parse_address
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.base.errors import CkptError
@@ -122,19 +122,19 @@ async def _ends(dialer: Dialer, address: str) -> bool:
 
 
 async def _refuses(address: str) -> bool:
-    """Nobody listens there any more, as its kernel says. Of a name's addresses the first counts,
-    as for those who dial it.
-    """
+    """Nobody listens there any more, as its kernel says: at none of a name's addresses."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(PROBE_S):
             where = parse_address(address)
-            found = await loop.run_in_executor(None, endpoint_by_resolver, where)
-            with socket.socket(found.family, socket.SOCK_STREAM) as probe:
-                probe.setblocking(False)
-                await loop.sock_connect(probe, found.sockaddr)
-    except ConnectionRefusedError:
-        return True
+            for found in await loop.run_in_executor(None, endpoints_by_resolver, where):
+                with socket.socket(found.family, socket.SOCK_STREAM) as probe:
+                    probe.setblocking(False)
+                    try:
+                        await loop.sock_connect(probe, found.sockaddr)
+                    except ConnectionRefusedError:
+                        continue
+                    return False
     except (OSError, TimeoutError, CkptError):
         return False
-    return False
+    return True

@@ -1,0 +1,105 @@
+"""A host name with several addresses: the one that answers is found, and dialed first from then on.
+
+Nobody listens on the first address, as on ::1 where a coordinator listens on 127.0.0.1 and the
+name is `localhost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from ckpt.aio.net import address
+from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, endpoints_by_resolver
+from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkLoop, LinkOpened
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.base.errors import Unavailable
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
+from ckptd.coordinator.leader_watch import _refuses
+from tests.aio.coordinatorkit import coordinators, dead_address
+from tests.aio.netkit import PATIENCE_S, SECRET
+from tests.aio.test_finding_dialer import Dialing
+from tests.aio.test_link import poll_until
+
+NAME = "twofold.test"
+DEAD, ALIVE = "127.0.0.2", "127.0.0.1"
+CALLER = Caller(SECRET, Role.READER, "host:1")
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = socket.getaddrinfo
+
+    def found(host: str, port: int, **options: int) -> object:
+        if host != NAME:
+            return asked(host, port, **options)
+        family, kind = socket.AF_INET, socket.SOCK_STREAM
+        return [(family, kind, 6, "", (one, port)) for one in (DEAD, DEAD, ALIVE)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(address, "_dialed", {})
+
+
+def named(there: str) -> str:
+    """The same port of the name."""
+    return f"{NAME}:{there.rpartition(':')[2]}"
+
+
+def event_of(loop: LinkLoop, where: str) -> LinkEvent:
+    loop.connect(where, CALLER)
+    (event,) = poll_until(loop, bool)
+    return event
+
+
+def test_each_address_has_its_turn_and_the_one_that_answers_is_dialed_first() -> None:
+    with coordinators("a") as (a,), LinkLoop() as loop:
+        a.lead()
+        where = named(a.address)
+        assert isinstance(event_of(loop, where), LinkClosed)
+        for _ in range(3):
+            event = event_of(loop, where)
+            assert isinstance(event, LinkOpened)
+            loop.close(event.link)
+
+
+def test_a_call_reaches_who_listens_on_the_second_address() -> None:
+    with coordinators("a") as (a,), RpcClient(named(a.address), CALLER) as client:
+        a.lead()
+        assert bytes(client.call(Ask("who"), timeout_s=PATIENCE_S)[1]) == b"a"
+
+
+def test_a_daemon_reaches_who_listens_on_the_second_address() -> None:
+    async def work() -> None:
+        with coordinators("a") as (a,):
+            a.lead()
+            dialing = Dialing(named(a.address))
+            await dialing.until(lambda: len(dialing.heard.opened_) == 1)
+            assert await dialing.who_answers() == "a"
+            await dialing.dialer.close()
+
+    asyncio.run(work(), debug=True)
+
+
+def test_one_that_answered_and_does_no_more_gives_the_others_their_turn() -> None:
+    where = TcpAddress(NAME, 1)
+    address._dialed[where] = ALIVE, 0
+    dialed = [endpoint_by_resolver(where).sockaddr[0] for _ in range(4)]
+    assert dialed == [ALIVE, DEAD, ALIVE, DEAD]
+
+
+def test_an_address_is_listed_once_and_a_name_that_is_none_is_out_of_reach() -> None:
+    found = [endpoint.sockaddr for endpoint in endpoints_by_resolver(TcpAddress(NAME, 1))]
+    assert found == [(DEAD, 1), (ALIVE, 1)]
+    for host in ("nobody.invalid", "a" * 64 + ".invalid", ".."):
+        with pytest.raises(Unavailable, match="no address for host"):
+            endpoint_by_resolver(TcpAddress(host, 1))
+
+
+def test_a_leader_that_listens_on_one_of_them_has_not_ended() -> None:
+    with coordinators("a") as (a,):
+        assert not asyncio.run(_refuses(named(a.address)))
+    assert asyncio.run(_refuses(named(dead_address())))
