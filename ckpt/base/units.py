@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, SupportsFloat
 
 from ckpt.base.errors import Refused
 
@@ -24,6 +24,8 @@ _SUFFIX_BYTES: Final = {
 _UNIT_S: Final = {"d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1, "": 1}
 _SIZE_BYTES_MAX: Final = (1 << 63) - 1
 """The largest size of a file, and the largest that every peer can be sent."""
+_SECONDS_MAX: Final = 1e9
+"""Thirty years; in microseconds a peer can be sent it, and every lock can wait for so long."""
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 
@@ -72,6 +74,18 @@ def format_seconds(seconds: float) -> str:
     if minutes < 120:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def check_seconds(what: str, seconds: SupportsFloat) -> float:
+    """Seconds that a caller gives, which may be infinite; a time that is over is 0. Raises Refused
+    for what is no number.
+    """
+    if isinstance(seconds, SupportsFloat) and not isinstance(seconds, bool):
+        value = float(seconds)
+        # A NaN is neither.
+        if value >= 0 or value < 0:
+            return min(max(value, 0.0), _SECONDS_MAX)
+    raise Refused(f"{what}={seconds!r} is not a number of seconds")
 
 
 def parse_age(text: str) -> int:

@@ -7,6 +7,8 @@ import os
 import msgspec
 
 from ckpt.base.errors import Refused
+from ckpt.base.ids import whole_number
+from ckpt.base.units import check_seconds
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.stager.events import FullPolicy, Unchanged
 from ckpt_client.environment import find_launch_key
@@ -46,11 +48,18 @@ def checked_settings(
         when_full=_choice("when_full", when_full, FullPolicy),
         unchanged=_choice("unchanged", unchanged, Unchanged),
         references=references,
-        arena_bytes_max=arena_bytes_max if arena_bytes_max is not None else _half_of_memory(),
-        stager_idle_s=stager_idle_s,
-        start_timeout_s=start_timeout_s,
+        arena_bytes_max=_half_of_memory() if arena_bytes_max is None else _size(arena_bytes_max),
+        stager_idle_s=check_seconds("stager_idle_s", stager_idle_s),
+        start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
         durable=durable or os.environ.get("CKPT_DURABLE", ""),
     )
+
+
+def _size(arena_bytes_max: int) -> int:
+    count = whole_number(arena_bytes_max)
+    if count is None or not 0 < count < 1 << 63:
+        raise Refused(f"arena_bytes_max={arena_bytes_max!r} is not a number of bytes")
+    return count
 
 
 def _choice(

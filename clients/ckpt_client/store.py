@@ -20,6 +20,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
+from ckpt.base.units import check_seconds
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
@@ -313,7 +314,7 @@ class Store(HereOnly, Keeper):
         from ckpt_client.load.checkpoint import resolve
 
         self._check_usable()
-        name = check_run_name(run)
+        name, timeout_s = check_run_name(run), check_seconds("timeout_s", timeout_s)
         place = find_place(rank, world_size)
         if isinstance(step, str):
             return self._resolve_named(name, step, place, timeout_s)
@@ -427,6 +428,8 @@ class Store(HereOnly, Keeper):
         if self._closed:
             return
         self._check_usable()
+        if timeout_s is not None:
+            timeout_s = check_seconds("timeout_s", timeout_s)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._stagers.lock:
             late = self._stagers.wait(deadline_s)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import LaunchNumber, RunName, Step, check_run_name
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, check_seconds
 from ckpt.format.messages import Message
 from ckpt.format.messages.preempting import GuardStanding, HoldSteps, NoCommonStep, StopAt
 from ckpt.protocol.events import Report, Ticked
@@ -68,7 +68,8 @@ def watch_for_preemption(
     signals: Sequence[str],
 ) -> PreemptionGuard:
     """This rank's guard, which listens. Raises as `Store.preemption`."""
-    if not 0 < grace_s < math.inf:
+    seconds = check_seconds("grace_s", grace_s)
+    if not seconds or math.isinf(grace_s):
         raise Refused(f"grace_s={grace_s!r} is no time", hint="seconds from the signal to the kill")
     seat = (_meeting_of(run), place.rank, place.world_size)
     launch = control.join(*seat)
@@ -76,7 +77,7 @@ def watch_for_preemption(
         _log.warning(
             "%s: the coordinator is of an earlier version: signals do not reach other ranks", run
         )
-    guard = PreemptionGuard(control, stagers, run, seat, grace_s=grace_s, signals=signals)
+    guard = PreemptionGuard(control, stagers, run, seat, grace_s=seconds, signals=signals)
     if not control.listen(seat, guard):
         guard.close()
         raise Refused(

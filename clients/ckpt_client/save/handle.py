@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, check_seconds
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.here_only import HereOnly
@@ -196,6 +196,8 @@ class Save(HereOnly):
         """`wait`, but an error that ended the save is left for others to raise. Raises
         Unavailable, Busy.
         """
+        if timeout_s is not None:
+            timeout_s = check_seconds("timeout_s", timeout_s)
         begun_s = time.monotonic()
         copied = self.staged.wait(timeout_s)
         if self.skipped:

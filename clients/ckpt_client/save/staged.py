@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from weakref import WeakSet
 
+from ckpt.base.units import check_seconds
+
 #: Of this process, until they are over.
 _under_way: Final[WeakSet[Staged]] = WeakSet()
 
@@ -39,6 +41,8 @@ class Staged:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until the state may be changed; False when the time is over first."""
+        if timeout_s is not None:
+            timeout_s = check_seconds("timeout_s", timeout_s)
         self._met.add(threading.get_ident())
         try:
             return self._over.wait(timeout_s)
