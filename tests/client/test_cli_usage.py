@@ -258,6 +258,25 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("words", [("--version",), ("ls", "--help"), ("completion", "bash")])
+def test_an_answer_that_a_full_disk_does_not_take_is_an_error(words: tuple[str, ...]) -> None:
+    """The last one is longer than what is buffered."""
+    command = [sys.executable, "-m", "ckpt_client.cli.entry", *words]
+    environ = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environ)
+    assert done.returncode == 1
+    assert re.match("ckpt: .*No space left on device\n", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_errors_that_a_full_disk_does_not_take_leave_their_exit_code() -> None:
+    command = [sys.executable, "-m", "ckpt_client.cli.entry", "lss"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stderr=full).returncode == 2
+
+
 @pytest.mark.parametrize("word", ["--force", "--dry-run"])
 def test_an_upgrades_status_takes_no_word_that_would_do_nothing(word: str) -> None:
     ended = run("upgrade", word, "--store", "ckpt://127.0.0.1:9")

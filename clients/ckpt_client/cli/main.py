@@ -197,18 +197,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):  # A terminal that lacks a letter still gets the line.
             stream.reconfigure(errors="backslashreplace")
     output = Output(json="--json" in given)
+    code: int = ExitCode.OK
     with _signals() as received, _warnings_told(output):
         try:
             code = _run(given, output)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader has enough (`ckpt ls | head`). Python must not complain at its end either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader has enough (`ckpt ls | head`).
+            _forget_output()
             return SIGNAL_BASE + signal.SIGPIPE
+        except OSError as error:
+            _forget_output()
+            if code != ExitCode.FAILED:
+                code = ExitCode.FAILED
+                output.error(code, f"cannot write the answer: {error.strerror}")
         except KeyboardInterrupt:
             code = SIGNAL_BASE + signal.SIGINT
             output.error(code, "interrupted")
     return SIGNAL_BASE + received[0] if received else code
+
+
+def _forget_output() -> None:
+    """What could not be written goes nowhere: Python must not complain at its end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(given: list[str], output: Output) -> int:

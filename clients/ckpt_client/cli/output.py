@@ -159,8 +159,8 @@ class Output:
                 status.update(Text(printable(_joined(what, progress()))))
 
     def _say(self, text: str) -> None:
-        # Whoever closed stderr does not want to hear it.
-        with contextlib.suppress(BrokenPipeError):
+        # Whoever closed stderr does not want to hear it, and a full disk cannot.
+        with contextlib.suppress(OSError):
             self._stderr.write(text + "\n")
             self._stderr.flush()
 
