@@ -32,6 +32,7 @@ def find_secret_file(
     """The file that counts here; it need not exist yet.
 
     `directory` is a local cluster's DIR, `named` what a flag says. The variable stands before both.
+    Raises Refused when nothing names one and the user has no home.
     """
     from_environment = environ.get("CKPT_SECRET_FILE")
     if from_environment:
@@ -40,8 +41,15 @@ def find_secret_file(
         return named
     if directory is not None:
         return directory / "secret"
-    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(home) / "ckpt" / "secret"
+    home = environ.get("XDG_CONFIG_HOME")
+    try:
+        config = Path(home) if home else Path.home() / ".config"
+    except RuntimeError:  # A container's user whom no list of users knows.
+        raise Refused(
+            "this user has no home directory, in which the cluster's secret would be",
+            hint="set CKPT_SECRET_FILE to a copy of it",
+        ) from None
+    return config / "ckpt" / "secret"
 
 
 def read_secret(path: Path) -> bytes:

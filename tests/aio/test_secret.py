@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,16 @@ def test_the_environment_stands_before_a_flag_the_directory_and_the_home(
     assert (
         find_secret_file(None, {"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "ckpt" / "secret"
     )
+
+
+def test_a_user_without_a_home_hears_which_variable_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a container's, whose number no list of users knows."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(Refused, match=r"no home directory.*set CKPT_SECRET_FILE"):
+        find_secret_file(None, {})
 
 
 def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:

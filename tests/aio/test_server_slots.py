@@ -162,6 +162,27 @@ def test_a_long_socket_path_moves_to_the_runtime_directory(
         assert os.stat(Path(path).parent).st_mode & 0o077 == 0
 
 
+def test_who_cannot_write_into_the_runtime_directory_takes_the_temporary_one(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable may be another user's, after `su`, or name what is not there."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    for base in ("/nowhere/at/all", __file__):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        assert Path(socket_path("/" + "d" * 200, "s")).is_relative_to(short_path)
+
+
+def test_without_any_place_for_sockets_the_error_says_which_variable_to_set(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    (short_path / "file").touch()
+    for place in ("/proc/1", str(short_path / "file")):
+        monkeypatch.setattr("tempfile.tempdir", place)
+        with pytest.raises(Refused, match=r"this user's sockets: .*set XDG_RUNTIME_DIR"):
+            socket_path("/" + "d" * 200, "s")
+
+
 def test_a_runtime_directory_that_others_can_enter_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,11 +145,12 @@ def test_too_few_targets_of_many_hosts_fail_and_so_does_their_check(tmp_path: Pa
     assert finding(ended, "TARGET_DOWN")["level"] in ("WARN", "FAIL")
 
 
-def test_a_full_or_closed_folder_of_sockets_fails(case: Case, tmp_path: Path) -> None:
-    closed = tmp_path / "file"
-    closed.touch()
-    ended = doctor(case, XDG_RUNTIME_DIR=str(closed))
+def test_a_full_or_open_folder_of_sockets_fails(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir(mode=0o755)
+    ended = doctor(case, XDG_RUNTIME_DIR=str(tmp_path))
     assert (ended.code, finding(ended, "sockets")["level"]) == (1, "FAIL")
+    ended = doctor(case, XDG_RUNTIME_DIR=str(tmp_path / "nowhere"))
+    assert finding(ended, "sockets")["level"] == "OK", "the temporary directory takes them"
     with small_disk() as folder:
         (folder / "ckpt").mkdir(mode=0o700)
         with pytest.raises(OSError, match="No space left"):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.net.socketpath import runtime_directory
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import MiB
@@ -22,7 +23,6 @@ from ckpt_client.stager.memory import (
     MemoryRequest,
     MemoryServer,
     memory_source,
-    runtime_directory,
     socket_prefix,
 )
 from ckpt_client.stager.readers import Readers

@@ -16,7 +16,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.address import UnixAddress
 from ckpt.aio.net.link import Link, LinkClosed, LinkLoop, LinkOpened
 from ckpt.aio.net.socketpath import socket_path
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.selftest import self_test
 from ckpt.format.messages.hello import Role
@@ -165,6 +165,8 @@ def sockets_folder() -> tuple[str, int | None, str]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return base, 0, ""
         return base, None, error.strerror or str(error)
+    except NoSpace:
+        return base, 0, ""
     except CkptError as error:
         # Not for which name: it is only a probe.
         return base, None, error.message.partition(" for ")[0]

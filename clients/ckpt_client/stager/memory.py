@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,9 +21,10 @@ from typing import Final
 
 import msgspec
 
+from ckpt.aio.net.socketpath import runtime_directory
 from ckpt.aio.private import FILE_MODE
 from ckpt.aio.sealed_memory import mapped
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, Rank, RunName
 from ckpt.format.checksum import xxh3_128
 
@@ -63,24 +63,6 @@ class HeldMemory:
 Lookup = Callable[[MemoryRequest], HeldMemory | None]
 _requests = msgspec.msgpack.Decoder(MemoryRequest)
 _grants = msgspec.msgpack.Decoder(MemoryGrant)
-
-
-def runtime_directory() -> Path:
-    """A directory that only this user can enter. Raises Refused when somebody else made it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK):
-        path = Path(base) / "ckpt"
-    else:
-        path = Path(tempfile.gettempdir()) / f"ckpt-{os.getuid()}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise Refused(
-            f"{path} is not a directory of this user alone",
-            hint="set XDG_RUNTIME_DIR to a private directory",
-        )
-    return path
 
 
 def socket_prefix(cluster: str, run: RunName, rank: int) -> str:
@@ -167,7 +149,7 @@ def memory_source(
 def _sockets(prefix: str) -> Iterator[Path]:
     try:
         directory = runtime_directory()
-    except (Refused, OSError):
+    except CkptError:
         return
     yield from sorted(directory.glob(f"{prefix}.*"))
 

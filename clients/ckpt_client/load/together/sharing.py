@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, parse_addresses
+from ckpt.aio.net.socketpath import runtime_directory
 from ckpt.aio.net.wire_policy import FollowedWire
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, Rank
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
@@ -33,7 +34,6 @@ from ckpt.format.spans import OURS, SPANS_MAX, PayloadSpan, decode_spans, encode
 from ckpt.protocol.runs.spans import Spans, minus, total, union
 from ckpt.transfer.peer_server import PeerServer
 from ckpt_client.load.together.meeting import Meeting
-from ckpt_client.stager.memory import runtime_directory
 
 LEAVE_TIMEOUT_S: Final = 30.0
 """The longest that a rank which has everything stays to serve others."""
@@ -108,7 +108,7 @@ class SharedReading:
     def _serve(self) -> PeerServer | None:
         try:
             directory: Path | None = runtime_directory()
-        except (Refused, OSError):
+        except CkptError:
             directory = None
         meeting = self._meeting
         try:
