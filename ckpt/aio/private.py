@@ -8,6 +8,7 @@ we make in it is closed.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -52,3 +53,11 @@ def tighten(paths: Iterable[Path]) -> list[Path]:
                 path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
                 tightened.append(path)
     return tightened
+
+
+def user_name(number: int) -> str:
+    """The name of a user, for people; the number where no list of users knows it."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.private import make_private_directory, tighten
+from ckpt.aio.private import make_private_directory, tighten, user_name
 from ckpt.base.errors import CkptError, NoSpace, Refused
 from ckpt.base.printable import printable
 from ckptd.log import Reporter
@@ -46,6 +47,26 @@ def make_directory(directory: Path) -> None:
         make_private_directory(directory)
     except OSError as error:
         raise _not_made(directory, error) from None
+
+
+def check_owner(directory: Path) -> None:
+    """Raises Refused where another user's daemon has begun: of what root makes there, this user
+    could read nothing any more. Whose a new file is says the file system: some give all to one
+    user.
+    """
+    begun = [directory / name for name in (*_COORDINATORS, TARGET_FILE_NAME)]
+    owners = {path.stat().st_uid for path in begun if path.exists()}
+    try:
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            ours = os.fstat(probe.fileno()).st_uid
+    except OSError:  # Full, or it takes no writes, and is read all the same.
+        ours = os.geteuid()
+    if owners and ours not in owners:
+        owner = user_name(owners.pop())
+        raise Refused(
+            f"{directory} belongs to user {owner}, this is {user_name(ours)}",
+            hint=f"run it as {owner}; to hand it over, stop it and chown -R all of it",
+        )
 
 
 def is_coordinators(directory: Path) -> bool:

@@ -51,7 +51,7 @@ from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client import labels
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
-from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised, opened_cluster
+from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised, not_ours, opened_cluster
 from ckpt_client.locate import READY_NAME, Locator
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
@@ -325,6 +325,8 @@ def read_made(directory: Path) -> LocalMade:
             f"there is no cluster in {directory}: it has no {CLUSTER_NAME}",
             hint="ckpt.open() of a training script makes one, or `ckptd local DIR`",
         ) from None
+    except PermissionError as error:
+        raise not_ours(directory, error) from None
     except OSError as error:
         raise CkptError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:

@@ -22,10 +22,17 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.net.wire_policy import insisted
-from ckpt.aio.private import make_private_directory
+from ckpt.aio.private import make_private_directory, user_name
 from ckpt.aio.process_identity import has_ended, process_state
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
-from ckpt.base.errors import ERROR_OF_EXIT, CkptError, Corrupt, Refused, Unavailable
+from ckpt.base.errors import (
+    ERROR_OF_EXIT,
+    CkptError,
+    Corrupt,
+    Refused,
+    Unauthorized,
+    Unavailable,
+)
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
@@ -71,7 +78,7 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
 
     Raises Refused when the URL's options contradict those that DIR was made with or DIR belongs to
     another host, or for another word than the policy's in $CKPT_WIRE, which the daemons inherit;
-    Unavailable when the cluster does not come up in time.
+    Unauthorized when DIR is another user's; Unavailable when the cluster does not come up in time.
     """
     insisted()
     directory = Path(url.directory)
@@ -80,18 +87,42 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
     except OSError as error:
         reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
         raise Refused(f"the cluster's directory {directory} cannot be made: {reason}") from None
-    deadline_s = time.monotonic() + timeout_s
-    lock = _wait_for_lock(directory, deadline_s)
+    lock, cluster = _held(directory, url.options, time.monotonic() + timeout_s)
     try:
-        check_options(directory, url.options)
-        secret_file = find_secret_file(directory)
-        if secret_file == directory / "secret" and not secret_file.exists():
-            make_secret(secret_file)
-        read_secret(secret_file)
-        ready = serving(directory) or _start(directory, url.options, deadline_s)
-        yield ServingCluster(directory, secret_file, ready)
+        yield cluster
     finally:
         os.close(lock)
+
+
+def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[int, ServingCluster]:
+    """DIR's lock, and its cluster, which serves."""
+    try:
+        lock = _wait_for_lock(directory, deadline_s)
+        try:
+            check_options(directory, options)
+            secret_file = find_secret_file(directory)
+            if secret_file == directory / "secret" and not secret_file.exists():
+                make_secret(secret_file)
+            read_secret(secret_file)
+            ready = serving(directory) or _start(directory, options, deadline_s)
+        except BaseException:
+            os.close(lock)
+            raise
+    except PermissionError as error:
+        raise not_ours(directory, error) from None
+    return lock, ServingCluster(directory, secret_file, ready)
+
+
+def not_ours(directory: Path, error: PermissionError) -> Unauthorized:
+    """Why another user's cluster cannot be used."""
+    hint = "a local cluster serves the user who made it: name a DIR of your own"
+    try:
+        owner = directory.stat().st_uid
+    except OSError:
+        owner = os.geteuid()
+    whose = "" if owner == os.geteuid() else f" of user {user_name(owner)}"
+    text = f"no access to the cluster{whose} in {directory}: {error.filename}: {error.strerror}"
+    return Unauthorized(text, hint=hint)
 
 
 def revive(directory: Path) -> None:

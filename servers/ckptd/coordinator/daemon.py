@@ -22,7 +22,7 @@ from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import listening, say_ready
 from ckptd.coordinator.process_end import ProcessEnd
 from ckptd.coordinator.shell import CoordinatorShell
-from ckptd.directory import check_no_target, close_to_others, make_directory
+from ckptd.directory import check_no_target, check_owner, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.log import Reporter, configure, reporter
 
@@ -48,6 +48,7 @@ async def run_coordinator(config: CoordinatorConfig, secret: bytes) -> None:
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     check_no_target(config.directory)
     make_directory(config.directory)
+    check_owner(config.directory)
     close_to_others(config.directory, report)
     end = ProcessEnd()
     defects = FailStop(asyncio.get_running_loop(), report, end.stop.set)

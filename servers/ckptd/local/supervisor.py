@@ -45,7 +45,7 @@ from ckpt.erasure.code import Code
 from ckpt.erasure.selftest import self_test_once
 from ckptd import cli
 from ckptd import config as options
-from ckptd.directory import check_no_target, close_to_others, make_directory
+from ckptd.directory import check_no_target, check_owner, close_to_others, make_directory
 from ckptd.http.client import HttpAsker
 from ckptd.local.children import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
 from ckptd.local.cluster_file import (
@@ -161,6 +161,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     directory = config.directory.resolve()
     check_no_target(directory)
     make_directory(directory)
+    check_owner(directory)
     close_to_others(directory, report)
     lock = lock_directory(directory)
     # One that was killed has left it, and clients would look for its coordinator for long.

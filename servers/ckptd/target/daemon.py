@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ckpt.aio.disk import DirectoryLock, RealDisk
-from ckpt.aio.net.address import parse_addresses
+from ckpt.aio.net.address import TcpAddress, parse_addresses
 from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import serve
@@ -41,7 +41,7 @@ from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.machine import TargetMachine
 from ckptd import config as options
 from ckptd import event_loop
-from ckptd.directory import close_to_others, make_directory
+from ckptd.directory import check_owner, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
@@ -157,6 +157,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     report = reporter("ckptd.target.daemon")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
     make_directory(config.directory)
+    check_owner(config.directory)
     close_to_others(config.directory, report)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -207,7 +208,7 @@ async def _serve(
         identity=Identity(known.cluster, Role.TARGET, known.target, boot),
         bulks=BulkRules(frozenset({Fragment}), borrows=True, wire=WirePolicy.parse(config.wire)),
     )  # fmt: skip
-    address = f"{_reachable(config.advertise or host)}:{server.port}"
+    address = str(TcpAddress(_reachable(config.advertise or host), server.port))
     machine = TargetMachine(
         TargetIdentity(
             known.cluster, TargetId(known.target), boot, domain, address, unix or "",
