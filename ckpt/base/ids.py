@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import RUN_NAME_BYTES_MAX
+from ckpt.base.printable import UTF_8_HINT
 
 RunName = NewType("RunName", str)
 """1 to 255 bytes of UTF-8; see `check_run_name`."""
@@ -138,7 +139,7 @@ def check_text(what: str, text: str, bytes_max: int) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise Refused(f"{what} {text!r} is not valid Unicode") from None
+        raise Refused(f"{what} {text!r} is not valid Unicode", hint=UTF_8_HINT) from None
     if not 1 <= size <= bytes_max:
         raise Refused(f"{what} of {size} bytes: 1 to {bytes_max} are allowed")
     if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in text):

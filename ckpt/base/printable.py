@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Final
 
+UTF_8_HINT: Final = "say it in UTF-8; if it was, set LC_ALL=C.UTF-8"
+"""For a name that this process cannot take for text, or give to the system: in the locale C."""
 _SHOWN_NOWHERE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Control and format characters, halves of surrogate pairs, ends of lines and paragraphs."""
 

@@ -146,7 +146,7 @@ def _parser(
 
 def _read_toml(kind: type[object], path: Path) -> dict[str, object]:
     try:
-        values: dict[str, object] = tomllib.loads(path.read_text())
+        values: dict[str, object] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ckpt.aio.private import make_private_directory, tighten, user_name
 from ckpt.base.errors import CkptError, NoSpace, Refused
-from ckpt.base.printable import printable
+from ckpt.base.printable import UTF_8_HINT, printable
 from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
@@ -101,7 +101,7 @@ def _check_text(directory: Path) -> None:
     except UnicodeEncodeError:
         raise Refused(
             f"the name of {printable(str(directory))} is no text in {sys.getfilesystemencoding()}",
-            hint="name the directory in UTF-8; where it is, set LC_ALL=C.UTF-8",
+            hint=UTF_8_HINT,
         ) from None
 
 

@@ -271,6 +271,28 @@ def test_an_answer_that_a_full_disk_does_not_take_is_an_error(words: tuple[str, 
     assert "Exception ignored" not in done.stderr
 
 
+def test_the_locale_c_leaves_files_as_they_are_and_says_which_names_it_cannot_take(
+    tmp_path: Path,
+) -> None:
+    environ = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    secret, options = tmp_path / "secret", tmp_path / "drain.toml"
+    secret.write_text("ab" * 32)
+    secret.chmod(0o600)
+    options.write_text('to = "file:///é"\ncoordinator = "h:1"\n', "utf-8")
+    line = [
+        sys.executable, "-m", "ckptd.cli", "drain", "--config", str(options),
+        "--secret-file", str(secret), "--print-config",
+    ]  # fmt: skip
+    done = subprocess.run(line, env=environ, capture_output=True, check=True)
+    assert json.loads(done.stdout)["to"] == "file:///é"
+    ended = run_installed("ls", "é", "--store", "ckpt://h:1", environ=environ)
+    assert (ended.code, "set LC_ALL=C.UTF-8" in ended.err) == (2, True)
+    script = f"import ckpt; ckpt.open('ckpt+local://{tmp_path}/%C3%A9')"
+    failed = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True)
+    assert b"Refused" in failed.stderr.splitlines()[-1]
+    assert b"is no text in ascii; say it in UTF-8" in failed.stderr
+
+
 def test_errors_that_a_full_disk_does_not_take_leave_their_exit_code() -> None:
     command = [sys.executable, "-m", "ckpt_client.cli.entry", "lss"]
     with open("/dev/full", "w") as full:

@@ -422,6 +422,9 @@ def a_copied_directory(folder: Path) -> None:
         ]  # fmt: skip
         quiet = subprocess.DEVNULL
         with subprocess.Popen(line, env=case.environ, stdout=quiet, stderr=quiet) as impostor:
+            wait_until(lambda: bool(case.check("DIRECTORY_COPIED")), "it asks", PATIENCE_S, ASKED_S)
+            listed = run("target", "ls", environ=case.environ).out
+            assert re.search(rf"(?m)^refused: .*copy of.*: kill {impostor.pid}$", listed)
             case.prove("DIRECTORY_COPIED", f"^kill {impostor.pid}$", "has another process.*copy of")
         assert impostor.returncode == 0
 

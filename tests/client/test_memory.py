@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import tempfile
 import threading
@@ -151,6 +152,18 @@ def test_a_directory_that_others_can_enter_is_refused() -> None:
     runtime_directory().chmod(0o755)
     with pytest.raises(Refused):
         runtime_directory()
+
+
+def test_who_may_open_nothing_more_finds_nothing_in_memory() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    runtime_directory()
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        assert memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_arena_memory_cannot_be_shrunk_under_its_users(half: Half) -> None:

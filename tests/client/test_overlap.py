@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt
+from ckpt_client.save.beside import Beside
 from ckpt_client.save.handle import Save
 from ckpt_client.save.overlap import SampledCopier, sample
 from tests.client.clikit import run as command
@@ -245,3 +246,17 @@ def test_a_sample_of_any_array_sees_that_all_of_it_changed(
     assert len(before) <= array.nbytes
     array += 1
     assert (sample(array, start) != before) == bool(array.size)
+
+
+def test_what_no_thread_may_begin_any_more_is_copied_by_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a thread that outlives the main thread, or at the interpreter's end."""
+    done: list[str] = []
+    beside = Beside()
+    beside.run(lambda: done.append("by the pool"))
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    beside.run(lambda: done.append("here"))
+    assert done == ["by the pool", "here"]
+    assert beside.drain(0.0)
+    beside.close()

@@ -189,7 +189,7 @@ def _paths(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
     index = folder / INDEX_NAME
     if index.exists():
         try:
-            weight_map = json.loads(index.read_text())["weight_map"]
+            weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
             files = sorted({str(name) for name in weight_map.values()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Corrupt(f"{index} does not parse: {error!r}") from None

@@ -33,6 +33,7 @@ from ckpt.base.errors import (
     Unauthorized,
     Unavailable,
 )
+from ckpt.base.printable import UTF_8_HINT
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
@@ -87,6 +88,11 @@ def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
     except OSError as error:
         reason = "a file is there" if isinstance(error, FileExistsError) else error.strerror
         raise Refused(f"the cluster's directory {directory} cannot be made: {reason}") from None
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"the name of the cluster's directory {directory} is no text in {error.encoding}",
+            hint=UTF_8_HINT,
+        ) from None
     lock, cluster = _held(directory, url.options, time.monotonic() + timeout_s)
     try:
         yield cluster
@@ -117,7 +123,7 @@ def not_ours(directory: Path, error: PermissionError) -> Unauthorized:
     """Why another user's cluster cannot be used."""
     hint = "a local cluster serves the user who made it: name a DIR of your own"
     try:
-        owner = directory.stat().st_uid
+        owner = os.stat(error.filename or directory).st_uid
     except OSError:
         owner = os.geteuid()
     whose = "" if owner == os.geteuid() else f" of user {user_name(owner)}"
@@ -179,7 +185,7 @@ def check_options(directory: Path, options: LocalOptions) -> None:
     """
     path = directory / CLUSTER_NAME
     try:
-        made = tomllib.loads(path.read_text())
+        made = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         options.shape()
         return

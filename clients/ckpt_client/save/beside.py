@@ -20,7 +20,12 @@ class Beside:
         """Run `work` after all that was given before. `work` raises nothing."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-staging")
-        self._last = self._thread.submit(work)
+        try:
+            self._last = self._thread.submit(work)
+        except RuntimeError:
+            # Once the main thread has ended Python lets no pool begin anything: it is done here.
+            self.drain()
+            work()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to run; False when the time is over first."""

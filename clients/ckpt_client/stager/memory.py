@@ -13,7 +13,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +146,12 @@ def memory_source(
     return None
 
 
-def _sockets(prefix: str) -> Iterator[Path]:
+def _sockets(prefix: str) -> list[Path]:
+    """None where they cannot be looked for: then it is read from the targets."""
     try:
-        directory = runtime_directory()
-    except CkptError:
-        return
-    yield from sorted(directory.glob(f"{prefix}.*"))
+        return sorted(runtime_directory().glob(f"{prefix}.*"))
+    except (CkptError, OSError):
+        return []
 
 
 def _clear_away_dead(directory: Path) -> None:

@@ -61,7 +61,7 @@ def _write(state: object, folder: Path) -> None:
     for rank, states in state["rng"].items():
         name = "rng_state.pth" if alone else f"rng_state_{rank}.pth"
         torch.save(_numpy_again(states), folder / name)
-    (folder / "trainer_state.json").write_text(state["trainer_state"])
+    (folder / "trainer_state.json").write_text(state["trainer_state"], "utf-8")
 
 
 def _numpy_again(states: dict[str, object]) -> dict[str, object]:

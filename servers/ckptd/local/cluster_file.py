@@ -149,7 +149,7 @@ def read_cluster(path: Path) -> ClusterFile:
     NotFound when there is no such file.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"there is no cluster in {path.parent}: {path} is not there") from None
     except OSError as error:

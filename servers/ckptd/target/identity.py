@@ -92,7 +92,7 @@ def read_target_file(directory: Path) -> TargetFile | None:
     """None when there is none; raises Refused when it cannot be understood."""
     path = directory / FILE_NAME
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8"))
         incarnation = bytes.fromhex(values.get("incarnation", ""))
         if len(incarnation) not in (0, INCARNATION_BYTES):
             raise ValueError(f"an incarnation has {2 * INCARNATION_BYTES} hexadecimal digits")

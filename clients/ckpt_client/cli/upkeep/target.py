@@ -1,6 +1,7 @@
 """Show the targets; empty one, take it out for good, or say which directory it is.
 
-ls              each target, how it stands, and what it has.
+ls              each target, how it stands, and what it has; and which directories are refused a
+                target's place.
 drain, undrain  the target gets nothing new, and `ckptd repair` makes its columns again on other
                 targets; they count where they are until then. undrain takes that back.
 out, in         the same for a target that may not come back: what it held is made again at once,
@@ -56,7 +57,7 @@ from ckpt_client.cli.cluster import (
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output, Tone, counted
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
@@ -87,6 +88,8 @@ WAITED: Final = ("drain", "out", "balance")
 """Actions that take a while."""
 EMPTIED: Final = ("draining", "out")
 """Standings whose columns move to other targets."""
+REFUSED: Final = ("DIRECTORY_UNKNOWN", "DIRECTORY_COPIED")
+"""Health checks about processes that would be a target and may not."""
 POLL_S: Final = 0.1
 
 
@@ -175,11 +178,16 @@ def _hold(arguments: argparse.Namespace, output: Output) -> int:
 
 def _list(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
-        targets = talk.status().targets
+        status = talk.status()
         balance = talk.repair().balance
-    output.document({"targets": targets, "balance": balance})
+    targets = status.targets
+    refused = [check for check in status.checks if check.name in REFUSED]
+    output.document({"targets": targets, "balance": balance, "refused": refused})
     head = ("target", "stands", "state", ">columns", ">used", ">free", "domain", "directory")
     output.table(head, [_row(target) for target in targets])
+    for check in refused:
+        text = f"refused: {check.message}; {check.remedy}: {check.command}"
+        output.line(output.tone(text, Tone.WARN))
     if balance.asked or balance.columns_left:
         left = f"{counted(balance.columns_left, 'column')} ({format_bytes(balance.bytes_left)})"
         output.line(
