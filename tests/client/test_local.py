@@ -71,7 +71,7 @@ def test_a_new_directory_is_checked_before_anything_is_started(tmp_path: Path) -
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     directory = str(tmp_path / os.fsdecode(b"\xfc"))
     url = LocalUrl(directory, LocalOptions())
-    wrong = pytest.raises(Refused, match=r"udcfc is no text in utf-8; name")
+    wrong = pytest.raises(Refused, match=r"udcfc is no text in utf-8; say it")
     with wrong, opened_cluster(url, WAIT_S):
         raise AssertionError("it must not open")
 
