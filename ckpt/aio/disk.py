@@ -5,8 +5,8 @@ fragment costs 0.01 to 0.03 s/GB, buffered and synced 0.2 (dataplane.md 6). Wher
 where address, offset or length are not whole pages, the write is buffered; `sync_file` covers both.
 
 Reads land in page-aligned buffers from a free list; `release` gives one back. A RealDisk may be
-used from two threads (the loop's and the one that syncs); a file's descriptor is never closed while
-used.
+used from several threads (the loop's, and those that sync and write); a file's descriptor is never
+closed while used.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ async def answers_of(disk: RealDisk, *actions: SyncFile | ReadAt) -> list[DiskDo
     worker = DiskWorker(disk, found.append)
     for action in actions:
         worker.put(action)
-    await worker.close()
+    await worker.rest()
+    worker.end()
     return found
 
 

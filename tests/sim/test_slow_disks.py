@@ -44,6 +44,8 @@ HEADS = Disks(0.2)
 SLOW_HEADS = Disks(0.5)
 NETWORK = Disks(0.2, one_at_a_time=False)
 SLOW_NETWORK = Disks(0.5, one_at_a_time=False)
+HALTING_HEADS = Disks(1.5)
+HALTING_NETWORK = Disks(1.5, one_at_a_time=False)
 SYNCS = Disks(OPERATION_US / US_PER_S, sync_slow=14_000)
 """Each sync takes 0.4 to 5.6 s, and what is given to the disk meanwhile waits for it."""
 
@@ -77,7 +79,10 @@ def check_all_there(crowd: Crowd, *, sessions_cut: int = 0) -> None:
     assert not any(target.slowness.holds(now_us) for target in known)
 
 
-@pytest.mark.parametrize("disks", [HEADS, SLOW_HEADS, NETWORK, SLOW_NETWORK, SYNCS], ids=str)
+EVERY = [HEADS, SLOW_HEADS, HALTING_HEADS, NETWORK, SLOW_NETWORK, HALTING_NETWORK, SYNCS]
+
+
+@pytest.mark.parametrize("disks", EVERY, ids=str)
 @pytest.mark.parametrize(("targets", "cells"), [(7, 1), (6, 8)])
 def test_bursts_on_disks_that_are_all_slow_lose_no_column_and_no_session(
     targets: int, cells: int, disks: Disks

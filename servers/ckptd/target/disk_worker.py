@@ -1,4 +1,5 @@
-"""The thread that syncs, renames and preallocates, in order, while the loop lives.
+"""A thread that does what may take long, in order, while the loop lives: one syncs, renames and
+preallocates, another one writes and reads where the device is slow.
 
 An executor's future for each action costs ten times the Python of the action itself; here the loop
 is woken once for all that was done since it last looked.
@@ -16,18 +17,12 @@ from msgspec.structs import replace
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.disk import Disk, perform
-from ckpt.base.units import US_PER_S
-from ckpt.protocol.target.disk_events import (
-    DiskAction,
-    DiskDone,
-    DiskFailed,
-    SyncDirectory,
-    SyncFile,
-)
-from ckptd.http.exposition import Histogram
-from ckptd.target.metrics import SYNC_BOUNDS_S
+from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed
 
 Done = Callable[[DiskDone | DiskFailed], None]
+Took = Callable[[DiskAction, int], None]
+"""Hears how many microseconds an action took, before its answer is heard."""
+Finished = tuple[DiskAction, DiskDone | DiskFailed | BaseException, int]
 
 
 class DiskWorker:
@@ -36,22 +31,21 @@ class DiskWorker:
     What `perform` raises besides OSError is a defect: it is raised on the loop.
     """
 
-    def __init__(self, disk: Disk, done: Done) -> None:
+    def __init__(self, disk: Disk, done: Done, took: Took = lambda _action, _took_us: None) -> None:
         """Belongs to the running loop."""
         self._disk = disk
         self._done = done
+        self._took = took
         self._loop = asyncio.get_running_loop()
         self._actions: queue.SimpleQueue[DiskAction | None] = queue.SimpleQueue()
-        #: Results, with the seconds of a sync. Filled by the thread, emptied by the loop.
-        self._finished: deque[tuple[DiskDone | DiskFailed | BaseException, float | None]] = deque()
-        self.sync_s = Histogram(SYNC_BOUNDS_S)
-        """How long syncs of files and directories took, in seconds; only the loop's."""
+        #: Results, and the microseconds that they took. Filled by the thread, emptied by the loop.
+        self._finished: deque[Finished] = deque()
         #: Actions that were put and whose result `done` has not heard; only the loop's.
         self._open_count = 0
         #: Set while there are none.
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._run, name="ckpt-sync", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ckpt-disk", daemon=True)
         self._thread.start()
 
     def put(self, action: DiskAction) -> None:
@@ -60,9 +54,17 @@ class DiskWorker:
         self._idle.clear()
         self._actions.put(action)
 
-    async def close(self) -> None:
-        """Wait until all is performed and reported, with what followed from it; end the thread."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is performed and reported."""
+        return not self._open_count
+
+    async def rest(self) -> None:
+        """Wait until it is, with what followed from it."""
         await self._idle.wait()
+
+    def end(self) -> None:
+        """End the thread, which has nothing to do."""
         self._actions.put(None)
         self._thread.join()
 
@@ -76,19 +78,16 @@ class DiskWorker:
                 result = replace(result, now_us=now_us())
             except BaseException as error:
                 result = error
-            is_sync = isinstance(action, SyncFile | SyncDirectory)
-            took_s = (now_us() - began_us) / US_PER_S if is_sync else None
-            self._finished.append((result, took_s))
+            self._finished.append((action, result, now_us() - began_us))
             if len(self._finished) == 1:  # Else the loop has not yet taken what lies before it.
                 self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
         try:
             while self._finished:
-                result, took_s = self._finished.popleft()
+                action, result, took_us = self._finished.popleft()
                 self._open_count -= 1
-                if took_s is not None:
-                    self.sync_s.observe(took_s)
+                self._took(action, took_us)
                 if isinstance(result, BaseException):
                     raise result
                 self._done(result)

@@ -3,9 +3,10 @@
     sockets, disk, ticks --events--> TargetMachine --actions--> frames, disk, log
 
 Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms,
-while a hop to a thread costs 20 to 30% end to end. Syncs, names and preallocation, which may take
-long, go through one worker thread, in order, so that the loop lives; so do reads at rest, for which
-nobody waits, and which a sick device may hold up.
+while a hop to a thread costs 20 to 30% end to end. Unless the device is known to be quick they have
+a thread of their own (`transfers.py`). Syncs, names and preallocation, which may take long, go through one
+worker thread, in order, so that the loop lives; so do reads at rest, for which nobody waits, and
+which a sick device may hold up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 from ckpt.aio import descriptors
 from ckpt.aio.clock import now_us, wall_us
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import Disk, perform
+from ckpt.aio.disk import Disk
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.server import Server
@@ -38,12 +39,15 @@ from ckpt.protocol.events import (
 )
 from ckpt.protocol.handshake import Established
 from ckpt.protocol.target.disk_events import (
+    DiskAction,
     DiskDone,
     DiskFailed,
     ReadAt,
     ReleaseBulk,
     SessionDrained,
     SpaceMeasured,
+    SyncDirectory,
+    SyncFile,
     WriteAt,
 )
 from ckpt.protocol.target.machine import TargetEvent, TargetMachine
@@ -52,6 +56,8 @@ from ckptd.http.exposition import Histogram
 from ckptd.log import Reporter
 from ckptd.target.disk_probe import PROBE_OP, DiskProbe
 from ckptd.target.disk_worker import DiskWorker
+from ckptd.target.metrics import SYNC_BOUNDS_S
+from ckptd.target.transfers import Transfers
 
 TICK_S: Final = 0.1
 SPACE_US: Final = US_PER_S
@@ -70,7 +76,10 @@ class TargetShell:
         self._disk = disk
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._worker = DiskWorker(disk, self._disk_answered)
+        self._worker = DiskWorker(disk, self._disk_answered, self._took)
+        self._transfers = Transfers(disk, self._disk_answered)
+        self.sync_s = Histogram(SYNC_BOUNDS_S)
+        """How long syncs of files and directories took, in seconds."""
         self._probe: DiskProbe | None = None
         self._events: deque[tuple[TargetEvent, Bulk | None]] = deque()
         self._feeding = False
@@ -103,22 +112,23 @@ class TargetShell:
         """Whether the device takes writes; False while that is not known."""
         return self._probe is not None and self._probe.takes_writes(now)
 
-    @property
-    def sync_s(self) -> Histogram:
-        """Durations of syncs."""
-        return self._worker.sync_s
-
     async def close(self) -> None:
         """No event comes after this; what the disk was given is done."""
         self._closing = True
         if self._tick is not None:
             self._tick.cancel()
-        await self._worker.close()
+        # What one has done may be something to do for the other.
+        while not (self._worker.is_idle and self._transfers.is_idle):
+            await self._worker.rest()
+            await self._transfers.rest()
+        self._worker.end()
+        self._transfers.end()
 
     def _on_tick(self) -> None:
         if self._closing:
             return
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        self._transfers.tick()
         now = now_us()
         if now - self._measured_us >= SPACE_US:
             self._measured_us = now
@@ -193,6 +203,10 @@ class TargetShell:
             self._buffers[event.op] = event.data
         self.feed(event)
 
+    def _took(self, action: DiskAction, took_us: int) -> None:
+        if isinstance(action, SyncFile | SyncDirectory):
+            self.sync_s.observe(took_us / US_PER_S)
+
     def feed(self, event: TargetEvent, bulk: Bulk | None = None) -> None:
         """Handle the event, and all that follow from it at once, in order."""
         self._events.append((event, bulk))
@@ -211,7 +225,11 @@ class TargetShell:
                 case WriteAt():
                     if action.keeps_bulk and bulk is not None:
                         self._bulks[action.op], bulk = bulk, None
-                    self._events.append((perform(self._disk, action, now_us()), None))
+                    answer = self._transfers.do(action)
+                    if answer is not None:
+                        self._events.append((answer, None))
+                case ReadAt(at_rest=False) if self._transfers.in_thread:
+                    self._transfers.do(action)
                 case ReadAt(at_rest=False):
                     if not self._reads:
                         self._loop.call_soon(self._read_some)
@@ -231,14 +249,11 @@ class TargetShell:
 
     def _read_some(self) -> None:
         for _ in range(min(READS_PER_TURN, len(self._reads))):
-            action = self._reads[0]
-            event = perform(self._disk, action, now_us())
+            event = self._transfers.do(self._reads[0])
             self._reads.popleft()
-            if isinstance(event, DiskDone):
-                assert isinstance(event.data, memoryview)
-                self._buffers[action.op] = event.data
             more = bool(self._reads)
-            self.feed(event)
+            if event is not None:
+                self._disk_answered(event)
             # `feed` schedules the next turn itself when the queue was empty before it.
             if not more:
                 return
