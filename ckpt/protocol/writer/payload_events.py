@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from msgspec import Struct
@@ -196,9 +197,14 @@ class FailPayload(Struct, frozen=True, gc=False):
     hint: str
 
 
-def too_few(payload: PayloadId, live: int, needed: int) -> FailPayload:
-    """The payload cannot reach its floor."""
+def too_few(
+    payload: PayloadId, live: int, needed: int, failed: Iterable[TargetId] = ()
+) -> FailPayload:
+    """The payload cannot reach its floor; `failed`: where it was tried in vain."""
     text = f"{payload}: {live} live targets can take its columns, {needed} are needed"
+    names = ", ".join(sorted(failed))
+    if names:
+        text = f"{text}; tried in vain: {names}"
     hint = "start more targets (`ckpt status` lists them) and save again"
     return FailPayload("unavailable", text, hint)
 

@@ -459,7 +459,9 @@ class PayloadWriter:
         possible, floor = self.places_possible(), self.layout.code.floor
         if possible < floor:
             self._stop(AbandonReason.STOPPED, actions)
-            actions.append(too_few(self.payload, possible, floor))
+            homeless = [c.failed for c in self.columns if c.state is ColumnState.FAILED]
+            failed = {target for each in homeless for target, _ in each}
+            actions.append(too_few(self.payload, possible, floor, failed))
             return
         if self.may_certify():
             proofs = tuple(c.proof for c in self.columns if c.proof is not None)

@@ -38,6 +38,7 @@ from ckpt.protocol.coordinator.saving.attempts import (
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.stranded import Stranded
 from ckpt.protocol.events import Session
 
 LATE_WAIT_US = 2 * LEASE_US
@@ -64,9 +65,11 @@ class Opening:
         #: Payloads without a plan while targets gather after a start, or are late; tried again on
         #: every tick.
         self._postponed: list[tuple[Attempt, Payload]] = []
+        self._stranded = Stranded(context, ending)
 
     def tick(self) -> None:
-        """Plan what waited for targets to come."""
+        """Plan what waited for targets to come; end what has too few."""
+        self._stranded.tick()
         postponed, self._postponed = self._postponed, []
         for attempt, payload in postponed:
             if attempt.state not in ENDED:
