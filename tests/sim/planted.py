@@ -27,8 +27,9 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.policy import SpreadRule
-from ckpt.protocol.coordinator.reading.resolving import Resolver, _Waiting
+from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.reading.waiting import WaitingLoad
 from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening, reservations
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload
 from ckpt.protocol.coordinator.saving.committing import Committer
@@ -205,12 +206,12 @@ def _newest_of_the_number(*_: object) -> None:
     """A number says what is wanted: no launch is needed for that."""
 
 
-def _whoever_asks_moves_on(self: Resolver, waiting: _Waiting, given: Round) -> bool:
+def _whoever_asks_moves_on(self: Resolver, waiting: WaitingLoad, given: Round) -> bool:
     """There is a newer one, why not give it?"""
     return self._is_newer(waiting.message, given)
 
 
-def _who_has_had_it_moves_on(self: Resolver, waiting: _Waiting, given: Round) -> bool:
+def _who_has_had_it_moves_on(self: Resolver, waiting: WaitingLoad, given: Round) -> bool:
     """All ranks have had the older one, so it is done with."""
     done = len(given.confirmed) == given.launch.world_size
     return done and self._is_newer(waiting.message, given)
@@ -218,7 +219,7 @@ def _who_has_had_it_moves_on(self: Resolver, waiting: _Waiting, given: Round) ->
 
 def _keep_pins(self: Resolver, session: Session) -> None:
     """The reader may come again."""
-    self._waiting = [each for each in self._waiting if each.session != session]
+    self._waiting.session_closed(session)
 
 
 # --------------------------------------------------------------------------- stagers
@@ -299,7 +300,7 @@ def _pump_all(self: Reads) -> None:
 
 
 def _older_when_out_of_reach(
-    self: Resolver, waiting: _Waiting, good: list[KeptCheckpoint], skipped: tuple[str, ...]
+    self: Resolver, waiting: WaitingLoad, good: list[KeptCheckpoint], skipped: tuple[str, ...]
 ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
     """Better an older step than none."""
     here = [one for one in good if self._checkpoints.readable(one)]

@@ -9,19 +9,34 @@ from typing import Protocol
 
 import pytest
 
+from ckpt.base.ids import BootId, CheckpointId, Generation, Step, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.saving import OpenPayload
+from ckpt.format.messages.targets import DropColumn, DropGeneration, Dropped, RenewLease
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
 from ckpt.protocol.events import Received, Session, SessionClosed, SessionOpened
+from ckpt.protocol.target.core import Core, TargetIdentity, TargetLimits
+from ckpt.protocol.target.space import Space
+from tests.protocol.coordinating import RUN as RUN_OF_BENCH
 from tests.protocol.coordinating import Bench
-from tests.protocol.target_world import Column, TargetWorld, reserve
+from tests.protocol.target_world import (
+    CHECKPOINT,
+    COORDINATOR,
+    WRITER,
+    Column,
+    TargetWorld,
+    reserve,
+    store,
+)
 from tests.sim.crowd import RUN, Crowd
 from tests.sim.load_nodes import LoadingRank, LoadJob
 
 CODE = Code(2, 1)
+IDENTITY = TargetIdentity("cluster-1", TargetId("t1"), BootId(1), "p/r/h/d")
 DEVICE = 10
 FEW, MANY = 16, 64
 NOISE = 1.25
@@ -209,3 +224,94 @@ def test_a_rank_that_saves_costs_the_same_after_many_saves(monkeypatch: pytest.M
         crowd.finish()
         found.append(lines.each)
     assert found[1] <= NOISE * found[0]
+
+
+def _is_renewal(event: object) -> bool:
+    return isinstance(event, Received) and isinstance(event.message, RenewLease)
+
+
+def _is_question(event: object) -> bool:
+    return isinstance(event, Received) and isinstance(event.message, Resolve)
+
+
+@pytest.mark.parametrize("wanted", [_is_renewal, _is_question])
+def test_what_happens_costs_the_same_beside_any_crowd_that_waits_to_load(
+    monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+) -> None:
+    """For targets that are away."""
+    found = []
+    for readers in (FEW, MANY):
+        bench, lines = Bench(5), Lines(monkeypatch, wanted)
+        placed = bench.machine.checkpoints.get(bench.save(1))
+        assert placed is not None
+        assert placed.placement is not None
+        holders = sorted(id for id in placed.placement[0].columns if id is not None)  # type: ignore[index]
+        bench.tick(GATHERING_US / US_PER_S)
+        bench.stop(*holders[:2])
+        question = Resolve(RUN_OF_BENCH, None, timeout_us=END_US)
+        for _ in range(readers):
+            bench.tell(bench.session(), question)
+        lines.watch(bench.machine)
+        bench.tell(bench.session(), question)
+        bench.tick(1)
+        assert not bench.sent(Resolved)
+        found.append(lines.each)
+        for id in holders[:2]:
+            bench.start(id)
+        assert len(bench.sent(Resolved)) == readers + 1
+    assert found[1] <= NOISE * found[0]
+
+
+def _is_drop(event: object) -> bool:
+    return isinstance(event, Received) and isinstance(event.message, DropGeneration | DropColumn)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_drop_costs_a_target_the_same_beside_any_columns_and_streams(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    found = []
+    for others in (FEW, MANY):
+        world, lines = TargetWorld(), Lines(monkeypatch, _is_drop)
+        dropped = Column(8192, cell_bytes=4096)
+        store(world, dropped)
+        for number in range(others):
+            id = CheckpointId(CHECKPOINT.run, Step(number), Generation(1, 100 + number))
+            kept, begun = (Column(8192, cell_bytes=4096, rank=r, checkpoint=id) for r in (0, 1))
+            store(world, kept, reservation=2 * number + 2)
+            reserve(world, begun, 2 * number + 3)
+            world.tell(WRITER, begun.begin(2 * number + 3), request=1000 + number)
+        lines.watch(world.machine)
+        message = DropGeneration(1, CHECKPOINT) if whole else DropColumn(1, dropped.id)
+        world.tell(COORDINATOR, message)
+        assert isinstance(world.messages(COORDINATOR)[-1], Dropped)
+        assert world.machine.column_count == others
+        found.append(lines.each)
+    assert found[1] <= NOISE * found[0]
+
+
+class CountedBytes(int):
+    """I count how often I am added to a sum."""
+
+    added = 0
+
+    def __radd__(self, other: int) -> int:
+        type(self).added += 1
+        return other + int(self)
+
+
+def test_a_question_of_space_looks_at_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(Core(IDENTITY, b"s" * 32, TargetLimits(capacity_bytes=1 << 40)))
+    space.measured(1 << 40, 1 << 40)
+    for number in range(MANY):
+        assert space.promise(f"file-{number}", CountedBytes(4096))
+    monkeypatch.setattr(CountedBytes, "added", 0)
+    before = space.available
+    assert space.held_bytes == MANY * 4096
+    assert CountedBytes.added == 0
+    space.settle("file-0")
+    space.measured(1 << 40, (1 << 40) - 4096)
+    assert space.device_available == before, "it is measured now, and promised no more"
+    for number in range(MANY):
+        space.forget(f"file-{number}")
+    assert (space.held_bytes, space.available) == (0, before + (MANY - 1) * 4096)

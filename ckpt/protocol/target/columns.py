@@ -66,8 +66,9 @@ class Columns:
         self._tables = tables
         #: Every stream that has not ended, by its session and request.
         self._streams: dict[tuple[Session, int], Stream] = {}
-        #: The same, by session.
+        #: The same, by session, and by generation.
         self._of_session: dict[Session, dict[int, Stream]] = {}
+        self._of_generation: dict[CheckpointId, dict[tuple[Session, int], Stream]] = {}
         #: Where a seal failed that may have given its column a name: a crash may bring it back,
         #: until it is removed and its directory synced.
         self._failed_seals: dict[ColumnId, str] = {}
@@ -146,6 +147,8 @@ class Columns:
         )  # fmt: skip
         self._streams[session, request] = stream
         self._of_session.setdefault(session, {})[request] = stream
+        generation = stream.column.payload.checkpoint
+        self._of_generation.setdefault(generation, {})[stream.key] = stream
         self._by_column[stream.column] = stream
         users.append(stream)
         self._core.counters.streams_begun += 1
@@ -341,21 +344,22 @@ class Columns:
 
     def drop(self, checkpoint: CheckpointId, column: ColumnId | None = None) -> None:
         """End the streams of a generation, or of one column of it."""
-        for stream in list(self._streams.values()):
-            of_it = stream.column.payload.checkpoint == checkpoint
-            if of_it and (column is None or stream.column == column):
-                self._fail(stream, "aborted", "the coordinator dropped it")
+        for stream in self._streams_of(checkpoint, column):
+            self._fail(stream, "aborted", "the coordinator dropped it")
 
     def sealing(self, checkpoint: CheckpointId, only: ColumnId | None) -> bool:
         """Whether a seal of this generation, or of this column alone, is on the disk's way and
         cannot be stopped.
         """
-        return any(
-            stream.state is StreamState.SEALING
-            and stream.column.payload.checkpoint == checkpoint
-            and only in (None, stream.column)
-            for stream in self._streams.values()
-        )
+        streams = self._streams_of(checkpoint, only)
+        return any(stream.state is StreamState.SEALING for stream in streams)
+
+    def _streams_of(self, checkpoint: CheckpointId, only: ColumnId | None) -> list[Stream]:
+        """Of a generation, oldest first, or the newest one of a column: others of it are ending."""
+        if only is None:
+            return list(self._of_generation.get(checkpoint, {}).values())
+        stream = self._by_column.get(only)
+        return [] if stream is None else [stream]
 
     def sessions(self) -> Iterator[Session]:
         """Of each stream."""
@@ -428,6 +432,11 @@ class Columns:
         del of_session[stream.request]
         if not of_session:
             del self._of_session[stream.session]
+        generation = stream.column.payload.checkpoint
+        of_generation = self._of_generation[generation]
+        del of_generation[stream.key]
+        if not of_generation:
+            del self._of_generation[generation]
         if self._by_column.get(stream.column) is stream:
             del self._by_column[stream.column]
         users = self._by_reservation[stream.reservation.id]

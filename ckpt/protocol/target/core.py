@@ -1,5 +1,4 @@
-"""What the parts of a target's machine share: its words, its output, its disk operations, its
-space.
+"""What the parts of a target's machine share: its words, its output, its disk operations.
 
 The parts (space, columns, reads, documents) hold a reference to the one Core and call each other
 through it. A disk operation is an action with a number and a continuation that is called with its
@@ -10,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
-from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION, SCRUB_PERCENT
+from ckpt.base.limits import PAGE_BYTES, SCRUB_PERCENT
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
@@ -255,6 +254,8 @@ class Core:
         self.refusals: Counter[str] = Counter()
         """Columns refused, by the code of the answer."""
         self.columns: dict[ColumnId, SealedColumn] = {}
+        #: The same, by generation.
+        self._columns_of: dict[CheckpointId, dict[ColumnId, SealedColumn]] = {}
         self.documents: dict[DocumentKey, StoredDocument] = {}
         self.dropped: dict[CheckpointId, None] = {}
         """Generations that were dropped since boot (bounded); their streams may not begin again."""
@@ -376,15 +377,26 @@ class Core:
 
     # ----------------------------------------------------------------------- content
 
+    def columns_of(self, checkpoint: CheckpointId) -> list[SealedColumn]:
+        """Of this generation, ascending."""
+        return [column for _, column in sorted(self._columns_of.get(checkpoint, {}).items())]
+
     def add_column(self, column: SealedColumn) -> None:
-        self.columns[column.header.column] = column
+        id = column.header.column
+        self.columns[id] = column
+        self._columns_of.setdefault(id.payload.checkpoint, {})[id] = column
         self.bytes_used += column.file_bytes
         self.on_stored(column)
 
     def remove_column(self, column: SealedColumn) -> None:
         """Forget the column, if it is still the one that is known under its id."""
-        if self.columns.get(column.header.column) is column:
-            del self.columns[column.header.column]
+        id = column.header.column
+        if self.columns.get(id) is column:
+            del self.columns[id]
+            of_checkpoint = self._columns_of[id.payload.checkpoint]
+            del of_checkpoint[id]
+            if not of_checkpoint:
+                del self._columns_of[id.payload.checkpoint]
             self.bytes_used -= column.file_bytes
             self.on_gone(column)
 
@@ -424,77 +436,3 @@ class Core:
         self.dropped[checkpoint] = None
         if len(self.dropped) > 4096:
             del self.dropped[next(iter(self.dropped))]
-
-
-@dataclass(slots=True)
-class Space:
-    """The device's budget: measured free space, less what was promised since, less the reserve."""
-
-    core: Core
-    bytes_total: int = 0
-    bytes_free: int = 0
-    promises: dict[str, int] = field(default_factory=dict)
-    """File name to bytes that its owner may still allocate, which the measurement cannot show."""
-    settled: list[str] = field(default_factory=list)
-    """Promises that were allocated after the last measurement: the next one shows them."""
-    held: dict[str, int] = field(default_factory=dict)
-    """Aside files and their sizes; they count against the capacity."""
-
-    def measured(self, bytes_total: int, bytes_free: int) -> None:
-        for file in self.settled:
-            self.promises.pop(file, None)
-        self.settled.clear()
-        self.bytes_total, self.bytes_free = bytes_total, bytes_free
-        self.count()
-
-    def count(self) -> None:
-        """Into the counters, for whoever is about to see them beside what is `available`."""
-        levels = self.core.counters
-        levels.usable_bytes = self._total - self._reserve
-        levels.reserved_bytes = self.held_bytes
-        levels.device_used_bytes = self.bytes_total - self.bytes_free
-
-    @property
-    def available(self) -> int:
-        """Bytes that may still be promised: what the device has, and what this target's own
-        capacity leaves."""
-        capacity = self.core.limits.capacity_bytes
-        if capacity is None:
-            return self.device_available
-        own = capacity - self.core.bytes_used - self.held_bytes - self._reserve
-        return min(self.device_available, own)
-
-    @property
-    def device_available(self) -> int:
-        """What this target and the others of its device may still promise together."""
-        return self.bytes_free - sum(self.promises.values()) - self._reserve
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of aside files, whose space is reserved."""
-        return sum(self.held.values())
-
-    @property
-    def _reserve(self) -> int:
-        return int(self._total * RESERVE_FRACTION)
-
-    @property
-    def _total(self) -> int:
-        capacity = self.core.limits.capacity_bytes
-        return self.bytes_total if capacity is None else min(self.bytes_total, capacity)
-
-    def promise(self, file: str, bytes_count: int) -> bool:
-        """Hold space for a file; False, and nothing changed, when there is not enough."""
-        if bytes_count > self.available:
-            return False
-        self.promises[file] = self.held[file] = bytes_count
-        return True
-
-    def settle(self, file: str) -> None:
-        """Note that the file's space is allocated now."""
-        self.settled.append(file)
-
-    def forget(self, file: str) -> None:
-        """Note that the file is gone, or became a column or document that counts by itself."""
-        self.promises.pop(file, None)
-        self.held.pop(file, None)

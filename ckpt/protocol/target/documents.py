@@ -35,7 +35,6 @@ from ckpt.protocol.target.core import (
     Core,
     DocumentKey,
     SealedColumn,
-    Space,
     Step,
     StoredDocument,
 )
@@ -51,7 +50,7 @@ from ckpt.protocol.target.disk_events import (
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.read_jobs import StreamJob
 from ckpt.protocol.target.reads import Reads
-from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, disk_failure
+from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, Space, disk_failure
 
 REPLACED = (DocumentKind.INDEX, DocumentKind.LABELS)
 """Kinds of which a later document takes the place of an earlier one."""
@@ -393,11 +392,9 @@ class Documents:
         if self._columns.sealing(checkpoint, only) or coming or checkpoint in self._dropping:
             self._wait(*self._waiting_drops, (session, request, message))
             return
-        columns = [
-            column
-            for id, column in sorted(self._core.columns.items())
-            if id.payload.checkpoint == checkpoint and only in (None, id)
-        ]
+        columns = self._core.columns_of(checkpoint)
+        if only is not None:
+            columns = [column for column in columns if column.header.column == only]
         documents = []
         if isinstance(message, DropGeneration):
             documents = self._droppable(checkpoint, message)

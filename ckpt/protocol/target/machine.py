@@ -50,7 +50,6 @@ from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
     STAGING,
     Core,
-    Space,
     TargetAction,
     TargetIdentity,
     TargetLimits,
@@ -72,7 +71,7 @@ from ckpt.protocol.target.notes.needs import Needs
 from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.presenting import Presenting
 from ckpt.protocol.target.reads import Reads
-from ckpt.protocol.target.space import Reservations
+from ckpt.protocol.target.space import Reservations, Space
 from ckpt.protocol.target.term import overwrite_steps, remove_steps, term_steps
 from ckpt.protocol.target.workers import Workers
 

@@ -7,10 +7,10 @@ from msgspec import UNSET
 from ckpt.base.limits import RENEW_US
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
 from ckpt.protocol.target.at_rest.scrub import Scrub
-from ckpt.protocol.target.core import Core, Space
+from ckpt.protocol.target.core import Core
 from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
-from ckpt.protocol.target.space import Reservations
+from ckpt.protocol.target.space import Reservations, Space
 
 
 class Presenting:

@@ -17,17 +17,92 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt.base.ids import ReservationId
-from ckpt.base.limits import PAGE_BYTES
+from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
 from ckpt.base.units import format_bytes
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.protocol.events import Session
-from ckpt.protocol.target.core import STAGING, Completion, Core, Space
+from ckpt.protocol.target.core import STAGING, Completion, Core
 from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocate, RemoveFile
 
 NO_SPACE_RETRY_US = 5_000_000
 CONSUMED_MAX = 4096
 """Reservations that are remembered after they have become columns."""
+
+
+@dataclass(slots=True)
+class Space:
+    """The device's budget: measured free space, less what was promised since, less the reserve."""
+
+    core: Core
+    bytes_total: int = 0
+    bytes_free: int = 0
+    held_bytes: int = 0
+    """Bytes of aside files, whose space is reserved; they count against the capacity."""
+    #: File name to bytes that its owner may still allocate, which the measurement cannot show.
+    _promises: dict[str, int] = field(default_factory=dict)
+    _promised_bytes: int = 0
+    #: Promises that were allocated after the last measurement: the next one shows them.
+    _settled: list[str] = field(default_factory=list)
+    #: Aside files and their sizes.
+    _held: dict[str, int] = field(default_factory=dict)
+
+    def measured(self, bytes_total: int, bytes_free: int) -> None:
+        for file in self._settled:
+            self._promised_bytes -= self._promises.pop(file, 0)
+        self._settled.clear()
+        self.bytes_total, self.bytes_free = bytes_total, bytes_free
+        self.count()
+
+    def count(self) -> None:
+        """Into the counters, for whoever is about to see them beside what is `available`."""
+        levels = self.core.counters
+        levels.usable_bytes = self._total - self._reserve
+        levels.reserved_bytes = self.held_bytes
+        levels.device_used_bytes = self.bytes_total - self.bytes_free
+
+    @property
+    def available(self) -> int:
+        """Bytes that may still be promised: what the device has, and what this target's own
+        capacity leaves."""
+        capacity = self.core.limits.capacity_bytes
+        if capacity is None:
+            return self.device_available
+        own = capacity - self.core.bytes_used - self.held_bytes - self._reserve
+        return min(self.device_available, own)
+
+    @property
+    def device_available(self) -> int:
+        """What this target and the others of its device may still promise together."""
+        return self.bytes_free - self._promised_bytes - self._reserve
+
+    @property
+    def _reserve(self) -> int:
+        return int(self._total * RESERVE_FRACTION)
+
+    @property
+    def _total(self) -> int:
+        capacity = self.core.limits.capacity_bytes
+        return self.bytes_total if capacity is None else min(self.bytes_total, capacity)
+
+    def promise(self, file: str, bytes_count: int) -> bool:
+        """Hold space for a file; False, and nothing changed, when there is not enough."""
+        if bytes_count > self.available:
+            return False
+        self.forget(file)
+        self._promises[file] = self._held[file] = bytes_count
+        self._promised_bytes += bytes_count
+        self.held_bytes += bytes_count
+        return True
+
+    def settle(self, file: str) -> None:
+        """Note that the file's space is allocated now."""
+        self._settled.append(file)
+
+    def forget(self, file: str) -> None:
+        """Note that the file is gone, or became a column or document that counts by itself."""
+        self._promised_bytes -= self._promises.pop(file, 0)
+        self.held_bytes -= self._held.pop(file, 0)
 
 
 class ReservationState(Enum):

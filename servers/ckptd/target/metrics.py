@@ -13,8 +13,8 @@ from ckptd.http.exposition import Family, Histogram, Kind
 
 if TYPE_CHECKING:
     from ckpt.aio.net.server_limits import ServerStatistics
-    from ckpt.protocol.target.core import Space
     from ckpt.protocol.target.machine import TargetMachine
+    from ckpt.protocol.target.space import Space
 
 SYNC_BOUNDS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread", "evicted")

@@ -13,12 +13,12 @@ readable step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
 
 from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
-from ckpt.base.ids import Generation, LaunchNumber, Rank, RunName, Step
+from ckpt.base.ids import Generation, Rank
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import (
@@ -38,21 +38,10 @@ from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.pins import Pins
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.reading.waiting import WaitingLoad, WaitingLoads, load_of
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
 from ckpt.protocol.losses import loss_reason, loss_text
-
-
-@dataclass(slots=True)
-class _Waiting:
-    session: Session
-    request: int
-    message: Resolve
-    asked_us: int
-
-    @property
-    def deadline_us(self) -> int:
-        return self.asked_us + self.message.timeout_us
 
 
 class Resolver:
@@ -71,8 +60,8 @@ class Resolver:
         self._launches = launches
         self._book = book
         self._drains = drains
-        #: Questions without an answer yet, oldest first; all are tried again after every change.
-        self._waiting: list[_Waiting] = []
+        #: Questions without an answer yet.
+        self._waiting = WaitingLoads(self._alike)
         self.pins = Pins()
         self.rounds = LaunchRounds(
             desk, checkpoints, self.pins.new_number, self._release_if_unpinned
@@ -80,9 +69,12 @@ class Resolver:
 
     def resolve(self, session: Session, request: int, message: Resolve) -> None:
         """A new question; answered now if it can be."""
-        waiting = _Waiting(session, request, message, self._desk.now_us)
-        if not self._try(waiting):
-            self._waiting.append(waiting)
+        now_us = self._desk.now_us
+        waiting = WaitingLoad(session, request, message, now_us)
+        if self._try(waiting):
+            self._waiting.answered(message, now_us)
+        else:
+            self._waiting.add(waiting, now_us)
 
     def resolve_unconfirmed(self, fact: LoadUnconfirmed) -> None:
         """Another coordinator may be in force, and know a newer one. So only a reader that accepts
@@ -91,7 +83,7 @@ class Resolver:
         """
         message, problem = fact.message, fact.problem
         at_once = replace(message, timeout_us=0, away=True)
-        waiting = _Waiting(fact.session, fact.request, at_once, self._desk.now_us)
+        waiting = WaitingLoad(fact.session, fact.request, at_once, self._desk.now_us)
         try:
             found, skipped = self._choose(waiting)
         except Unavailable:
@@ -109,8 +101,7 @@ class Resolver:
 
     def refuse_all(self, problem: CkptError) -> None:
         """Answer all who wait: nobody is served any more."""
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
+        for each in self._waiting.clear():
             self._desk.fail(each.session, each.request, problem)
 
     def release(self, session: Session, pin: int) -> None:
@@ -131,20 +122,19 @@ class Resolver:
         self.rounds.confirm(session, request, launch, message)
 
     def session_closed(self, session: Session) -> None:
-        self._waiting = [w for w in self._waiting if w.session != session]
+        self._waiting.session_closed(session)
         for pin in self.pins.of_session(session):
             self._unpin(pin)
         self.rounds.session_closed(session)
 
     def tick(self) -> None:
-        """Try every open question again: something may have changed."""
+        """Try open questions again: something may have changed."""
         self.rounds.tick()
-        if self._waiting:
-            self._waiting = [w for w in self._waiting if not self._try(w)]
+        self._waiting.retry(self._desk.now_us, self._try)
 
     # ----------------------------------------------------------------------- inside
 
-    def _try(self, waiting: _Waiting) -> bool:
+    def _try(self, waiting: WaitingLoad) -> bool:
         try:
             found, skipped = self._choose(waiting)
         except CkptError as error:
@@ -160,7 +150,7 @@ class Resolver:
         self._note(waiting.message, found, skipped)
         return True
 
-    def _choose(self, waiting: _Waiting) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
+    def _choose(self, waiting: WaitingLoad) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """The checkpoint to read, or None to wait longer; raises what to tell the reader."""
         message = waiting.message
         if message.only is not None:
@@ -182,7 +172,7 @@ class Resolver:
         return self._reachable(waiting, good, skipped)
 
     def _the_same(
-        self, waiting: _Waiting, only: Generation
+        self, waiting: WaitingLoad, only: Generation
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """For who goes on reading it."""
         message = waiting.message
@@ -198,7 +188,7 @@ class Resolver:
         )
 
     def _of_round(
-        self, waiting: _Waiting, given: Round
+        self, waiting: WaitingLoad, given: Round
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """What other ranks of the launch have, or why this one cannot have it."""
         message = waiting.message
@@ -268,7 +258,7 @@ class Resolver:
         return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
 
     def _reachable(
-        self, waiting: _Waiting, good: list[KeptCheckpoint], skipped: tuple[str, ...]
+        self, waiting: WaitingLoad, good: list[KeptCheckpoint], skipped: tuple[str, ...]
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         if good[0].state is RowState.DAMAGED or self._is_readable(good[0], waiting.message):
             return good[0], skipped
@@ -290,7 +280,7 @@ class Resolver:
             return bool(self._checkpoints.index_copies(checkpoint))
         return self._checkpoints.readable(checkpoint)
 
-    def _should_wait_for_attempts(self, waiting: _Waiting) -> bool:
+    def _should_wait_for_attempts(self, waiting: WaitingLoad) -> bool:
         """Attempts that every rank has handed over are about to commit: wait, within bounds."""
         message = waiting.message
         limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
@@ -308,7 +298,7 @@ class Resolver:
             payload.certified
             or payload.away_since_us is None
             or self._desk.now_us - payload.away_since_us < STAGER_AWAY_US
-            for payload in attempt.payloads.values()
+            for payload in attempt.left.values()
         )
 
     # ----------------------------------------------------------------------- launches
@@ -318,7 +308,7 @@ class Resolver:
             return None
         return self._launches.get(message.run, message.launch)
 
-    def _should_wait_for_its_own(self, waiting: _Waiting, given: Round | None) -> bool:
+    def _should_wait_for_its_own(self, waiting: WaitingLoad, given: Round | None) -> bool:
         """A rank that has handed this step over loads what it saved; what is there now would be
         another generation than its peers get after the commit.
 
@@ -327,16 +317,7 @@ class Resolver:
         message, launch = waiting.message, self._launch_of(waiting.message)
         if launch is None or message.step is None or self._is_repeated(message, given):
             return False
-        own = next(
-            (
-                attempt
-                for attempt in self._book.of_run(message.run)
-                if attempt.checkpoint.step == message.step
-                and attempt.launch == launch.number
-                and message.rank in attempt.payloads
-            ),
-            None,
-        )
+        own = self._own(message)
         if own is None:
             return False
         if self._desk.now_us < waiting.deadline_us:
@@ -349,6 +330,22 @@ class Resolver:
             "its launch would load both",
             hint="wait() for the save on all ranks, then load",
         )
+
+    def _own(self, message: Resolve) -> Attempt | None:
+        """In which this rank saves the step that it asks for."""
+        if message.launch is None:
+            return None
+        for attempt in self._book.of_run(message.run):
+            id, is_its = attempt.checkpoint, attempt.launch == message.launch
+            if id.step == message.step and is_its and message.rank in attempt.payloads:
+                return attempt
+        return None
+
+    def _alike(self, waiting: WaitingLoad) -> Hashable:
+        """What of its rank decides how long it waits."""
+        message = waiting.message
+        own, given = self._own(message), self._given(message)
+        return own is not None, self._is_repeated(message, given)
 
     def _given(self, message: Resolve) -> Round | None:
         """What this rank's launch has resolved already, as long as that stands."""
@@ -380,12 +377,12 @@ class Resolver:
                 hint="load the step by its number on all ranks",
             )
 
-    def _all_move_on(self, waiting: _Waiting, given: Round) -> bool:
+    def _all_move_on(self, waiting: WaitingLoad, given: Round) -> bool:
         """Every rank asks for the step by its number, for the same of its loads, and there is a
         newer generation: no rank can be left with the older one."""
         return self._is_newer(waiting.message, given) and not self._missing(waiting, given)
 
-    def _should_meet(self, waiting: _Waiting, given: Round | None) -> bool:
+    def _should_meet(self, waiting: WaitingLoad, given: Round | None) -> bool:
         """There is a newer one, and all other ranks may be about to ask for it as well."""
         message, before = waiting.message, waiting.message.turn - 1
         limit = min(waiting.deadline_us, waiting.asked_us + RESOLVE_WAIT_US)
@@ -399,12 +396,11 @@ class Resolver:
         told = [given.told.get(r, before) for r in missing]
         return bool(missing) and set(have) == {before} and max(told) <= before
 
-    def _missing(self, waiting: _Waiting, given: Round) -> set[int]:
+    def _missing(self, waiting: WaitingLoad, given: Round) -> set[int]:
         """Ranks of its launch that do not ask for the same of their loads."""
         mine = waiting.message
-        asked = [each.message for each in (*self._waiting, waiting)]
-        asking = {each.rank for each in asked if _load_of(each) == _load_of(mine)}
-        return set(range(given.launch.world_size)) - asking
+        asking = self._waiting.asking(load_of(mine))
+        return set(range(given.launch.world_size)) - asking - {mine.rank}
 
     def _is_newer(self, message: Resolve, given: Round) -> bool:
         if message.step is None or self._is_repeated(message, given):
@@ -438,7 +434,9 @@ class Resolver:
         page = moves_of_page(self._checkpoints, message.checkpoint, message.page)
         self._desk.send(session, request, MovesFound(), page)
 
-    def _answer(self, waiting: _Waiting, chosen: KeptCheckpoint, skipped: tuple[str, ...]) -> None:
+    def _answer(
+        self, waiting: WaitingLoad, chosen: KeptCheckpoint, skipped: tuple[str, ...]
+    ) -> None:
         pin = self.pins.hold(waiting.session, chosen, self._desk.now_us)
         info = self._checkpoints.info_now(chosen)
         stored = self._stores_to_read(chosen, waiting.message)
@@ -483,8 +481,3 @@ class Resolver:
     def _release_if_unpinned(self, checkpoint: KeptCheckpoint) -> None:
         if not checkpoint.pins:
             self._desk.tell(CheckpointReleased(checkpoint.id))
-
-
-def _load_of(message: Resolve) -> tuple[RunName, Step | None, LaunchNumber | None, int]:
-    """What the ranks of a launch ask together."""
-    return message.run, message.step, message.launch, message.turn

@@ -135,6 +135,8 @@ class Attempt:
     payloads: dict[Rank, Payload] = field(default_factory=dict)
     lagging: list[Rank] = field(default_factory=list)
     """Ranks whose payloads were not certified when `certified` looked at all of them."""
+    left: dict[Rank, Payload] = field(default_factory=dict)
+    """Payloads whose stager's session has ended once; it may be back. AttemptBook notes them."""
     recovered: bool = False
     """Found in the catalog at start; its stagers have to come back."""
     forms: TableForms = field(default_factory=TableForms)
@@ -246,6 +248,7 @@ class AttemptBook:
         for payload in payloads:
             attempt = self.attempts.get(payload.id.checkpoint)
             if attempt is not None and attempt.state not in ENDED and attempt.has(payload):
+                attempt.left[payload.id.rank] = payload
                 found.append(payload)
         return found
 

@@ -183,6 +183,7 @@ class Ending:
     def drop_file(self, attempt: Attempt, payload: Payload) -> None:
         """Continue the attempt without a file: its space and its columns are freed."""
         del attempt.payloads[payload.id.rank]
+        attempt.left.pop(payload.id.rank, None)
         self._book.let_go(payload)
         if payload.allotment is not None:
             self._reservations.release(payload.allotment)
