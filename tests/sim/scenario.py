@@ -273,14 +273,21 @@ def _launch_amid_faults(world: World, aim: Aim) -> None:
 
 
 def _may_launch(world: World, earlier: list[RankNode]) -> bool:
-    """Enough targets, with room as far as the coordinator has heard. And without a key, late ranks
-    of two launches cannot be told apart: those of the first have joined before the second begins.
+    """Enough targets, with room as far as the coordinator has heard: where people have taken some
+    out, all of the others may be needed. And without a key, late ranks of two launches cannot be
+    told apart: those of the first have joined before the second begins.
     """
     keyed = earlier[0].job.key is not None
-    roomy = [t for t in world.known_targets if t.bytes_free >= HALF_BYTES]
+    known = world.known_targets
+    roomy = [t for t in known if t.bytes_free >= HALF_BYTES]
     gone = sum(target.lost for target in world.targets.values())
-    return len(roomy) >= len(world.targets) - max(1, gone) and (
-        keyed or not any(node.joining for node in earlier)
+    taking = sum(target.stays for target in roomy)
+    floor = world.coordinator.machine_policy.code.floor
+    has_room = taking >= floor or taking == sum(target.stays for target in known)
+    return (
+        has_room
+        and len(roomy) >= len(world.targets) - max(1, gone)
+        and (keyed or not any(node.joining for node in earlier))
     )
 
 

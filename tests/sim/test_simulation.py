@@ -24,7 +24,9 @@ def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
     run_history(world_of(seed))
 
 
-@pytest.mark.parametrize("seed", [7, 173, 5129, 1376310, 1955441, 2093228, 2244096, 2244270])
+@pytest.mark.parametrize(
+    "seed", [7, 173, 5129, 1376310, 1955441, 2093228, 2244096, 2244270, 2496564]
+)
 def test_a_whole_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
     """With all that lives beside ranks, and a strike that was aimed."""
     run_seed(seed)
