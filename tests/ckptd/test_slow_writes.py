@@ -1,4 +1,4 @@
-"""A device of which each write takes long holds up no loop: its target answers and renews its lease."""
+"""A device of which each write takes long holds up no loop: its target answers meanwhile."""
 
 from __future__ import annotations
 

@@ -245,7 +245,8 @@ def test_what_happens_costs_the_same_beside_any_crowd_that_waits_to_load(
         placed = bench.machine.checkpoints.get(bench.save(1))
         assert placed is not None
         assert placed.placement is not None
-        holders = sorted(id for id in placed.placement[0].columns if id is not None)  # type: ignore[index]
+        columns = next(iter(placed.placement.values())).columns
+        holders = sorted(id for id in columns if id is not None)
         bench.tick(GATHERING_US / US_PER_S)
         bench.stop(*holders[:2])
         question = Resolve(RUN_OF_BENCH, None, timeout_us=END_US)

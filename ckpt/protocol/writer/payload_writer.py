@@ -311,9 +311,7 @@ class PayloadWriter:
     # ----------------------------------------------------------------------- rules
 
     def proof_is_valid(self, column: Column, proof: ColumnProof) -> bool:
-        """The proof speaks of this very column, on the target that was asked,
-        with these very bytes.
-        """
+        """The proof is of this very column, on the target that was asked, with these bytes."""
         manifest, place = self._manifest, column.place
         return (
             manifest is not None
@@ -459,8 +457,7 @@ class PayloadWriter:
         possible, floor = self.places_possible(), self.layout.code.floor
         if possible < floor:
             self._stop(AbandonReason.STOPPED, actions)
-            homeless = [c.failed for c in self.columns if c.state is ColumnState.FAILED]
-            failed = {target for each in homeless for target, _ in each}
+            failed = {target for column in self.columns for target, _ in column.failed}
             actions.append(too_few(self.payload, possible, floor, failed))
             return
         if self.may_certify():

@@ -4,9 +4,9 @@
 
 Writes of fragments and reads are done in the loop: one O_DIRECT write of a fragment is 0.2 ms,
 while a hop to a thread costs 20 to 30% end to end. Unless the device is known to be quick they have
-a thread of their own (`transfers.py`). Syncs, names and preallocation, which may take long, go through one
-worker thread, in order, so that the loop lives; so do reads at rest, for which nobody waits, and
-which a sick device may hold up.
+a thread of their own (`transfers.py`). Syncs, names and preallocation, which may take long, go
+through one worker thread, in order, so that the loop lives; so do reads at rest, for which nobody
+waits, and which a sick device may hold up.
 """
 
 from __future__ import annotations

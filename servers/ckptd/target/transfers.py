@@ -1,4 +1,4 @@
-"""Writes of fragments and reads: in the loop while the device is quick, in a thread while it is not.
+"""Writes of fragments and reads: in the loop while the device is quick, otherwise in a thread.
 
     start--> IN A THREAD --QUICK_COUNT answers in a row, each within QUICK_US--> IN THE LOOP
                   ^------------- held up for HELD_US between two ticks ------------------'
