@@ -16,7 +16,7 @@ from ckpt.format.messages.repairs import RepairLimits
 from ckpt.format.messages.targets import PutDocument, Reserve
 from ckpt.protocol.coordinator.keeping.evicting import DueColumns, RoomWanted
 from ckpt.protocol.coordinator.policy import Watermarks
-from ckpt.protocol.coordinator.repairing import respreading
+from ckpt.protocol.coordinator.repairing import mending, respreading
 from ckpt.protocol.coordinator.repairing.clearing import AT_ONCE_S, NO_ROOM
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US, REST_US
 from tests.protocol.coordinated_target import COLUMN_BYTES, FakeTarget
@@ -24,6 +24,7 @@ from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 from tests.protocol.test_coordinator_draining import WorkerFake, steps
 from tests.protocol.test_coordinator_evicting import drain_all
 from tests.protocol.test_coordinator_labeling import label
+from tests.protocol.test_coordinator_mending import is_right, rots
 from tests.protocol.test_coordinator_repairing import AFTER_S, LOOK_S, NOTHING, Worker, holders
 from tests.protocol.test_coordinator_respreading import having
 
@@ -263,16 +264,21 @@ def test_one_step_goes_at_a_time() -> None:
 
 @pytest.fixture
 def no_index_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large document takes what a column of these does; a small one uses a target's reserve."""
+    """A large document takes what a column of these does; a small one uses a target's reserve, and
+    who has it already needs none.
+    """
     put = FakeTarget._put
 
     def put_if_it_fits(target: FakeTarget, message: PutDocument, bulk: bytes) -> Message | None:
-        if message.kind is DocumentKind.INDEX and target.space[0] < COLUMN_BYTES:
+        has_it = (message.kind, message.checkpoint) in target.documents and not message.again
+        is_large = message.kind is DocumentKind.INDEX and not has_it
+        if is_large and target.space[0] < COLUMN_BYTES:
             return Failed("no_space", "no space for a document")
         return put(target, message, bulk)
 
     monkeypatch.setattr(FakeTarget, "_put", put_if_it_fits)
-    monkeypatch.setattr(respreading, "document_file_bytes", lambda _: COLUMN_BYTES)
+    for module in (mending, respreading):
+        monkeypatch.setattr(module, "document_file_bytes", lambda _: COLUMN_BYTES)
 
 
 def lose_a_copy(full: Full, *roomy: FakeTarget, drains: bool = False) -> None:
@@ -323,6 +329,69 @@ def test_a_copy_that_finds_another_place_does_not_wait() -> None:
     bench.tick(2 * LOOK_S)
     assert roomy in having(bench, DocumentKind.INDEX, full.id)
     assert full.id not in bench.machine.repairs.documents.problems
+
+
+def rot_a_copy(full: Full, *roomy: FakeTarget) -> FakeTarget:
+    """Whose index of it is damaged; the others are full."""
+    for target in full.bench.targets.values():
+        if target not in roomy:
+            target.capacity_bytes = COLUMN_BYTES * len(target.columns)
+    harmed = having(full.bench, DocumentKind.INDEX, full.id)[0]
+    full.bench.tick(1)
+    rots(full.bench, harmed, [DocumentKind.INDEX], full.id)
+    return harmed
+
+
+def sound_copies(full: Full) -> int:
+    copies = having(full.bench, DocumentKind.INDEX, full.id)
+    return sum(is_right(one, DocumentKind.INDEX, full.id) for one in copies)
+
+
+@pytest.mark.usefixtures("no_index_fits")
+def test_a_damaged_index_whose_target_is_full_is_copied_to_another_and_mended_later() -> None:
+    full = Full()
+    bench = full.bench
+    copies = having(bench, DocumentKind.INDEX, full.id)
+    roomy = next(one for one in bench.targets.values() if one not in copies)
+    harmed = rot_a_copy(full, roomy)
+    bench.tick(2 * LOOK_S)
+    assert sound_copies(full) == 2, "m + 1, beside the damaged one"
+    assert roomy in having(bench, DocumentKind.INDEX, full.id)
+    assert not is_right(harmed, DocumentKind.INDEX, full.id)
+    assert (full.evicted(), bench.machine.repairs.documents.problems) == ([], {})
+    mark = bench.mark()
+    bench.tick(4 * LOOK_S)
+    assert bench.asked(harmed.id, PutDocument, mark) == [], "it has said that it has no room"
+    harmed.capacity_bytes = None
+    bench.tick(4 * LOOK_S)
+    assert is_right(harmed, DocumentKind.INDEX, full.id)
+
+
+@pytest.mark.usefixtures("no_index_fits")
+@pytest.mark.parametrize("others", [True, False])
+def test_a_damaged_index_gets_its_room_where_every_target_is_full(others: bool) -> None:
+    """Also where no other one may have it."""
+    full = Full()
+    bench = full.bench
+    if not others:
+        for target in bench.targets.values():
+            if target not in having(bench, DocumentKind.INDEX, full.id):
+                target.refuses[PutDocument] = Failed("failed", "EIO")
+    rot_a_copy(full)
+    for _ in range(AFTER_S):
+        if not full.evicted():
+            bench.tick(1)
+    assert full.evicted() == [1], "the oldest, and no more at once"
+    repair: Any = bench.ask("repair")
+    (why,) = [why for name, why in repair["problems"] if name == str(full.id)]
+    assert why.startswith("a copy of its index waits: no room on t")
+    assert ": what was drained goes from t" in why
+    for target in bench.targets.values():
+        target.refuses.clear()
+    bench.tick(8 * LOOK_S)
+    assert sound_copies(full) >= 2
+    repair = bench.ask("repair")
+    assert [name for name, _ in repair["problems"] if name == str(full.id)] == []
 
 
 MANY = 12

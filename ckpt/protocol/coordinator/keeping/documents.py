@@ -66,6 +66,8 @@ class Copies:
     level: Level = "target"
     least: int = 1
     """On fewer it does not count, however few live."""
+    full: tuple[TargetId, ...] = ()
+    """Known to have no room: these are not asked."""
 
 
 def copies_of_record(record: CommitRecord) -> Copies:
@@ -164,7 +166,7 @@ class _Spread:
         self._took_us: list[int] = []
 
         #: Everybody who was chosen so far: nobody is asked twice.
-        self._tried: set[TargetId] = set()
+        self._tried: set[TargetId] = set(copies.full)
         #: Those that did not answer yet, late ones too.
         self._asked: set[TargetId] = set()
         #: Those of `_asked` whose patience is over: others are asked in their place.
@@ -174,7 +176,7 @@ class _Spread:
         #: Those that have it on stable storage.
         self._stored: set[TargetId] = set()
         #: Those that have no room for it.
-        self._full: set[TargetId] = set()
+        self._full: set[TargetId] = set(copies.full)
         self._done = False
 
     def fill(self) -> None:

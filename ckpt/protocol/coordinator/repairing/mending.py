@@ -3,6 +3,8 @@
     record, labels: the catalog has them     index: read from another target, its digest compared
                         v
           aside, synced, renamed over the damaged file; the target then knows of no damage
+                        `--no room there--> a copy elsewhere, or room on one of them
+                                            (respreading.py); tried again once there is room
 
 A tombstone says enough by being there. What is being deleted, or stands on a target that is to be
 emptied, is left as it is. One document is on its way at a time.
@@ -14,12 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ckpt.base.errors import NoSpace
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.file import document_file_bytes
 from ckpt.format.documents.labels import encode_labels
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
+from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DocumentStored, PutDocument
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
@@ -32,6 +37,8 @@ from ckpt.protocol.events import Buffer
 PATIENCE_US: Final = 30 * US_PER_S
 REST_US: Final = 60 * US_PER_S
 """Pause before the same document on the same target is tried again."""
+NO_ROOM_REST_US: Final = 10 * US_PER_S
+"""The same where it had no room."""
 _KINDS: Final = {kind.value: kind for kind in DocumentKind if kind is not DocumentKind.TOMBSTONE}
 
 
@@ -57,6 +64,8 @@ class Mender:
         self._is_busy = False
         #: When each that was tried may be tried again.
         self._rests_us: dict[Damaged, int] = {}
+        #: What its target had no room for, and the bytes that it takes.
+        self._without_room: dict[Damaged, int] = {}
         self.mended = 0
         """Documents, since this coordinator began."""
 
@@ -65,13 +74,25 @@ class Mender:
             return
         now_us = self._desk.now_us
         self._rests_us = {one: us for one, us in self._rests_us.items() if us > now_us}
-        for damaged in self._found():
+        found = dict.fromkeys(self._found())
+        self._without_room = {one: size for one, size in self._without_room.items() if one in found}
+        for damaged in found:
             checkpoint = self._checkpoints.get(damaged.checkpoint)
-            if checkpoint is not None and checkpoint.is_needed and damaged not in self._rests_us:
-                self._rests_us[damaged] = now_us + REST_US
-                self._is_busy = True
-                self._mend(damaged, checkpoint)
-                return
+            if checkpoint is None or not checkpoint.is_needed or not self._may_try(damaged):
+                continue
+            self._rests_us[damaged] = now_us + REST_US
+            self._is_busy = True
+            self._mend(damaged, checkpoint)
+            return
+
+    def without_room(self, kind: DocumentKind, checkpoint: CheckpointId) -> tuple[TargetId, ...]:
+        """Whose damaged copy waits until its target has room for a whole one beside it."""
+        waits = (one for one in self._without_room if one.kind is kind)
+        return tuple(sorted(one.target for one in waits if one.checkpoint == checkpoint))
+
+    def _may_try(self, damaged: Damaged) -> bool:
+        free = self._members.targets[damaged.target].bytes_free
+        return damaged not in self._rests_us and free >= self._without_room.get(damaged, free)
 
     def _found(self) -> Iterator[Damaged]:
         for target in self._members.live():
@@ -121,12 +142,17 @@ class Mender:
 
         def answered(message: Message, _bulk: Buffer) -> None:
             self._is_busy = False
-            if isinstance(message, DocumentStored):
-                self.mended += 1
-                self._desk.report(
-                    "info", "mended", document=damaged.kind.value,
-                    checkpoint=str(damaged.checkpoint), target=damaged.target,
-                )  # fmt: skip
+            match message:
+                case DocumentStored():
+                    self.mended += 1
+                    self._without_room.pop(damaged, None)
+                    self._desk.report(
+                        "info", "mended", document=damaged.kind.value,
+                        checkpoint=str(damaged.checkpoint), target=damaged.target,
+                    )  # fmt: skip
+                case Failed(NoSpace.code):
+                    self._without_room[damaged] = document_file_bytes(len(document))
+                    self._rests_us[damaged] = self._desk.now_us + NO_ROOM_REST_US
 
         message = PutDocument(
             self._members.term, damaged.kind, damaged.checkpoint, len(document), 0,

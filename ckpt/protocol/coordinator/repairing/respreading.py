@@ -9,8 +9,10 @@
 The record names the targets that its index was put on at first. Later copies are found by what
 targets list: any that is here and has an index of the right length is a holder, and readers, who
 check all that they read, hear who has it now. Where every target that may take a copy is full, room
-is made on one, as for a column (clearing.py). One document is on its way at a time. A look goes in
-slices, so that nobody waits until ten thousand checkpoints were looked at.
+is made on one, as for a column (clearing.py). A damaged copy for whose mending its target has no
+room (mending.py) is as good as gone: it gets one beside it elsewhere, or its room. One document is
+on its way at a time. A look goes in slices, so that nobody waits until ten thousand checkpoints
+were looked at.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import (
 )
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.repairing.clearing import Clearing
+from ckpt.protocol.coordinator.repairing.mending import Mender
 from ckpt.protocol.coordinator.repairing.whole_index import read_index
 
 LOOK_US: Final = 5 * US_PER_S
@@ -65,7 +68,7 @@ class Respreader:
 
     def __init__(
         self, desk: Desk, members: Membership, checkpoints: Checkpoints, after_us: int | None,
-        level: Level, clearing: Clearing,
+        level: Level, clearing: Clearing, mender: Mender,
     ) -> None:  # fmt: skip
         """`after_us`: who is away for so long is not waited for any more; None: nothing is ever
         made again. `level`: of the domains that copies are spread over."""
@@ -75,6 +78,7 @@ class Respreader:
         self._after_us = after_us
         self._level = level
         self._clearing = clearing
+        self._mender = mender
         #: When to look next; None before the first tick. Who has just begun has more urgent work.
         self._look_us: int | None = None
         #: What lacked copies at the last look, the newest last.
@@ -142,12 +146,20 @@ class Respreader:
         """`spread`: the domains in which its record is."""
         if not checkpoint.is_needed:
             return False
-        holders = _staying(self._checkpoints.index_copies(checkpoint))
-        fewest = min(len(holders), counts[DocumentKind.RECORD, checkpoint.id])
+        holders = self._sound(checkpoint, DocumentKind.INDEX)
+        waiting = len(self._mender.without_room(DocumentKind.RECORD, checkpoint.id))
+        fewest = min(len(holders), counts[DocumentKind.RECORD, checkpoint.id] - waiting)
         domains = min(len(spread), len(self._domains_of(holders)))
         if fewest >= room.copies_of(checkpoint) and domains >= room.domains_of(checkpoint):
             return False
         return fewest <= COPIES_LEFT_MIN or not self._is_waited_for(checkpoint)
+
+    def _sound(self, checkpoint: KeptCheckpoint, kind: DocumentKind) -> list[TargetId]:
+        """Who has a copy, stays, and has not to wait for room until it is mended."""
+        known, waiting = self._checkpoints, self._mender.without_room(kind, checkpoint.id)
+        is_index = kind is DocumentKind.INDEX
+        copies = known.index_copies(checkpoint) if is_index else known.record_copies(checkpoint)
+        return [target.id for target in copies if target.stays and target.id not in waiting]
 
     def _domains_of(self, holders: Iterable[TargetId]) -> set[DomainKey]:
         targets = self._members.targets
@@ -181,7 +193,7 @@ class Respreader:
                 return
 
     def _spread_record(self, checkpoint: KeptCheckpoint) -> None:
-        holders = _staying(self._checkpoints.record_copies(checkpoint))
+        holders = self._sound(checkpoint, DocumentKind.RECORD)
         then = partial(self._spread_index, checkpoint.id)
         self._store(checkpoint, DocumentKind.RECORD, checkpoint.record_bytes, holders, then)
 
@@ -196,7 +208,7 @@ class Respreader:
             if document is None:
                 self._ended()
                 return
-            having = _staying(self._checkpoints.index_copies(checkpoint))
+            having = self._sound(checkpoint, DocumentKind.INDEX)
             self._store(checkpoint, DocumentKind.INDEX, document, having, self._ended)
 
         record = decode_record(checkpoint.record_bytes)
@@ -237,7 +249,10 @@ class Respreader:
 
         store_document(
             self._desk, self._members, checkpoint.id, kind, document,
-            Copies(wanted, tuple(holders), domains, self._level), stored, no_room=no_room,
+            Copies(
+                wanted, tuple(holders), domains, self._level,
+                full=self._mender.without_room(kind, checkpoint.id),
+            ), stored, no_room=no_room,
         )  # fmt: skip
 
     def _ended(self) -> None:

@@ -112,15 +112,15 @@ class Repairs:
             context.desk, context.members, context.checkpoints, context.reserver, self._lacking,
             self._clearing,
         )  # fmt: skip
-        self.documents = Respreader(
-            context.desk, context.members, context.checkpoints, after_us,
-            context.policy.report_level, self._clearing,
-        )  # fmt: skip
-        """Copies of indexes and commit records, which need no worker."""
         self.mender = Mender(
             context.desk, context.members, context.checkpoints, mends=after_us is not None
         )
-        """Those that rot."""
+        """Documents that rot."""
+        self.documents = Respreader(
+            context.desk, context.members, context.checkpoints, after_us,
+            context.policy.report_level, self._clearing, self.mender,
+        )  # fmt: skip
+        """Copies of indexes and commit records, which need no worker."""
         self._doubter = Doubter(
             context.desk, context.members, context.checkpoints, context.drains.holding
         )
