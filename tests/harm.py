@@ -1,4 +1,5 @@
-"""Harm from outside: code that runs first in every Python process of an environment.
+"""Harm from outside: a directory that is removed under a process, and code that runs first in every
+Python process of an environment.
 
 The interpreter imports `sitecustomize` at its start. So a test makes a process compute wrongly, or
 go astray, without a hook in what it tests.
@@ -7,7 +8,10 @@ go astray, without a hook in what it tests.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 WRONG_ISAL = """
 from ckpt.native import cells
@@ -32,6 +36,20 @@ from ckpt.native import library
 library.LIBRARY = Path("/nowhere/libckpt.so.1")
 """
 """An installation that lost its C library."""
+
+
+def remove_under(directory: Path) -> None:
+    """`rm -rf` under a process that works there: what it writes meanwhile goes as well."""
+    first = directory.stat().st_ino
+
+    def is_gone() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            return directory.stat().st_ino != first
+        except FileNotFoundError:
+            return True
+
+    wait_until(is_gone, f"{directory} is removed")
 
 
 def harmed(directory: Path, code: str) -> dict[str, str]:

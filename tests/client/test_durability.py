@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from ckpt.protocol.coordinator.repairing.measuring import NOTE_BYTES
 from ckpt_client.cli.upkeep.durability import nines
 from tests.client.clikit import Ended, environment, fill, run
 from tests.e2e.cluster import Cluster
+from tests.harm import remove_under
 from tests.waiting import ASKED_S, wait_until
 
 LARGE = ("--code", "8+4", "--targets", "1024", "--domains", "128", "--payloads", "100000")
@@ -60,6 +61,11 @@ def test_a_rebuild_rate_is_a_supposition_and_shows_what_large_groups_give() -> N
     found = durability(*flags, "--json").document()
     times = [each["rebuild_s"] for each in found["group_sizes"]]
     assert times == sorted(times, reverse=True)
+    assert (found["conditions"]["rebuild_after_s"], found["rebuild_after_from"]) == (300, "default")
+    late = durability(*flags, "--rebuild-after", "2h", "--json").document()
+    assert late["rebuild_after_from"] == "flag"
+    later = [each["rebuild_s"] for each in late["group_sizes"]]
+    assert later == pytest.approx([time + 7200 - 300 for time in times])
     idle = durability(*LARGE, "--step-life", "30d", "--json").document()
     assert found["placements"][0]["loss_chance"] < idle["placements"][0]["loss_chance"]
 
@@ -125,8 +131,9 @@ def test_a_store_s_repair_is_taken_as_it_was_measured_and_a_flag_counts_before_i
         assert "no repair was measured here" in run("durability", "--store", url).out
         lost = min(path.parts[-3] for path in directory.glob("targets/*/columns/*"))
         pid = cluster.pid_of(lost)
-        shutil.rmtree(directory / "targets" / lost)
-        os.kill(pid, signal.SIGKILL)
+        remove_under(directory / "targets" / lost)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         wait_until(lambda: measured_of(url) is not None, "it is measured", 180.0, ASKED_S)
         assert run("repair", "--wait", "--store", url).code == 0
         run("local", "stop", str(directory))
@@ -134,15 +141,23 @@ def test_a_store_s_repair_is_taken_as_it_was_measured_and_a_flag_counts_before_i
         measured = found["measured"]["bytes_per_s"]
         assert (found["rebuild_rate_from"], measured > 0) == ("measured", True)
         assert found["placements"][0]["rebuild_s"] == pytest.approx(
-            300 + found["target_bytes"] / measured
-        )
+            1 + found["target_bytes"] / measured
+        ), "it waits as long as this cluster does"
+        assert found["rebuild_after_from"] == "store"
         assert "measured " in run("durability", "--store", url).out
         flagged = run("durability", "--rebuild-rate", "1MB", "--json", "--store", url).document()
         assert (flagged["rebuild_rate_from"], flagged["measured"]) == ("supposed", None)
         assert flagged["conditions"]["rebuild_rate"] == 1_000_000
+        assert flagged["conditions"]["rebuild_after_s"] == 1
         never = run("durability", "--rebuild-rate", "0", "--store", url)
         assert "nothing makes lost columns again" in never.out
         assert "no repair was measured" not in never.out
+        run("local", "stop", str(directory))
+        (directory / "coordinator.toml").write_text("repair = false\n")
+        off = run("durability", "--json", "--store", url).document()
+        assert (off["rebuild_rate_from"], off["measured"]) == ("none", None)
+        assert "the coordinator says so (repair = false)" in run("durability", "--store", url).out
+        assert "nothing is ever made again" in run("repair", "--store", url).out
     finally:
         run("local", "stop", str(directory))
 

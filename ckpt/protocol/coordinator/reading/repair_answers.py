@@ -72,5 +72,7 @@ class RepairView(Struct, frozen=True):
     """Checkpoints that lack columns and are left alone, and why: they expire too soon."""
     balance: BalanceView = BalanceView()
     """Its columns are in `columns_due`, after all others."""
+    rebuild_after_s: float | None = 300.0
+    """How long a target that is away is waited for; None: nothing is ever made again."""
     measured: RepairMeasured | None = None
     """How fast lost columns were made again, also under earlier coordinators; None: unknown."""

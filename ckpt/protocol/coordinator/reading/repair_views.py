@@ -39,6 +39,7 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         paused_at_s=repairs.ruling.said.paused_at_s,
         skipped=tuple((str(id), why) for id, why in sorted(repairs.skipped.items())),
         balance=_balance(repairs.balancer),
+        rebuild_after_s=None if repairs.after_us is None else repairs.after_us / US_PER_S,
         measured=None if isinstance(measured, UnsetType) else measured,
     )
 

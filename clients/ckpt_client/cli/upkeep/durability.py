@@ -9,8 +9,9 @@ How fast lost columns are made again is what the store's repair has measured whe
 Where nothing was measured, nothing is supposed to make them again, as where no `ckptd repair` runs:
 redundancy returns when a target is back with its bytes, or when the step is saved again
 (--step-life). --rebuild-rate supposes that each target spends so many bytes a second on it (0: no
-repair); this is where large groups help. The output says which of these was used. --trials
-simulates so many years of one group, target by target, under the same assumptions.
+repair); this is where large groups help. The output says which of these was used. How long a target
+is waited for before that begins is the store's `rebuild_after_s`. --trials simulates so many years
+of one group, target by target, under the same assumptions.
 
 The model knows losses that come one by one, or a domain at a time, at constant rates. It knows no
 power cuts, operators or bugs.
@@ -55,6 +56,7 @@ DOMAIN_FAILURES: Final = 0.1
 Systems", OSDI 2010)."""
 HOUR_S: Final = 3600
 REBUILD_AFTER_S: Final = 300
+"""As coordinators wait that are given no other time."""
 PAYLOADS: Final = 1000
 SEED: Final = 1
 NINES_MAX: Final = 40
@@ -70,6 +72,10 @@ class DurabilityReport(Struct, frozen=True):
     """The rate of repair that was taken, where it is the store's own."""
     is_unmeasured: bool
     """The store that was asked has made nothing again that was worth it."""
+    is_off: bool
+    """Its coordinator makes nothing again (repair = false), and no flag supposes that it does."""
+    wait_source: str
+    """Where the wait before a rebuild comes from: `flag`, `store` or `default`."""
     conditions: Conditions
     placements: tuple[Outlook, ...]
     """Columns placed as they are, columns placed anywhere, and three copies."""
@@ -129,12 +135,16 @@ def _configure_rates(parser: argparse.ArgumentParser) -> None:
     for flag, default, text in (
         ("--return-after", HOUR_S, "mean time until any other failed target is back"),
         ("--step-life", HOUR_S, "mean time until a step is saved again, or drained"),
-        ("--rebuild-after", REBUILD_AFTER_S, "from a loss until a rebuild begins"),
     ):
         shown = format_age(default)
         parser.add_argument(
             flag, metavar="AGE", type=parse_age, default=default, help=f"{text} [{shown}]"
         )
+    shown = format_age(REBUILD_AFTER_S)
+    parser.add_argument(
+        "--rebuild-after", metavar="AGE", type=parse_age,
+        help=f"from a loss until a rebuild begins [the store's rebuild_after_s, else {shown}]",
+    )  # fmt: skip
     parser.add_argument(
         "--rebuild-rate", metavar="BYTES", type=parse_bytes,
         help="bytes a second that each target spends on making columns again; 0: none"
@@ -143,8 +153,7 @@ def _configure_rates(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    level, tier, measured = _tier(arguments, output)
-    report = _report(arguments, level, tier, measured)
+    report = _report(arguments, *_tier(arguments, output))
     output.document(_document(report))
     _print(report, output)
     return ExitCode.OK
@@ -169,12 +178,14 @@ class _Known(Struct, frozen=True):
     level: str
     payloads: int
     target_bytes: int
+    rebuild_after_s: float | None
+    """None: nothing is made again."""
     measured: RepairMeasured | None
 
 
-def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier, RepairMeasured | None]:
-    """The level of its domains, the tier, and how fast repair was there. Raises Refused where
-    nobody says what it is.
+def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier, _Known | None]:
+    """The level of its domains, the tier, and what the store says, if one is named. Raises Refused
+    where nobody says what it is.
     """
     from ckpt.plan.durability.outlook import Tier
 
@@ -200,9 +211,8 @@ def _tier(arguments: argparse.Namespace, output: Output) -> tuple[str, Tier, Rep
         arguments.payloads or (known.payloads if known else 0) or PAYLOADS,
         arguments.target_bytes or (known.target_bytes if known else 0),
     )
-    measured = known.measured if known and arguments.rebuild_rate is None else None
     level: str = arguments.level or (known.level if known else "host")
-    return level, tier, measured if tier.target_bytes else None
+    return level, tier, known
 
 
 def _names_store(arguments: argparse.Namespace) -> bool:
@@ -212,7 +222,7 @@ def _names_store(arguments: argparse.Namespace) -> bool:
 def _known(talk: Conversation, wanted: str | None) -> _Known:
     from ckpt.plan.placement import check_level, domain_key
 
-    status = talk.status()
+    status, repair = talk.status(), talk.repair()
     steps = [step for run in status.runs for step in talk.steps(RunName(run.run))]
     level = check_level(wanted or (steps[-1].domain_level if steps else "host"))
     domains = {
@@ -227,7 +237,8 @@ def _known(talk: Conversation, wanted: str | None) -> _Known:
         level,
         sum(step.world_size for step in steps),
         sum(used) // max(1, len(used)),
-        talk.repair().measured,
+        repair.rebuild_after_s,
+        repair.measured,
     )
 
 
@@ -240,8 +251,17 @@ def _rate_of(measured: RepairMeasured, tier: Tier) -> float:
     return measured.bytes_per_s * (tier.code.k + 1) / helpers
 
 
+def _wait_s(arguments: argparse.Namespace, known: _Known | None) -> tuple[float, str]:
+    """Before a rebuild begins, and who says so."""
+    if arguments.rebuild_after is not None:
+        return float(arguments.rebuild_after), "flag"
+    if known is not None and known.rebuild_after_s is not None:
+        return known.rebuild_after_s, "store"
+    return float(REBUILD_AFTER_S), "default"
+
+
 def _report(
-    arguments: argparse.Namespace, level: str, tier: Tier, measured: RepairMeasured | None
+    arguments: argparse.Namespace, level: str, tier: Tier, known: _Known | None
 ) -> DurabilityReport:
     from random import Random
 
@@ -249,6 +269,11 @@ def _report(
     from ckpt.plan.durability.markov import loss_chance
     from ckpt.plan.durability.trials import tried
 
+    is_said = arguments.rebuild_rate is not None
+    is_off = known is not None and known.rebuild_after_s is None and not is_said
+    is_taken = known is not None and tier.target_bytes and not is_off and not is_said
+    measured = known.measured if known is not None and is_taken else None
+    wait_s, wait_source = _wait_s(arguments, known)
     conditions = outlook.Conditions(
         arguments.afr,
         arguments.domain_afr,
@@ -256,7 +281,7 @@ def _report(
         float(arguments.return_after),
         float(arguments.step_life),
         _rate_of(measured, tier) if measured else float(arguments.rebuild_rate or 0),
-        float(arguments.rebuild_after),
+        wait_s,
     )
     if arguments.rebuild_rate and not tier.target_bytes:
         raise Refused("how long a rebuild takes depends on the bytes", hint="--target-bytes BYTES")
@@ -270,7 +295,9 @@ def _report(
         tier,
         level,
         measured,
-        measured is None and arguments.rebuild_rate is None and _names_store(arguments),
+        measured is None and not is_said and not is_off and known is not None,
+        is_off,
+        wait_source,
         conditions,
         (placed, *(each for each in others if each is not None)),
         tuple(outlook.by_group_size(tier, conditions)),
@@ -295,6 +322,7 @@ def _document(report: DurabilityReport) -> dict[str, object]:
         "target_bytes": tier.target_bytes,
         "conditions": report.conditions,
         "rebuild_rate_from": _rate_source(report),
+        "rebuild_after_from": report.wait_source,
         "measured": report.measured,
         "placements": [_outlook_document(each) for each in report.placements],
         "group_sizes": [_outlook_document(each) for each in report.group_sizes],
@@ -365,6 +393,8 @@ def _assumed(report: DurabilityReport) -> tuple[str, ...]:
             f"supposed: each target spends {format_bytes(rates.rebuild_rate)}/s on making lost"
             f" columns again, from {format_seconds(rates.rebuild_after_s)} after a loss on"
         )
+    elif report.is_off:
+        made = f"{made}; the coordinator says so (repair = false)"
     elif report.is_unmeasured:
         made = f"{made}; no repair was measured here (--rebuild-rate)"
     return (

@@ -132,6 +132,11 @@ def _show(view: RepairView, output: Output) -> None:
     cap = f"{format_bytes(view.cap_bytes)}/s" if view.cap_bytes else "no cap"
     floor = f"{format_bytes(view.floor_bytes)}/s"
     output.line(f"takes   {floor} of each target beside saves and loads, else {cap}")
+    waits = view.rebuild_after_s
+    output.line(
+        "waits   nothing is ever made again (repair = false of the coordinator)" if waits is None
+        else f"waits   {format_seconds(waits)} for a target that is away"
+    )  # fmt: skip
     if view.paused_at_s is not None:
         output.line(f"paused  {age_text(view.paused_at_s)}: ckpt repair resume")
     heard = view.worker_heard_s
