@@ -18,6 +18,7 @@ from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import DropColumn, DropGeneration, Dropped, RenewLease
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
+from ckpt.protocol.coordinator.repairing.tasks import LOOK_US as QUEUE_LOOK_US
 from ckpt.protocol.events import Received, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import Core, TargetIdentity, TargetLimits
 from ckpt.protocol.target.space import Space
@@ -32,6 +33,7 @@ from tests.protocol.target_world import (
     reserve,
     store,
 )
+from tests.protocol.test_coordinator_repairing import Worker
 from tests.sim.crowd import RUN, Crowd
 from tests.sim.load_nodes import LoadingRank, LoadJob
 
@@ -168,6 +170,59 @@ def test_a_look_at_copies_of_documents_costs_each_checkpoint_the_same_beside_man
         lines.count(respreader.tick)
         found.append(lines.each)
     assert found[1] <= 2 * found[0]
+
+
+def _is_received(event: object) -> bool:
+    return isinstance(event, Received)
+
+
+def lost(columns: int) -> Bench:
+    """Four targets, of which one comes back without so many columns."""
+    bench = Bench(4)
+    bench.tick(GATHERING_US / US_PER_S)
+    victim, step = next(iter(bench.targets.values())), 0
+    while len(victim.columns) < columns:
+        step += 1
+        bench.save(step)
+    bench.stop(victim.id)
+    victim.columns.clear()
+    victim.reboot()
+    bench.start(victim)
+    bench.now_us += 2 * QUEUE_LOOK_US
+    bench.machine._desk.now_us = bench.now_us
+    return bench
+
+
+def test_a_lost_column_is_queued_at_the_same_cost_among_any_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that is due is looked at at once, and only now and then."""
+    found = []
+    for columns in (10, 100):
+        bench, lines = lost(columns), Lines(monkeypatch, _is_received)
+        repairs = bench.machine.repairs
+        lines.count(repairs.waiting)
+        assert sum(len(one.columns) for one in repairs.waiting()) == columns
+        found.append(lines.lines / columns)
+    assert found[1] <= NOISE * found[0]
+
+
+def test_a_lost_column_is_handed_out_and_named_at_the_same_cost_among_any_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for columns in (10, 100):
+        bench, lines = lost(columns), Lines(monkeypatch, _is_received)
+        worker = Worker(bench)
+        bench.machine.repairs.waiting()
+        lines.watch(bench.machine)
+        for _ in range(8):
+            assert worker.lease().payload is not None
+            worker.seal()
+            worker.end()
+        assert bench.machine.repairs.counts.columns == 8
+        found.append(lines.lines)
+    assert found[1] <= NOISE * found[0]
 
 
 def left(monkeypatch: pytest.MonkeyPatch, ranks: int) -> Lines:
