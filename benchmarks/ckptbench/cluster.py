@@ -25,9 +25,9 @@ import msgspec
 
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Unavailable
-from ckpt.base.ids import RunName, Step
+from ckpt.base.ids import RunName, Step, TargetId
 from ckpt.erasure.code import Code
-from ckpt.format.messages.asking import DeleteStep, StepDeleted
+from ckpt.format.messages.asking import ChangeTarget, DeleteStep, StepDeleted, TargetChanged
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
@@ -240,6 +240,11 @@ class BenchCluster:
         """Delete a step, as `ckpt rm` does. Raises NotFound."""
         assert self._control is not None
         self._control.call(DeleteStep(run, step), StepDeleted)
+
+    def change_target(self, name: str, standing: str) -> None:
+        """As `ckpt target drain`, and so on. Raises Refused with what speaks against it."""
+        assert self._control is not None
+        self._control.call(ChangeTarget(TargetId(name), standing), TargetChanged)
 
     def forget_store(self, url: str) -> None:
         """As `ckpt drain forget`. Raises NotFound; Busy while a drain serves it."""

@@ -41,10 +41,14 @@ def one_round(made_s: float, rebuild_s: float | None = 0.2) -> RepairRound:
     )  # fmt: skip
 
 
-def found(*rounds: RepairRound, several: TargetMade | None = None) -> RepairFigures:
+def found(
+    *rounds: RepairRound, several: TargetMade | None = None, moved: TargetMade | None = None
+) -> RepairFigures:
     costs = Costs(copy=0, ec=0, fingerprint=0, crc=0, tx=0, rx=0, read=0, touch=0)
     queue = QueueFigures(1000, 0.005, 0.005, 100, 0.01)
-    return RepairFigures(rounds, several, MADE, queue, costs, bound_gb_per_s=0.2, cores=2)
+    return RepairFigures(
+        rounds, several, MADE, queue, costs, bound_gb_per_s=0.2, cores=2, moved=moved
+    )
 
 
 def test_a_column_stands_beside_its_sources_and_a_target_beside_a_column() -> None:
@@ -83,7 +87,7 @@ def test_a_burst_that_outlasted_the_rebuild_says_nothing_and_no_goal_is_met_by_i
 
 
 def test_each_goal_is_missed_by_what_is_beyond_it() -> None:
-    good = found(one_round(1.1), several=MADE)
+    good = found(one_round(1.1), several=MADE, moved=MADE)
     assert [goal.name for goal in goals.find_goals(good, PLAN) if not goal.met] == []
     worse = replace(
         MADE, read_bytes=809_000_000, written_bytes=201_100_000, worker_bytes=257 * MIB,
@@ -93,14 +97,16 @@ def test_each_goal_is_missed_by_what_is_beyond_it() -> None:
         one_round(1.4, 0.4), target=worse, kill=Kill(90.0, 1), bursts=BurstTimes(0.2, 0.4, 0.3)
     )
     bad = replace(
-        found(late, several=worse), even=worse, queue=QueueFigures(1000, 0.011, 0.1, 100, 0.02),
+        found(late, several=worse, moved=worse), even=worse, queue=QueueFigures(1000, 0.011, 0.1, 100, 0.02),
         bound_gb_per_s=0.5,
     )  # fmt: skip
     assert [goal.name for goal in goals.find_goals(bad, PLAN) if goal.met] == []
 
 
 def test_people_see_all_of_it() -> None:
-    lines = repair_text(found(one_round(1.2), several=MADE), PLAN, MACHINE).splitlines()
+    run = found(one_round(1.2), several=MADE, moved=MADE)
+    lines = repair_text(run, PLAN, MACHINE).splitlines()
+    assert "read / moved, 1 drained     4.020 of 4.000 needed; written / lost 1.0010" in lines
     assert "  over its sources read     1.200 [1.200, 1.200]" in lines
     assert "read / lost, 1 column lost  4.020 of 4.000 needed; written / lost 1.0010" in lines
     assert "sources, max / mean         1.100 over 10 payloads (100 B, 110 B, 90 B)" in lines

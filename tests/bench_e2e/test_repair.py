@@ -41,6 +41,11 @@ def test_one_run_measures_all_of_it_and_leaves_nothing(
         assert made["read_bytes"] >= made["needed_bytes"] >= 2 * made["bytes"] / lost
         assert made["bytes"] <= made["written_bytes"] <= 1.005 * made["bytes"]
         assert made["worker_bytes"] > 0
+    moved = figures["moved"]
+    assert moved["payloads"] == moved["columns"] > 0
+    assert moved["bytes"] <= moved["needed_bytes"] <= moved["read_bytes"]
+    assert moved["read_bytes"] <= 1.01 * moved["needed_bytes"]
+    assert moved["bytes"] <= moved["written_bytes"] <= 1.005 * moved["bytes"]
     assert figures["even"]["columns"] == 9
     given = figures["even"]["given_bytes"].values()
     assert max(given) <= 1.1 * sum(given) / len(given)

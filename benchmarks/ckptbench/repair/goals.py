@@ -142,6 +142,9 @@ def _byte_goals(found: RepairFigures) -> Iterator[Goal]:
     if found.several is not None:
         yield Goal("read / needed, m lost", read_ratio([found.several]), READ_MAX, False)
         yield Goal("written / lost, m lost", written_ratio([found.several]), WRITTEN_MAX, False)
+    if found.moved is not None:
+        yield Goal("read / needed, moved", read_ratio([found.moved]), READ_MAX, False)
+        yield Goal("written / moved", written_ratio([found.moved]), WRITTEN_MAX, False)
     yield Goal("sources, max / mean", found.even.unevenness, SOURCES_MAX, False)
 
 
@@ -156,8 +159,8 @@ def _burst_goals(found: RepairFigures) -> Iterator[Goal]:
 
 
 def _all_made(found: RepairFigures) -> list[TargetMade]:
-    several = [] if found.several is None else [found.several]
-    return [*(one.target for one in found.rounds), *several, found.even]
+    others = [one for one in (found.several, found.moved) if one is not None]
+    return [*(one.target for one in found.rounds), *others, found.even]
 
 
 def median_kill_s(found: RepairFigures) -> float:

@@ -33,7 +33,7 @@ class Loss:
     columns: int
     bytes: int
     needed_bytes: int
-    """k columns of each payload."""
+    """As in TargetMade."""
 
     def without(self, column_bytes: int, k: int) -> Loss:
         """The same, when one payload of this size is made."""
@@ -72,6 +72,24 @@ class Losses:
             lambda: self._cluster.repair().columns_due >= lost.columns, "what is lost is not due"
         )
         return lost
+
+    def drain(self, name: str) -> Loss:
+        """All that the target has is to move to others, and is due."""
+        found = [_header_of(file) for file in self._cluster.columns_of(name)]
+        k = self._plan.code.k
+        self._cluster.change_target(name, "draining")
+        self._until(
+            lambda: self._cluster.repair().columns_due >= len(found), "what is to move is not due"
+        )
+        return Loss(
+            len(found), len(found), sum(one.column_bytes for one in found),
+            sum(one.column_bytes * (1 if one.column.column < k else k) for one in found),
+        )  # fmt: skip
+
+    def take_back(self, name: str) -> None:
+        """The target, which has nothing now, takes its share again."""
+        self._until(lambda: not self._cluster.columns_of(name), "what has moved is here still")
+        self._cluster.change_target(name, "in")
 
     def make(self, lost: Loss) -> TargetMade:
         """By one worker, without anything beside it."""

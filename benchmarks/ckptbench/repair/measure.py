@@ -27,13 +27,13 @@ def measure_repair(plan: RepairPlan, tell: Tell) -> RepairFigures:
         for number in range(plan.loops):
             tell(f"round {number + 1} of {plan.loops}")
             rounds.append(run.measure())
-        several = run.lose_several()
+        several, moved = run.lose_several(), run.move()
     tell(f"{plan.sources} small payloads for which sources are compared")
     even = measure_sources(plan)
     tell(f"{plan.lost_columns} lost columns before a coordinator")
     queue = measure_queue(plan.code, plan.lost_columns)
     bound = rebuild_bound(costs, plan.code, core_count())
-    return RepairFigures(tuple(rounds), several, even, queue, costs, bound, core_count())
+    return RepairFigures(tuple(rounds), several, even, queue, costs, bound, core_count(), moved)
 
 
 def check_plan(plan: RepairPlan) -> None:

@@ -58,7 +58,7 @@ class TargetMade:
     bytes: int
     """Of these columns."""
     needed_bytes: int
-    """k columns of each payload."""
+    """k columns of each payload; of one that moves the data column alone, which is copied."""
     read_bytes: int
     """By the targets from their disks."""
     written_bytes: int
@@ -133,3 +133,5 @@ class RepairFigures:
     bound_gb_per_s: float
     """B*."""
     cores: int
+    moved: TargetMade | None = None
+    """What a target had that was drained."""

@@ -92,6 +92,14 @@ class RepairRounds:
         lost = self._losses.empty(victims)
         return self._losses.make(lost)
 
+    def move(self) -> TargetMade:
+        """What a target has goes to others: it is drained."""
+        name = next(self._victims)
+        self._tell(f"{name} is drained")
+        moved = self._losses.make(self._losses.drain(name))
+        self._losses.take_back(name)
+        return moved
+
     # ----------------------------------------------------------------------- inside
 
     def _save_held(self) -> None:

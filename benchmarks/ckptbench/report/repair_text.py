@@ -48,6 +48,8 @@ def _bytes(found: RepairFigures) -> Iterator[str]:
     yield _line("read / lost, 1 column lost", _moved(made))
     if found.several is not None:
         yield _line("read / lost, m targets lost", _moved([found.several]))
+    if found.moved is not None:
+        yield _line("read / moved, 1 drained", _moved([found.moved]))
     even = found.even
     given = ", ".join(format_bytes(each) for each in even.given_bytes.values())
     yield _line(
