@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from ckpt.base.errors import Refused
@@ -13,16 +14,20 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.repairs import (
     NO_CAP,
+    RATE_BYTES_MAX,
     RepairLimits,
     RepairNoted,
     RepairPace,
+    RepairRules,
     check_limits,
+    decode_repair_rules,
 )
 from ckpt.protocol.coordinator.repairing.pacing import (
     RENEW_FAST_US,
     RENEW_US,
     URGENT,
     TaskLoad,
+    most_beside_others,
     paced,
 )
 from ckpt.protocol.coordinator.repairing.traffic import LOAD_US_MAX
@@ -94,6 +99,23 @@ def test_who_goes_above_the_floor_asks_again_at_once() -> None:
 def test_what_is_no_limit_is_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(Refused, match="the cap not below it"):
         check_limits(RepairLimits(*limits))
+
+
+@pytest.mark.parametrize("limits", [(8 << 60, 0), (1, RATE_BYTES_MAX + 1)])
+def test_what_no_target_can_give_is_refused(limits: tuple[int, int]) -> None:
+    with pytest.raises(Refused, match="bytes a second") as refused:
+        check_limits(RepairLimits(*limits))
+    assert "at most" in refused.value.hint
+
+
+def test_the_highest_limits_have_their_place_in_messages() -> None:
+    """Also for the widest code; what an earlier version took does not count."""
+    highest = RepairLimits(RATE_BYTES_MAX, RATE_BYTES_MAX)
+    check_limits(highest)
+    of_all = rate(load(255, "a"), limits=highest, busy=True, urgent=True)
+    assert max(of_all, most_beside_others(RepairLimits(RATE_BYTES_MAX))) < 1 << 63
+    taken = msgspec.json.encode(RepairRules(8 << 60, paused_at_s=1.0))
+    assert decode_repair_rules(taken) == RepairRules(paused_at_s=1.0)
 
 
 def test_a_cap_at_the_floor_and_none_are_limits() -> None:

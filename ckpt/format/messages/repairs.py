@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnNumber, PayloadId
@@ -18,6 +19,8 @@ from ckpt.format.messages.saving import Place
 
 NO_CAP: Final = 0
 """As fast as it goes."""
+RATE_BYTES_MAX: Final = 1 << 50
+"""No target is faster, and what is made of it has its place in a message."""
 
 
 class RepairLimits(Struct, frozen=True, gc=False):
@@ -32,9 +35,12 @@ class RepairLimits(Struct, frozen=True, gc=False):
 def check_limits(limits: RepairLimits) -> None:
     """Raises Refused."""
     floor, cap = limits.floor_bytes, limits.cap_bytes
+    text = f"repair at a floor of {floor} and a cap of {cap} bytes a second"
     if floor < 1 or cap < 0 or NO_CAP < cap < floor:
-        text = f"repair at a floor of {floor} and a cap of {cap} bytes a second"
         hint = "the floor is at least 1, the cap not below it; a cap of 0 is none"
+        raise Refused(text, hint=hint)
+    if max(floor, cap) > RATE_BYTES_MAX:
+        hint = f"both are at most {RATE_BYTES_MAX} (1024 TiB); a cap of 0 is none"
         raise Refused(text, hint=hint)
 
 
@@ -65,11 +71,16 @@ class RepairRules(Struct, frozen=True, gc=False):
 
 
 def decode_repair_rules(document: bytes) -> RepairRules:
-    """Decode the JSON. What cannot be read, such as a later version's, counts as not set."""
+    """Decode the JSON. What cannot be read, such as a later version's, counts as not set; so do
+    limits that an earlier version took and nobody can keep.
+    """
     try:
-        return msgspec.json.decode(document, type=RepairRules)
+        rules = msgspec.json.decode(document, type=RepairRules)
     except msgspec.MsgspecError:
         return RepairRules()
+    if max(rules.floor_bytes or 0, rules.cap_bytes or 0) > RATE_BYTES_MAX:
+        return replace(rules, floor_bytes=None, cap_bytes=None)
+    return rules
 
 
 class SetRepair(Struct, frozen=True, gc=False):
