@@ -17,10 +17,14 @@ from ckpt.base.errors import NotFound, Unavailable
 from ckpt.base.ids import Generation
 from tests.soak.job import Said
 from tests.soak.rank import RUN
-from tests.soak.states import check_whole
+from tests.soak.states import RANKS, check_whole
+from tests.waiting import wait_until
 
 LOOK_TIMEOUT_S: Final = 20.0
 SAMPLE: Final = 3
+COLUMNS: Final = 6
+"""Of a payload under 4+2."""
+LEFT_S: Final = 240.0
 
 
 class Judge:
@@ -169,6 +173,27 @@ def column_counts(directory: Path) -> Counter[tuple[str, str]]:
 def staged_count(directory: Path) -> int:
     """Files that lie aside on all targets: space for a next save, and columns not sealed yet."""
     return sum(1 for _ in directory.glob("targets/*/staging/*"))
+
+
+def check_left(directory: Path, targets: str, judge: Judge) -> None:
+    """Each column of what is kept lies on one target, and nothing else does. `targets`: a pattern
+    of their directories.
+    """
+
+    def columns() -> list[str]:
+        return [path.name for path in directory.glob(f"{targets}/columns/*")]
+
+    def buried() -> set[int]:
+        """Steps, of tombstones: one stays as long as others refer to what was deleted."""
+        stones = directory.glob(f"{targets}/documents/tombstone-*")
+        return {int(path.name.split("-")[2]) for path in stones}
+
+    kept, listed = judge.list_kept(), set(judge.list_steps())
+    wait_until(
+        lambda: len(columns()) == len(kept) * RANKS * COLUMNS == len(set(columns())),
+        "nothing is there twice, and nothing of what was deleted", LEFT_S,
+    )  # fmt: skip
+    wait_until(lambda: buried() == kept - listed, "no other tombstone", LEFT_S)
 
 
 def tell(text: str) -> None:

@@ -23,15 +23,13 @@ from tests.e2e_remote.cluster import RemoteCluster
 from tests.e2e_remote.conftest import started
 from tests.soak.beside import beside
 from tests.soak.job import Job
-from tests.soak.judge import Judge, tell
+from tests.soak.judge import Judge, check_left, tell
 from tests.soak.rank import RUN, Plan
 from tests.soak.states import RANKS
 from tests.soak.wrecker import Wrecker
 from tests.waiting import ASKED_S, wait_until
 
 KEEP = 25
-COLUMNS = 6
-"""Of a payload."""
 FAST_S, FAST_SEED = 15.0, 3
 LOOK_EVERY_S = 5.0
 WHOLE_S = 240.0
@@ -73,7 +71,7 @@ def run_campaign(tmp_path: Path, seed: int, seconds: float) -> Wrecker:
         tell(f"strikes {dict(wrecker.strikes)}, replaced {dict(wrecker.replaced)}")
         judge.look_at_all()
         tell(f"ranks said {dict(judge.compare(job.said()))}, judge {dict(judge.counts)}")
-        check_left(cluster, judge)
+        check_left(cluster.directory, "h?d?", judge)
         check_drill(cluster)
         wrecker.end()
         assert "Traceback" not in (cluster.directory / "repair.log").read_text()
@@ -100,25 +98,6 @@ def newest_of_whole(cluster: RemoteCluster) -> int:
         return 0
     whole = all(step.columns_missing == step.documents_missing == 0 for step in steps)
     return max((step.step for step in steps), default=0) if whole else 0
-
-
-def check_left(cluster: RemoteCluster, judge: Judge) -> None:
-    """Each column of what is kept lies on one target, and nothing else does."""
-
-    def columns() -> list[str]:
-        return [path.name for path in cluster.directory.glob("h?d?/columns/*")]
-
-    def buried() -> set[int]:
-        """Steps, of tombstones: one stays as long as others refer to what was deleted."""
-        stones = cluster.directory.glob("h?d?/documents/tombstone-*")
-        return {int(path.name.split("-")[2]) for path in stones}
-
-    kept, listed = judge.list_kept(), set(judge.list_steps())
-    wait_until(
-        lambda: len(columns()) == len(kept) * RANKS * COLUMNS == len(set(columns())),
-        "nothing is there twice, and nothing of what was deleted", WHOLE_S,
-    )  # fmt: skip
-    wait_until(lambda: buried() == kept - listed, "no other tombstone", WHOLE_S)
 
 
 def check_drill(cluster: RemoteCluster) -> None:
