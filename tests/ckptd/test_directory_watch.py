@@ -10,7 +10,7 @@ import pytest
 
 from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
-from ckptd.target.directory_watch import DirectoryWatch
+from ckptd.target.directory_watch import FOLDERS, DirectoryWatch
 
 
 async def ended(directory: Path, harm: Callable[[], object]) -> str:
@@ -38,6 +38,32 @@ def test_a_directory_that_was_moved_is_gone(tmp_path: Path) -> None:
     said = asyncio.run(ended(directory, lambda: directory.rename(tmp_path / "elsewhere")))
     assert f"directory is gone: {directory} is gone: it was removed or moved" in said
     assert "ckpt target replace" in said
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_was_removed_is_named_also_when_there_is_another(
+    tmp_path: Path, folder: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptd.target.directory_watch.LOOK_S", 0.02)
+    directory = tmp_path / "t0"
+    directory.mkdir()
+
+    async def harmed() -> str:
+        loop = asyncio.get_running_loop()
+
+        def harm() -> None:
+            """Once it was seen."""
+            (directory / folder).rename(tmp_path / "elsewhere")
+            if again:
+                (directory / folder).mkdir()
+
+        (directory / folder).mkdir()
+        return await ended(directory, lambda: loop.call_later(0.2, harm))
+
+    said = asyncio.run(harmed())
+    assert f"folder is gone: {directory / folder} is gone: it was removed or moved" in said
+    assert "made again elsewhere" in said
 
 
 def test_a_lock_file_that_was_removed_is_named_and_the_directory_is_not_called_gone(

@@ -2,7 +2,8 @@
 
 One that was removed or moved under its process, or over which something was mounted, has nothing
 that the target said it has. Its process would go on to answer for it, and nobody would make again
-what is gone: so it ends. Started again it knows what is there.
+what is gone: so it ends. Started again it knows what is there. So it does when one of the folders
+in it went, which it makes at its start: nothing could be put there any more.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Final
 
 from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
+from ckpt.protocol.target.core import COLUMNS, DOCUMENTS, STAGING
 from ckptd.log import Reporter
 from ckptd.target.identity import FILE_NAME
 
 LOOK_S: Final = 1.0
+FOLDERS: Final = (COLUMNS, DOCUMENTS, STAGING)
 
 
 class DirectoryWatch:
@@ -32,6 +35,8 @@ class DirectoryWatch:
         self._directory = directory
         self._report = report
         self._stop = stop
+        #: Which folder each was when it was seen first.
+        self._folders: dict[str, int] = {}
         self._next: asyncio.TimerHandle | None = None
         self._why: CkptError | None = None
 
@@ -49,13 +54,37 @@ class DirectoryWatch:
 
     def _look(self) -> None:
         if self._lock.is_in_place():
-            self.start()
+            gone = next(filter(self._has_gone, FOLDERS), None)
+            if gone is None:
+                self.start()
+                return
+            self._why = _folder_gone(self._directory / gone)
+            self._report("error", "folder is gone", {"directory": str(self._directory / gone)})
+            self._stop()
             return
         is_alone = not self._lock.path.exists() and (self._directory / FILE_NAME).exists()
         self._why = _unlocked(self._lock.path) if is_alone else _gone(self._directory)
         what = "lock is gone" if is_alone else "directory is gone"
         self._report("error", what, {"directory": str(self._directory)})
         self._stop()
+
+    def _has_gone(self, folder: str) -> bool:
+        """Not before it was there; what the device does not say now is another's business."""
+        try:
+            number = (self._directory / folder).stat().st_ino
+        except FileNotFoundError:
+            return folder in self._folders
+        except OSError:
+            return False
+        return self._folders.setdefault(folder, number) != number
+
+
+def _folder_gone(folder: Path) -> CkptError:
+    return CkptError(
+        f"{folder} is gone: it was removed or moved, or something is mounted over it",
+        hint="bring it back if it is anywhere, and start the target again; what it had there is"
+        " made again elsewhere",
+    )
 
 
 def _unlocked(lock: Path) -> CkptError:
