@@ -81,7 +81,10 @@ def test_who_waits_for_a_drain_hears_that_another_has_taken_it_back(url: str) ->
     leaving = next(f"t{i}" for i in range(6) if target(url, f"t{i}")["columns"])
     # So that it does not end before it is taken back.
     assert run("repair", "pause", "--store", url).code == 0
-    with start("target", "drain", leaving, "--wait", "--store", url) as waiting:
+    with start("target", "drain", leaving, "--wait", "--json", "--store", url) as waiting:
+        assert waiting.stdout is not None
+        progress = json.loads(waiting.stdout.readline())
+        assert progress["held_up"] == "paused: ckpt repair resume"
         wait_until(
             lambda: target(url, leaving)["standing"] == "draining", "it drains", WAIT_S, ASKED_S
         )
@@ -195,7 +198,8 @@ def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
     [
         (("ls", "t0"), "ls takes no ID"),
         (("drain",), "drain of which target?"),
-        (("replace", "t0", "--force"), "neither --dry-run nor --force"),
+        (("replace", "t0", "--dry-run"), "replace takes no --dry-run"),
+        (("hold", "t0", "--force"), "neither --dry-run nor --force"),
         (("in", "t0", "--wait"), "only drain, out and balance take --wait"),
         (("drain", "t0", "--wait", "--dry-run"), "without --dry-run"),
         (("drain", "t0", "--incarnation", "00"), "only replace takes --incarnation"),

@@ -8,12 +8,18 @@ import pytest
 
 from ckpt.base.ids import CheckpointId, Step, TargetId
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import ChangeTarget, DeleteStep, ReplaceTarget, TargetChanged
+from ckpt.format.messages.asking import (
+    ChangeTarget,
+    DeleteStep,
+    ReplaceTarget,
+    TargetChanged,
+    TargetReplaced,
+)
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DropColumn
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState, TargetSeen, TargetStanding
-from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
+from ckpt.protocol.coordinator.cluster.membership import GATHERING_US, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
@@ -234,6 +240,47 @@ def test_who_says_the_same_again_is_answered_when_it_is_durable_too() -> None:
 
 
 # ----------------------------------------------------------------------- what speaks against it
+
+
+@pytest.mark.parametrize("standing", ["draining", "out"])
+def test_of_two_that_are_said_at_once_the_second_knows_of_the_first(standing: str) -> None:
+    """By two operators, say; the first is not durable yet."""
+    bench = Bench(4)
+    bench.persist_at_once = False
+    session, mark = bench.session(Role.ADMIN), bench.mark()
+    bench.tell(session, ChangeTarget(TargetId("t1"), standing))
+    (answer,) = bench.tell(bench.session(Role.ADMIN), ChangeTarget(TargetId("t2"), standing))
+    refused(answer, "without t2 2 targets are left in")
+    bench.sync()
+    done(*bench.to(session, mark))
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_no_directory_takes_the_place_of_what_is_needed_unasked(is_forced: bool) -> None:
+    """Two disks of three were not mounted, and their targets began on empty directories."""
+    bench = Bench(5)
+    for target in bench.targets.values():
+        bench.stop(target.id)
+        target.incarnation = b"i" * 15 + bytes([int(target.id[1:])])
+        bench.start(target)
+    id = bench.save(1)
+    first, second, _ = holders(bench, id)
+    for target in (first, second):
+        bench.stop(target.id)
+        target.incarnation = b"j" * 15 + bytes([int(target.id[1:])])
+        target.reboot()
+        bench.start(target)
+    question = ReplaceTarget(first.id, force=is_forced)
+    (answer,) = bench.tell(bench.session(Role.ADMIN), question)
+    if is_forced:
+        assert isinstance(answer, TargetReplaced)
+        return
+    refused(answer, f"what {first.id} had", f"too little is left of {id} while {second.id}")
+    assert isinstance(answer, Failed)
+    assert f"bring back d/{first.id} as it was" in answer.hint
+    assert "--force" in answer.hint
+    bench.tick(1)
+    assert bench.machine.members.targets[first.id].state is TargetState.DOWN
 
 
 def test_where_nothing_is_made_again_nothing_leaves_a_target() -> None:

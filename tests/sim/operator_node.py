@@ -79,7 +79,7 @@ class OperatorNode(LookingOperator):
             for claim in self._coordinator.machine.members.claims()
             if claim.replaces
         }
-        return (ReplaceTarget(*claim) for claim in asking.items())
+        return (ReplaceTarget(*claim, force=True) for claim in asking.items())
 
     def received(self, session: Session, request: int, message: Message, bulk: bytes) -> None:
         """Whether it was done shows at the next look."""

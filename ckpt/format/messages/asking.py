@@ -116,6 +116,8 @@ class ReplaceTarget(Struct, frozen=True, gc=False):
     """That of the directory, when several ask; empty for the only one."""
     repeated: bool = False
     """It was asked before, and the answer was lost: whoever has joined since then was meant."""
+    force: bool = False
+    """Although something is read no more without what the target had."""
 
 
 class ChangeTarget(Struct, frozen=True, gc=False):

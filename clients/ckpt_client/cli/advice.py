@@ -22,6 +22,8 @@ from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
 """With less free space the catalog cannot grow."""
+SAID_MAX: Final = 300
+"""So much of a log's last line is shown."""
 _STOPPED: Final = "Tt"
 #: Commands that name their directory themselves.
 _STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
@@ -58,7 +60,8 @@ class Local:
         mends = [self._mend(target) for target in known]
         remedy = "; ".join(text for text, _ in mends)
         # Each once, and the one that restarts everything at the end.
-        commands = sorted(dict.fromkeys(line for _, line in mends), key=lambda c: c == self._anew)
+        named = dict.fromkeys(line for _, line in mends if line)
+        commands = sorted(named, key=lambda c: c == self._anew)
         return replace(found, remedy=remedy, command=" && ".join(commands))
 
     def coordinator_down(self, reason: str, pid: int | None) -> Check:
@@ -98,7 +101,10 @@ class Local:
             return text, f"kill -KILL {target.pid}" if self._restarts else self._anew
         if target.held:
             return f"{target.id} is held: release it", f"ckpt target release {target.id}"
-        return f"{target.id} has ended: {last_line(self._log(target.id))[:200]}", self._anew
+        said = last_line(self._log(target.id))[:SAID_MAX]
+        if self._restarts:
+            return f"{target.id} does not start: {said}; mend that: it is tried again by itself", ""
+        return f"{target.id} has ended: {said}", self._anew
 
     def _log(self, name: str) -> Path:
         return self._directory / "logs" / f"{name}.log"

@@ -183,11 +183,12 @@ class Conversation:
         """Stop draining to this store. Raises NotFound, Busy while a worker serves it."""
         self.control.call(ForgetStore(url), DrainNoted, timeout_s=self.timeout_s)
 
-    def replace_target(self, id: TargetId, incarnation: bytes) -> TargetReplaced:
+    def replace_target(self, id: TargetId, incarnation: bytes, *, force: bool) -> TargetReplaced:
         """Make the directory that asks for the target's place this target. Raises NotFound when
-        none asks, Refused when several do and none is named, Busy while the target is live.
+        none asks, Refused when several do and none is named, or something could be read no more,
+        Busy while the target is live.
         """
-        message = ReplaceTarget(id, incarnation)
+        message = ReplaceTarget(id, incarnation, force=force)
         answer, _ = self.control.call(message, TargetReplaced, timeout_s=self.timeout_s)
         return answer
 

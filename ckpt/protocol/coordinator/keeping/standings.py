@@ -4,8 +4,9 @@
      ^--undrain------+            out: the same for one that may not come back
 
 What speaks against it is said before anything changes: columns of a save that would find no place,
-bytes that would find no room, checkpoints that could be read no more. `force` overrules that; one
-whose process runs is removed by nobody.
+bytes that would find no room, checkpoints that could be read no more, also by another directory in
+the place of a target's. `force` overrules that; one whose process runs is removed by nobody. What
+somebody else has said and is not durable yet counts as done.
 
 Invariant: nobody acts on a standing that is not durable, but that no process of a removed target is
 taken in any more.
@@ -88,12 +89,24 @@ class Standings:
             if target is not None:
                 self._check_member(target)
                 _check_ended(target)
+                self._check_spared(target, message)
             seen = seats.replaced(message.target, message.incarnation, now)
             self._desk.report(
                 "warning", "target is replaced", target=seen.target, directory=seen.directory
             )
         done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
+
+    def _check_spared(self, target: Target, message: ReplaceTarget) -> None:
+        """Without what it had all can be read. Raises Refused."""
+        asking = self._members.replacing(target.id)
+        doubts = "; ".join(self._losses(target)) if asking and not message.force else ""
+        if doubts:
+            raise Refused(
+                f"what {target.id} had in its own directory would not count any more: {doubts}",
+                hint=f"bring back {target.directory} as it was, or what else is away; where that is"
+                " gone for good use --force",
+            )
 
     # ----------------------------------------------------------------------- how it stands
 
@@ -202,7 +215,12 @@ class Standings:
 
     def _doubts_of_saves(self, target: Target) -> Iterator[str]:
         """Columns of a save that would have no place any more, were all here that stay."""
-        staying = {one.id for one in self._members.all() if one.stays}
+        said = self._members.seats.standing_of
+        staying = {
+            one.id
+            for one in self._members.all()
+            if one is target or (one.stays and said(one.id) is TargetStanding.IN)
+        }
         seats = candidates_of(self._members)
         with_it, without = (
             place(

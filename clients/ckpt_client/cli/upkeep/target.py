@@ -7,8 +7,8 @@ drain, undrain  the target gets nothing new, and `ckptd repair` makes its column
 out, in         the same for a target that may not come back: what it held is made again at once,
                 without waiting for it. in takes that back.
 balance         `ckptd repair` moves columns from full devices to empty ones until all are about
-                equally full, after all that is lost was made again. A balance ends with its
-                coordinator: run it again then. --stop leaves where it is what has not moved yet.
+                equally full, after all that is lost was made again. A coordinator that takes over
+                goes on with it. --stop leaves where it is what has not moved yet.
 remove          take the target out of the cluster for good: end its process first (a local cluster
                 does that for you). Deletions no longer wait for it; its name and its directory are
                 refused from then on.
@@ -21,9 +21,9 @@ replace         a directory that was emptied, or another one, asks for the place
 hold, release   in a local cluster: a held target is not restarted. If it runs it goes on until it
                 exits; end it by its process id, which `ckpt status` shows.
 
-If something speaks against drain, out or remove, the command says so and changes nothing: a save
-would lack places for its columns, bytes would have no room, or checkpoints could not be read any
-more. --dry-run says it beforehand, --force overrides it.
+If something speaks against drain, out, remove or replace, the command says so and changes nothing:
+a save would lack places for its columns, bytes would have no room, or checkpoints could not be read
+any more. --dry-run says it beforehand (not of replace), --force overrides it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from ckpt_client.cli.cluster import (
 )
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted
-from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, wait_for_repair
+from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, held_up, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
 from ckpt_client.url import LocalUrl, parse_url
@@ -145,7 +145,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise Refused("only replace takes --incarnation")
     if arguments.name and action != "add":
         raise Refused("only add takes --name")
-    if arguments.force and action not in (*STANDINGS, "add"):
+    if arguments.force and action not in (*STANDINGS, "add", "replace"):
         raise Refused(f"{action} takes neither --dry-run nor --force")
     if arguments.stop and (action != "balance" or arguments.dry_run):
         raise Refused("only balance takes --stop, without --dry-run")
@@ -329,7 +329,13 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
     """Until nothing is there any more. Ctrl-C ends the waiting alone."""
     left, said_s = changed, 0.0
     standing = changed.standing
-    with output.waiting(f"emptying {changed.target}", lambda: _what(left)):
+    view = talk.repair()
+
+    def text() -> str:
+        waits = "".join(f"; {name}: {why}" for name, why in view.problems[:1])
+        return f"{_what(left)}{held_up(view)}{waits}"
+
+    with output.waiting(f"emptying {changed.target}", text):
         while (left := _left(talk, changed)).columns or left.documents:
             if left.was not in EMPTIED:
                 raise CkptError(
@@ -338,8 +344,9 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
                     hint="ckpt target ls",
                 )
             if time.monotonic() - said_s >= RECORD_S:
-                said_s = time.monotonic()
-                output.record("progress", asdict(left))
+                said_s, view = time.monotonic(), talk.repair()
+                told = {"held_up": held_up(view)[2:], "problems": view.problems}
+                output.record("progress", {**asdict(left), **told})
             time.sleep(LOOK_S)
 
 
@@ -423,7 +430,7 @@ def _replace(arguments: argparse.Namespace, output: Output) -> int:
     except ValueError:
         raise Refused(f"--incarnation {arguments.incarnation} is no hexadecimal number") from None
     with conversation(arguments, output) as talk:
-        done = talk.replace_target(TargetId(arguments.id), incarnation)
+        done = talk.replace_target(TargetId(arguments.id), incarnation, force=arguments.force)
     output.document(
         {
             "id": done.target,

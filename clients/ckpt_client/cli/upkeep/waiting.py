@@ -25,7 +25,7 @@ def wait_for_repair(
     Until then the text of `left` is shown as progress. Ctrl-C ends the waiting, not the repair.
     """
     view, said_s = talk.repair(), time.monotonic()
-    with output.waiting(what, lambda: _with_worker(view, left)):
+    with output.waiting(what, lambda: f"{left(view)}{held_up(view)}"):
         while left(view):
             if time.monotonic() - said_s >= RECORD_S:
                 said_s = time.monotonic()
@@ -36,10 +36,10 @@ def wait_for_repair(
     return view
 
 
-def _with_worker(view: RepairView, left: Callable[[RepairView], str]) -> str:
-    """The progress, and what holds it up: a pause, or no worker."""
+def held_up(view: RepairView) -> str:
+    """What holds repair up, to stand after the progress: a pause, or no worker; else empty."""
     if view.paused_at_s is not None:
-        return f"{left(view)}; paused: ckpt repair resume"
+        return "; paused: ckpt repair resume"
     if view.worker_heard_s is None:
-        return f"{left(view)}; no worker was heard: run ckptd repair"
-    return left(view)
+        return "; no worker was heard: run ckptd repair"
+    return ""
