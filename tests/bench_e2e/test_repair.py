@@ -44,7 +44,8 @@ def test_one_run_measures_all_of_it_and_leaves_nothing(
     moved = figures["moved"]
     assert moved["payloads"] == moved["columns"] > 0
     assert moved["bytes"] <= moved["needed_bytes"] <= moved["read_bytes"]
-    assert moved["read_bytes"] <= 1.01 * moved["needed_bytes"]
+    # Headers and tables are a part of so small columns; the goal is of large ones.
+    assert moved["read_bytes"] <= 1.1 * moved["needed_bytes"]
     assert moved["bytes"] <= moved["written_bytes"] <= 1.005 * moved["bytes"]
     assert figures["even"]["columns"] == 9
     given = figures["even"]["given_bytes"].values()

@@ -151,7 +151,7 @@ class Balancer:
             text = (
                 f"{most.device} is {most.share:.0%} full and {least.device} {least.share:.0%}:"
                 f" nothing is moved for less than {TOLERANCE:.0%}, nor what another device may"
-                " not take"
+                " not take, nor a copy of an index or a record"
             )
             raise Refused(text, hint="ckpt target ls shows what each has")
 
