@@ -1,4 +1,4 @@
-"""What an operator does wrong with directories of a local cluster: it is said, and nothing is lost."""
+"""What operators do wrong with directories of a local cluster: it is said, and nothing is lost."""
 
 from __future__ import annotations
 

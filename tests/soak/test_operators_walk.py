@@ -1,5 +1,6 @@
-"""An operator's walk: `rm -rf` of one target's directory after the other under a job that saves, and
-each time only what `ckpt status` says; in the end no target is one of the first, and all is there.
+"""An operator's walk: `rm -rf` of one target's directory after the other under a job that saves,
+and each time only what `ckpt status` says; in the end no target is one of the first, and all is
+there.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ def walk(
         command("drill", "--any", "--store", cluster.url)
         command("scrub", "--store", cluster.url)
         check_left(cluster.directory, "targets/t?", judge)
-        nothing_aside = lambda: staged_count(cluster.directory) <= RANKS * len(TARGETS)  # noqa: E731
-        wait_until(nothing_aside, "nothing lies aside but space for one more save", WAIT_S)
+        wait_until(
+            lambda: staged_count(cluster.directory) <= RANKS * len(TARGETS),
+            "nothing lies aside but space for one more save", WAIT_S,
+        )  # fmt: skip
     check_stopped(cluster, mark, runtime)
 
 
