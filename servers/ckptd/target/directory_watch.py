@@ -3,7 +3,7 @@
 One that was removed or moved under its process, or over which something was mounted, has nothing
 that the target said it has. Its process would go on to answer for it, and nobody would make again
 what is gone: so it ends. Started again it knows what is there. So it does when one of the folders
-in it went, which it makes at its start: nothing could be put there any more.
+of what it keeps went.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 
 from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
-from ckpt.protocol.target.core import COLUMNS, DOCUMENTS, STAGING
+from ckpt.protocol.target.core import COLUMNS, DOCUMENTS
 from ckptd.log import Reporter
 from ckptd.target.identity import FILE_NAME
 
 LOOK_S: Final = 1.0
-FOLDERS: Final = (COLUMNS, DOCUMENTS, STAGING)
+FOLDERS: Final = (COLUMNS, DOCUMENTS)
 
 
 class DirectoryWatch:

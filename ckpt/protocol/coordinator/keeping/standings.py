@@ -98,12 +98,14 @@ class Standings:
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
 
     def _check_spared(self, target: Target, message: ReplaceTarget) -> None:
-        """Without what it had all can be read. Raises Refused."""
+        """Without what it had all can be read of which is known where it lies: of what is not
+        nothing can be said, as before the catalog is vouched for. Raises Refused.
+        """
         asking = self._members.replacing(target.id)
-        doubts = "; ".join(self._losses(target)) if asking and not message.force else ""
-        if doubts:
+        loss = self._loss(target) if asking and not message.force else ""
+        if loss:
             raise Refused(
-                f"what {target.id} had in its own directory would not count any more: {doubts}",
+                f"what {target.id} had in its own directory would not count any more: {loss}",
                 hint=f"bring back {target.directory} as it was, or what else is away; where that is"
                 " gone for good use --force",
             )
@@ -252,14 +254,20 @@ class Standings:
         unknown = [one for one in needed if one.placement is None]
         if unknown:
             yield f"where {unknown[0].id} lies is not known: its index was not read yet"
+        if loss := self._loss(target):
+            yield loss
+
+    def _loss(self, target: Target) -> str:
+        """Of what is known where it lies; empty for nothing."""
         lost = [one for one in self._kept() if self._needs(one, target)]
-        if lost:
-            named = ", ".join(str(one.id) for one in lost[:NAMED_MAX])
-            more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
-            away = [one.id for one in self._members.all() if one.state is not TargetState.LIVE]
-            others = ", ".join(id for id in away if id != target.id)
-            meanwhile = f" while {others} are away" if others else ""
-            yield f"without {target.id} too little is left of {named}{more}{meanwhile}"
+        if not lost:
+            return ""
+        named = ", ".join(str(one.id) for one in lost[:NAMED_MAX])
+        more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
+        away = [one.id for one in self._members.all() if one.state is not TargetState.LIVE]
+        others = ", ".join(id for id in away if id != target.id)
+        meanwhile = f" while {others} are away" if others else ""
+        return f"without {target.id} too little is left of {named}{more}{meanwhile}"
 
     def _needs(self, checkpoint: KeptCheckpoint, target: Target) -> bool:
         """It may have some of it, and fewer columns of a payload than k are elsewhere, or no index.
