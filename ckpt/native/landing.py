@@ -31,10 +31,11 @@ class Landing:
 
     def __init__(
         self, view: memoryview, filled: int, guard: LandingGuard | None = None,
-        tail_bytes: int = 0, tail: Buffer = b"",
+        tail_bytes: int = 0, tail: Buffer = b"", wake_bytes: int = 0,
     ) -> None:  # fmt: skip
         """`view` is writable, contiguous and not empty; its first `filled` bytes are there already,
         and when these are all, `tail` of the `tail_bytes` that follow.
+        Its reader is woken when all of the rest has come, or `wake_bytes` of it (0: for any byte).
         `guard` has begun; once all bytes are there it has them too, and nothing else meanwhile.
 
         Raises ValueError for another buffer: an assert can be switched off, and then C code would
@@ -53,7 +54,18 @@ class Landing:
             self._blocks.buffer_info()[0], filled + len(tail), 0,
             None if guard is None else ctypes.pointer(guard.state),
             None if self._tail is None else ctypes.addressof(self._tail), tail_bytes,
+            wake_bytes,
         )  # fmt: skip
+
+    @property
+    def address(self) -> int:
+        """Of what the library knows of it, as long as I live."""
+        return ctypes.addressof(self._state)
+
+    @property
+    def woken_by(self) -> int:
+        """How many bytes the socket was asked to wait for last; 0: nobody asked."""
+        return int(self._state.wake)
 
     @property
     def filled(self) -> int:

@@ -42,7 +42,32 @@ class LandingState(ctypes.Structure):
         ("guard", ctypes.POINTER(GuardState)),
         ("tail", ctypes.c_void_p),
         ("tail_length", ctypes.c_size_t),
+        ("wake_max", ctypes.c_int),
+        ("wake", ctypes.c_int),
+        ("shown_us", ctypes.c_int64),
     )
+
+
+class PollState(ctypes.Structure):
+    """`ckpt_poll` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("kernels", ctypes.POINTER(Kernels)),
+        ("landings", ctypes.c_void_p),
+        ("descriptors", ctypes.c_size_t),
+        ("epoll", ctypes.c_int),
+        ("show_us", ctypes.c_int64),
+    )
+
+
+class ReadyState(ctypes.Structure):
+    """`ckpt_ready` of source/ckpt_native.h."""
+
+    _fields_ = (("descriptor", ctypes.c_int), ("events", ctypes.c_int))
+
+
+READY_MAX: Final = 64
+"""`CKPT_READY_MAX` of source/ckpt_native.h."""
 
 
 class SealingState(ctypes.Structure):
@@ -109,6 +134,11 @@ class Library:
         self.land = library.ckpt_land
         self.land.argtypes = [kernels, ctypes.c_int, ctypes.POINTER(LandingState)]
         self.land.restype = ctypes.c_int
+        self.poll = library.ckpt_poll
+        self.poll.argtypes = [
+            ctypes.POINTER(PollState), ctypes.c_int, ctypes.POINTER(ReadyState),
+        ]  # fmt: skip
+        self.poll.restype = ctypes.c_int
         self.seal = library.ckpt_seal
         self.seal.argtypes = [ctypes.c_int, ctypes.POINTER(SealingState)]
         self.seal.restype = ctypes.c_int

@@ -24,6 +24,7 @@ from typing import Final
 
 from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.bulk import Bulk, BulkRules
+from ckpt.aio.net.selecting import BulkLoop
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.slots import SlotPool
@@ -81,7 +82,7 @@ class PeerServer:
         self._host = host
         self._wire = wire
         self._answers = _Answers()
-        self._loop = asyncio.new_event_loop()
+        self._loop = BulkLoop()
         self._server: Server | None = None
         self._errors: list[CkptError] = []
         self._ready = threading.Event()

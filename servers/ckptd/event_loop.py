@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 
 from ckpt.aio.collector import collect_rarely
+from ckpt.aio.net.selecting import BulkLoop
 
 
 def run(daemon: Coroutine[object, object, None]) -> None:
     """Run it to its end; cyclic garbage is looked for rarely."""
     collect_rarely()
-    asyncio.run(daemon)
+    with asyncio.Runner(loop_factory=BulkLoop) as runner:
+        runner.run(daemon)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpt.aio.net.bulk import BulkRules
+from ckpt.aio.net.selecting import BulkLoop
 from ckpt.aio.net.server import Server, TurnAway, serve
 from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.wire_policy import WirePolicy
@@ -93,7 +94,7 @@ def serving(
     turn_away: TurnAway = lambda _role: None,
 ) -> Iterator[ServerThread]:
     """A server in a thread, on TCP or on a Unix path."""
-    loop = asyncio.new_event_loop()
+    loop = BulkLoop()
     pool = SlotPool(pool_bytes)
     recorder = RecordingHandler() if handler is None else handler
 

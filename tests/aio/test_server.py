@@ -36,6 +36,8 @@ from tests.aio.netkit import IDENTITY, RawPeer, ServerThread, serving
 
 QUICK = ServerLimits(unauthenticated_life_us=200_000, frame_silence_us=200_000, unread_us=200_000)
 
+PATIENT_US = 10**9
+
 
 @pytest.fixture
 def running() -> Iterator[ServerThread]:
@@ -240,6 +242,35 @@ def test_peers_wait_for_slots_and_all_go_on() -> None:
             handler.held[number].release()
         assert running.pool.free_bytes == running.pool.total_bytes
         assert statistic(running, "waiting") == 0
+
+
+def test_what_waited_for_a_slot_goes_on_at_once() -> None:
+    """The bulk before it asked to be woken for a MiB; of this one, and of what follows, that much
+    never comes."""
+    handler = Hoarder()
+    patient = ServerLimits(frame_silence_us=PATIENT_US, unread_us=PATIENT_US)
+    with (
+        serving(handler=handler, pool_bytes=8 * MiB, limits=patient) as running,
+        RawPeer(running.server.port) as peer,
+    ):
+        peer.shake()
+        first, second = bytes(8 * MiB), os.urandom(100_000)
+        frame = peer.writer.encode(Fragment(0, crc32(first)), 1, first) + first
+        peer.sock.sendall(frame[: 4 * MiB])
+        while statistic(running, "received_bytes") < 4 * MiB:
+            assert not handler.held
+        peer.sock.sendall(frame[4 * MiB :])
+        peer.send(Fragment(0, crc32(second)), 2, second)
+        running.wait_until(lambda: len(handler.held) == 1)
+        while not statistic(running, "waiting"):
+            assert len(handler.held) == 1
+        handler.held[0].release()
+        running.wait_until(lambda: len(handler.held) == 2)
+        assert handler.held[1].view == second
+        peer.send(Fragment(0, crc32(b"x")), 3, b"x")
+        running.wait_until(lambda: len(handler.held) == 3)
+        for bulk in handler.held[1:]:
+            bulk.release()
 
 
 def test_the_largest_bulk_passes_and_one_byte_more_does_not(running: ServerThread) -> None:

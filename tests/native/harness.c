@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -158,7 +159,7 @@ static void one_landing(void)
     struct given given = {0, SIZE_MAX, 0};
     struct ckpt_guard guard = {&given, take, (int)draw(2)};
     struct ckpt_landing landing = {bytes, length, block, crcs, at, 0, draw(2) ? &guard : NULL,
-                                   tail, tail_length};
+                                   tail, tail_length, .wake_max = (int)draw(2) * 5000};
     int ends[2], outcome, cipher = landing.guard != NULL && guard.decrypts ? CIPHER : 0;
 
     for (size_t each = 0; each < length; each++)
@@ -197,6 +198,74 @@ static void one_landing(void)
     free(bytes);
     free(tail);
     free(crcs);
+}
+
+/* Some of the sockets have a landing, some only bytes; each is written to in pieces, in any order. */
+#define SOCKETS 5
+static void one_poll(void)
+{
+    struct ckpt_landing landings[SOCKETS], *table[1024] = {NULL};
+    struct ckpt_ready ready[CKPT_READY_MAX];
+    int ends[SOCKETS][2], left = 0, epoll = epoll_create1(0);
+    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000};
+    unsigned char *text[SOCKETS];
+    size_t sent[SOCKETS] = {0}, length = 1 + draw(20000);
+
+    for (int each = 0; each < SOCKETS; each++) {
+        check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends[each]) == 0, "a pair of sockets");
+        struct epoll_event wanted = {EPOLLIN, {.fd = ends[each][1]}};
+        check(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[each][1], &wanted) == 0, "watching");
+        text[each] = filled(length);
+        landings[each] = (struct ckpt_landing){
+            .bytes = filled(length), .length = length, .block = 4096,
+            .crcs = malloc((length / 4096 + 1) * sizeof(uint32_t))};
+        table[ends[each][1]] = &landings[each];
+        left++;
+    }
+    check(ckpt_poll(&poll, 0, ready) == 0, "nothing is ready");
+    while (left > 0) {
+        int each = (int)draw(SOCKETS);
+        size_t piece = 1 + draw(9000), rest = length - sent[each];
+        if (rest == 0)
+            continue;
+        piece = piece < rest ? piece : rest;
+        check(send(ends[each][0], text[each] + sent[each], piece, 0) == (ssize_t)piece, "sending");
+        sent[each] += piece;
+        int count = ckpt_poll(&poll, 0, ready);
+        check(count == (piece == rest), "only a whole one is shown");
+        if (count == 0)
+            continue;
+        check(ready[0].descriptor == ends[each][1] && ready[0].events == EPOLLIN, "which it is");
+        check(ckpt_land(&kernels, ends[each][1], &landings[each]) == 0, "it is whole");
+        check(memcmp(landings[each].bytes, text[each], length) == 0, "what landed");
+        table[ends[each][1]] = NULL;
+        left--;
+    }
+    check(send(ends[0][0], "x", 1, 0) == 1, "sending");
+    check(ckpt_poll(&poll, 1000, ready) == 1, "a socket without a landing is shown");
+    check(recv(ends[0][1], text[0], 1, 0) == 1, "and not read");
+    landings[1].filled = landings[1].summed = 0;
+    table[ends[1][1]] = &landings[1];
+    close(ends[1][0]);
+    check(ckpt_poll(&poll, 1000, ready) == 1 && ready[0].events & EPOLLIN, "an end is shown");
+    poll.show_us = 0;
+    landings[2].filled = landings[2].summed = 0;
+    landings[2].length = length + 1;
+    table[ends[2][1]] = &landings[2];
+    close(ends[1][1]);
+    check(send(ends[2][0], "x", 1, 0) == 1, "sending");
+    check(ckpt_poll(&poll, 1000, ready) == 1 && landings[2].filled == 1, "one that goes on is shown");
+    for (int each = 0; each < SOCKETS; each++) {
+        free(text[each]);
+        free(landings[each].bytes);
+        free(landings[each].crcs);
+        if (each == 1)
+            continue;
+        close(ends[each][0]);
+        close(ends[each][1]);
+    }
+    close(epoll);
+    check(ckpt_poll(&poll, 0, ready) == -EBADF, "the error");
 }
 
 /* The receiver takes pieces of any size; the guard flips bits, and may refuse. */
@@ -453,9 +522,10 @@ int main(int count, char **words)
         one_transform();
         one_sum();
         one_landing();
+        one_poll();
         one_sealing();
         one_table();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 5 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 6 * calls);
     return 0;
 }

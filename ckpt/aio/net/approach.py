@@ -20,6 +20,7 @@ from ckpt.aio.net.address import (
 )
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
+from ckpt.aio.net.selecting import bulks_of
 from ckpt.aio.net.sockets import tune
 from ckpt.aio.net.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
@@ -106,7 +107,8 @@ class Approach:
 
     async def _shake(self, sock: socket.socket) -> None:
         handshake = ClientHandshake(self._caller, os.urandom(NONCE_BYTES))
-        channel = Channel(sock, handshake, self, unchecked=self._unchecked)
+        bulks = bulks_of(self._loop)
+        channel = Channel(sock, handshake, self, unchecked=self._unchecked, bulks=bulks)
         self.watch = Watch(self._loop, channel, lambda _channel, error: self._fail(error))
         try:
             channel.greet()

@@ -24,35 +24,32 @@ no callback of the owner comes.
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import socket
 from typing import Final, Protocol
 
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
 from ckpt.aio.net.bulk import Bulk
+from ckpt.aio.net.incoming import Incoming
 from ckpt.aio.net.send_queue import SendQueue, Sent
 from ckpt.aio.net.session_guard import SessionGuard, begin_guard
+from ckpt.aio.net.sockets import connection_failed, peer_closed
 from ckpt.aio.net.wire_policy import check_settled, wanted_for
 from ckpt.aio.slots import Slot
-from ckpt.base.errors import CkptError, PeerError, Refused, Unavailable
+from ckpt.base.errors import PeerError, Refused
 from ckpt.base.ids import Epoch
 from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
-from ckpt.base.units import MiB
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
-from ckpt.native.landing import CLOSED, GUARD_FAILED, WHOLE, Landing, LandingGuard
+from ckpt.native.landing import Landing, LandingGuard
+from ckpt.native.polling import BulkPoll
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.handshake import ClientHandshake, Established, ServerHandshake
 
 RECEIVES_PER_TURN: Final = 16
 """Receives on one connection before the others get their turn."""
-WAKE_BYTES: Final = 1 * MiB
-"""Of a bulk over TCP that must lie in the kernel before its reader is woken: an interpreter that
-comes back to cold caches for each segment costs more than the segment's copy."""
 
 assert UNAUTHENTICATED_BYTES_MAX >= PAGE_BYTES, "a stranger holds the head buffer and nothing else"
 
@@ -97,7 +94,9 @@ class Channel:
         self, sock: socket.socket, handshake: ClientHandshake | ServerHandshake,
         owner: ChannelOwner, *, unchecked: frozenset[type] = frozenset(),
         borrower: Borrower | None = None, lendables: Lendables | None = None,
+        bulks: BulkPoll | None = None,
     ) -> None:  # fmt: skip
+        """`bulks`: of what watches the socket, where bulks land on without me."""
         self.session = next_session()
         self.sock = sock
         self.peer: Established | None = None
@@ -105,7 +104,7 @@ class Channel:
         self.closed = False
         self.paused = False
         """A bulk waits for memory; `resume` goes on."""
-        self.received_bytes = 0
+        self._received_bytes = 0
         self._owner = owner
         self._handshake = handshake
         self._unchecked = unchecked
@@ -122,18 +121,21 @@ class Channel:
         self._message: Message | None = None
         self._slot: Slot | Loan | None = None
         self._bulk: memoryview | None = None
-        #: Of `_bulk`, while the rest of it is to come.
-        self._landing: Landing | None = None
+        #: The rest of `_bulk`.
+        self._incoming = Incoming(sock, bulks)
         #: What followed a bulk that came with its message.
         self._tail = b""
         self._guard = SessionGuard()
-        self._is_tcp = sock.family != socket.AF_UNIX
-        self._wake_bytes = 1
 
     @property
     def in_frame(self) -> bool:
         """Whether a frame has begun to arrive and is not complete."""
         return self._head is not None or self._end > self._start
+
+    @property
+    def received_bytes(self) -> int:
+        """What came, and what was lent to us."""
+        return self._received_bytes + self._incoming.uncounted_bytes
 
     @property
     def queued_bytes(self) -> int:
@@ -163,12 +165,12 @@ class Channel:
 
     def _receive_some(self) -> None:
         for _ in range(RECEIVES_PER_TURN):
-            more = self._receive_page() if self._landing is None else self._receive_bulk()
+            more = self._receive_page() if self._incoming.landing is None else self._receive_bulk()
             if self.closed or self.paused:
                 return
             if not more:
                 break
-        self._tune_wake()
+        self._incoming.wake_for_frames()
 
     def _receive_page(self) -> bool:
         """Prefixes, meta and small bulks; whether the socket may have more."""
@@ -181,43 +183,29 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            raise _gone(error) from None
+            raise connection_failed(error) from None
         if count == 0:
-            raise _closed()
-        self.received_bytes += count
+            raise peer_closed()
+        self._received_bytes += count
         self._end += count
         self._parse()
         return count == len(view)
 
     def _receive_bulk(self) -> bool:
         """The rest of a bulk, in its place; whether the socket may have more."""
-        landing = self._landing
-        assert landing is not None
-        before = landing.filled
-        outcome = landing.receive(self.sock.fileno())
-        self.received_bytes += landing.filled - before
-        if outcome == WHOLE:
-            self._finish()
-            return True
-        if outcome == errno.EAGAIN:
+        self._received_bytes += self._incoming.receive()
+        if not self._incoming.is_whole:
             return False
-        assert outcome != GUARD_FAILED, "a cipher's context takes whatever comes"
-        raise _closed() if outcome == CLOSED else _gone(OSError(outcome, os.strerror(outcome)))
-
-    def _tune_wake(self) -> None:
-        """Not before the rest of the bulk, or a good part of it, has come (SO_RCVLOWAT)."""
-        if not self._is_tcp:
-            return  # Unix sockets wake for any byte, whatever is asked.
-        wake = 1 if self._landing is None else min(self._landing.rest, WAKE_BYTES)
-        if wake != self._wake_bytes:
-            self._wake_bytes = wake
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
+        self._finish()
+        return True
 
     def resume(self) -> None:
         """Ask the owner again for the memory that a bulk waits for."""
         assert self.paused
         self.paused = False
         self._parse()
+        if not self.closed:
+            self._incoming.wake_for_frames()
 
     def _parse(self) -> None:
         """Take every whole frame out of the page."""
@@ -276,7 +264,7 @@ class Channel:
         assert self._start == self._end
         self._start = self._end = 0
         guard = self._begin_tag(head)
-        self._landing = Landing(self._bulk, count, guard, head.tail_bytes, self._tail)
+        self._incoming.begin(self._bulk, count, guard, head.tail_bytes, self._tail)
         return False
 
     def _borrow(self, head: FrameHead) -> None:
@@ -287,7 +275,7 @@ class Channel:
         assert place is not None
         self._bulk = borrower.view(place, head.bulk_bytes)
         self._slot = Loan(self._give_back, borrower.borrowed())
-        self.received_bytes += head.bulk_bytes
+        self._received_bytes += head.bulk_bytes
         self._finish()
 
     def _give_back(self, loan: int) -> None:
@@ -306,7 +294,7 @@ class Channel:
     def _finish(self) -> None:
         """A frame is whole: check its bulk and hand it over."""
         head, message, view, slot = self._head, self._message, self._bulk, self._slot
-        landing = self._landing
+        landing = self._incoming.end()
         assert head is not None
         assert message is not None
         bulk = None
@@ -316,7 +304,7 @@ class Channel:
             bulk = Bulk(view, slot, None if landing is None else landing.sums())
             if type(message) not in self._unchecked:
                 self._reader.check_bulk(head, message, bulk.crc())
-        self._head = self._message = self._bulk = self._slot = self._landing = None
+        self._head = self._message = self._bulk = self._slot = None
         if self.peer is None:
             self._shake(message)
         elif isinstance(message, LendMemory | TakeBackMemory | MemoryReturned):
@@ -469,7 +457,7 @@ class Channel:
         try:
             self._queue.push()
         except OSError as error:
-            raise _gone(error) from None
+            raise connection_failed(error) from None
 
     # ----------------------------------------------------------------------- closing
 
@@ -479,8 +467,9 @@ class Channel:
             return
         self.closed = True
         self.paused = False
+        self._incoming.end()
         self.sock.close()
-        slot, self._slot, self._bulk, self._landing = self._slot, None, None, None
+        slot, self._slot, self._bulk = self._slot, None, None
         if slot is not None:
             slot.release()
         self._queue.close()
@@ -488,13 +477,3 @@ class Channel:
             self.borrower.close()
         for sent in self._lender.close():
             sent()
-
-
-def _closed() -> CkptError:
-    return Unavailable("the peer closed the connection")
-
-
-def _gone(error: OSError) -> CkptError:
-    if error.errno in (errno.EPIPE, errno.ECONNRESET):
-        return _closed()
-    return Unavailable(f"the connection failed: {error.strerror}")

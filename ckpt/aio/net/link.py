@@ -36,6 +36,7 @@ from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link_search import LinkSearch
 from ckpt.aio.net.reaching import cannot_connect, reach
+from ckpt.aio.net.selecting import BulkSelector
 from ckpt.aio.net.send_queue import Sent
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
@@ -192,7 +193,7 @@ class LinkLoop:
     def __init__(self) -> None:
         self.lendables = Lendables()
         """Bulks that lie here are lent to peers of this host, not sent."""
-        self._selector = selectors.DefaultSelector()
+        self._selector = BulkSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         #: Every link that is not closed, by session.
@@ -270,6 +271,7 @@ class LinkLoop:
             self,
             unchecked=unchecked,
             lendables=self.lendables if isinstance(where, UnixAddress) else None,
+            bulks=self._selector.bulks,
         )
         self._links[link.session] = link
         if code not in (0, errno.EINPROGRESS):

@@ -44,6 +44,7 @@ from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.seats import BACKLOG
+from ckpt.aio.net.selecting import bulks_of
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
 from ckpt.aio.net.sockets import tune
@@ -203,6 +204,7 @@ class Server:
             self,
             unchecked=self._bulks.unchecked,
             borrower=Borrower() if borrows else None,
+            bulks=bulks_of(self._loop),
         )
         watch = Watch(self._loop, channel, self._fail)
         watch.received_at_us = watch.sent_at_us = now_us()

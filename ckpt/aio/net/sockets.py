@@ -1,10 +1,12 @@
-"""How connected sockets are set up, whichever loop watches them."""
+"""How connected sockets are set up, whichever loop watches them; and what their errors mean."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Final
 
+from ckpt.base.errors import Unavailable
 from ckpt.base.units import MiB
 
 UNIX_BUFFER_BYTES: Final = 4 * MiB
@@ -35,3 +37,15 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+
+
+def peer_closed() -> Unavailable:
+    """What to raise when a socket has ended."""
+    return Unavailable("the peer closed the connection")
+
+
+def connection_failed(error: OSError) -> Unavailable:
+    """What to raise for what a connected socket says."""
+    if error.errno in (errno.EPIPE, errno.ECONNRESET):
+        return peer_closed()
+    return Unavailable(f"the connection failed: {error.strerror}")

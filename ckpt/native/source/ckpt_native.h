@@ -63,6 +63,9 @@ struct ckpt_landing {
     const struct ckpt_guard *guard; /* gets each block before it is summed; or NULL */
     unsigned char *tail; /* what follows the bytes: neither guarded nor summed */
     size_t tail_length;  /* may be 0 */
+    int wake_max; /* bytes that shall have come before its reader is woken; 0: that is not to be had */
+    int wake;     /* what the socket was asked for last */
+    int64_t shown_us; /* of ckpt_poll: 0 at first */
 };
 
 /* The peer has closed the connection. */
@@ -71,12 +74,37 @@ struct ckpt_landing {
 #define CKPT_GUARD_FAILED (-2)
 
 /* Receive what the socket has of a landing; decrypt each block as it becomes whole, where the guard
- * does so, and write its CRC-32.
+ * does so, and write its CRC-32. While the rest is to come, the socket shows itself readable only
+ * when all of that has, or `wake_max` bytes (SO_RCVLOWAT).
  * 0 when all is there, the tail as well, and summed; EAGAIN when the rest is still to come;
  * CKPT_CLOSED; CKPT_GUARD_FAILED; or what recv says. Nothing says yet that the tail fits.
  * Python: Landing (ckpt/native/landing.py); in plain Python: socket.recv_into, then zlib.crc32. */
 CKPT_API int ckpt_land(const struct ckpt_kernels *kernels, int descriptor,
                        struct ckpt_landing *landing);
+
+/* What ckpt_poll waits for. */
+struct ckpt_poll {
+    const struct ckpt_kernels *kernels;
+    struct ckpt_landing **landings; /* by descriptor: what lands there, or NULL */
+    size_t descriptors;
+    int epoll;       /* each descriptor's data is itself */
+    int64_t show_us; /* a landing that goes on is shown this often */
+};
+
+/* A descriptor, and its events of epoll. */
+struct ckpt_ready {
+    int descriptor;
+    int events;
+};
+
+/* Most that one call of ckpt_poll writes. */
+#define CKPT_READY_MAX 64
+
+/* As epoll_wait, but what comes of a landing lands, and is shown only when that is whole or broken,
+ * and in between every `show_us`: a call of ckpt_land says what it is. Returns how many it wrote, 0
+ * after a signal or the rest, or -errno.
+ * Python: BulkPoll (ckpt/native/polling.py); in plain Python: select.epoll, then Landing.receive. */
+CKPT_API int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
 
 /* Bytes that are to leave encrypted. */
 struct ckpt_sealing {

@@ -44,7 +44,7 @@ static ssize_t take(int descriptor, const struct ckpt_landing *landing, size_t e
     return recvmsg(descriptor, &message, MSG_DONTWAIT);
 }
 
-int ckpt_land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_landing *landing)
+static int land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_landing *landing)
 {
     size_t length = landing->length, block = landing->block;
 
@@ -74,4 +74,24 @@ int ckpt_land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_la
         if ((size_t)count < wanted)
             return EAGAIN;
     }
+}
+
+/* Wake the reader not before the rest, or a good part of it, has come. */
+static void rest(int descriptor, struct ckpt_landing *landing)
+{
+    size_t left = landing->length + landing->tail_length - landing->filled;
+    int wake = (int)lesser(left, (size_t)landing->wake_max);
+    if (landing->wake_max == 0 || wake == landing->wake)
+        return;
+    landing->wake = wake;
+    /* Refused: it is woken earlier, and nothing else. */
+    (void)setsockopt(descriptor, SOL_SOCKET, SO_RCVLOWAT, &wake, sizeof wake);
+}
+
+int ckpt_land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_landing *landing)
+{
+    int outcome = land(kernels, descriptor, landing);
+    if (outcome == EAGAIN)
+        rest(descriptor, landing);
+    return outcome;
 }

@@ -1,0 +1,47 @@
+"""What waits for sockets: a selector and an event loop on it. Bulks land while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from select import EPOLLIN, EPOLLOUT
+
+from ckpt.native.polling import BulkPoll
+
+
+class BulkSelector(selectors.EpollSelector):
+    """A socket on which a bulk lands is found when that is whole, or broken, and now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bulks = BulkPoll(self.fileno())
+        """Those that land now: channels say so."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As every selector's; while bulks land it may return early, and with nothing."""
+        if not self.bulks:
+            return super().select(timeout)
+        keys = self.get_map()
+        found: list[tuple[selectors.SelectorKey, int]] = []
+        for descriptor, events in self.bulks.wait(timeout):
+            key = keys.get(descriptor)
+            if key is not None:
+                reads = selectors.EVENT_READ if events & ~EPOLLOUT else 0
+                writes = selectors.EVENT_WRITE if events & ~EPOLLIN else 0
+                found.append((key, (reads | writes) & key.events))
+        return found
+
+
+class BulkLoop(asyncio.SelectorEventLoop):
+    """asyncio's own loop on a `BulkSelector`."""
+
+    def __init__(self) -> None:
+        selector = BulkSelector()
+        self.bulks = selector.bulks
+        """See there."""
+        super().__init__(selector)
+
+
+def bulks_of(loop: asyncio.AbstractEventLoop) -> BulkPoll | None:
+    """Of a `BulkLoop`; None: channels on this one take each part of a bulk themselves."""
+    return loop.bulks if isinstance(loop, BulkLoop) else None

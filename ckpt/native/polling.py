@@ -1,0 +1,68 @@
+"""Waiting for sockets, while bulks land on those that nobody need hear of yet: an interpreter that
+is woken for each part of a bulk comes back to caches which the part before has swept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+from ckpt.base.units import US_PER_S
+from ckpt.native.isal import find_isal
+from ckpt.native.landing import Landing
+from ckpt.native.library import READY_MAX, PollState, ReadyState, find_library
+
+SHOWN_S: Final = 0.1
+"""A bulk that lands for longer is shown this often: to whoever asks whether its peer is alive."""
+_FIRST_DESCRIPTORS: Final = 64
+
+
+class BulkPoll:
+    """I belong to the thread that waits."""
+
+    def __init__(self, epoll: int) -> None:
+        """`epoll`: its descriptor, in which each one's data is itself, as in `select.epoll`."""
+        self._landings: dict[int, Landing] = {}
+        #: Their addresses, by descriptor.
+        self._table = (ctypes.c_void_p * _FIRST_DESCRIPTORS)()
+        self._state = PollState(epoll=epoll, show_us=round(SHOWN_S * US_PER_S))
+        self._ready = (ReadyState * READY_MAX)()
+        self._use(self._table)
+
+    def _use(self, table: ctypes.Array[ctypes.c_void_p]) -> None:
+        self._table = table
+        self._state.landings = ctypes.addressof(table)
+        self._state.descriptors = len(table)
+
+    def __bool__(self) -> bool:
+        """Whether anything lands."""
+        return bool(self._landings)
+
+    def begin(self, descriptor: int, landing: Landing) -> None:
+        """From now on what comes there is this landing's, until `end`."""
+        size = len(self._table)
+        if descriptor >= size:
+            table = (ctypes.c_void_p * max(2 * size, descriptor + 1))()
+            ctypes.memmove(table, self._table, ctypes.sizeof(self._table))
+            self._use(table)
+        if not self._state.kernels:
+            # Not before it is used: most processes that wait for sockets never get a bulk.
+            self._state.kernels = ctypes.pointer(find_isal().kernels)
+        self._landings[descriptor] = landing
+        self._table[descriptor] = landing.address
+
+    def end(self, descriptor: int) -> None:
+        """Before the landing is forgotten, or the descriptor closed. Idempotent."""
+        if self._landings.pop(descriptor, None) is not None:
+            self._table[descriptor] = None
+
+    def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """As `select.epoll.poll`, but for parts of bulks; SHOWN_S at most. Raises OSError."""
+        rest_s = SHOWN_S if timeout_s is None else min(max(timeout_s, 0.0), SHOWN_S)
+        count: int = find_library().poll(
+            ctypes.byref(self._state), -int(-rest_s * 1_000 // 1), self._ready
+        )
+        if count < 0:
+            raise OSError(-count, os.strerror(-count))
+        return [(each.descriptor, each.events) for each in self._ready[:count]]
