@@ -48,12 +48,33 @@ class LandingState(ctypes.Structure):
     )
 
 
+class SendingState(ctypes.Structure):
+    """`ckpt_sending` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("sent", ctypes.c_size_t),
+        ("shown_us", ctypes.c_int64),
+    )
+
+
+class BulkState(ctypes.Structure):
+    """`ckpt_bulk` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("landing", ctypes.c_void_p),
+        ("sending", ctypes.c_void_p),
+        ("sealing", ctypes.c_void_p),
+    )
+
+
 class PollState(ctypes.Structure):
     """`ckpt_poll` of source/ckpt_native.h."""
 
     _fields_ = (
         ("kernels", ctypes.POINTER(Kernels)),
-        ("landings", ctypes.c_void_p),
+        ("bulks", ctypes.c_void_p),
         ("descriptors", ctypes.c_size_t),
         ("epoll", ctypes.c_int),
         ("show_us", ctypes.c_int64),
@@ -82,6 +103,7 @@ class SealingState(ctypes.Structure):
         ("filled", ctypes.c_size_t),
         ("sent", ctypes.c_size_t),
         ("guard", ctypes.POINTER(GuardState)),
+        ("shown_us", ctypes.c_int64),
     )
 
 
@@ -139,6 +161,9 @@ class Library:
             ctypes.POINTER(PollState), ctypes.c_int, ctypes.POINTER(ReadyState),
         ]  # fmt: skip
         self.poll.restype = ctypes.c_int
+        self.send = library.ckpt_send
+        self.send.argtypes = [ctypes.c_int, ctypes.POINTER(SendingState)]
+        self.send.restype = ctypes.c_int
         self.seal = library.ckpt_seal
         self.seal.argtypes = [ctypes.c_int, ctypes.POINTER(SealingState)]
         self.seal.restype = ctypes.c_int

@@ -1,5 +1,6 @@
-"""Waiting for sockets, while bulks land on those that nobody need hear of yet: an interpreter that
-is woken for each part of a bulk comes back to caches which the part before has swept.
+"""Waiting for sockets, while bulks land and leave at those that nobody need hear of yet: an
+interpreter that is woken for each part of a bulk comes back to caches which the part before has
+swept.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Final
 from ckpt.base.units import US_PER_S
 from ckpt.native.isal import find_isal
 from ckpt.native.landing import Landing
-from ckpt.native.library import READY_MAX, PollState, ReadyState, find_library
+from ckpt.native.library import READY_MAX, BulkState, PollState, ReadyState, find_library
+from ckpt.native.sealing import Sealing
+from ckpt.native.sending import Sending
 
 SHOWN_S: Final = 0.1
-"""A bulk that lands for longer is shown this often: to whoever asks whether its peer is alive."""
+"""A bulk that is under way for longer is shown this often: to whoever asks whether its peer is alive."""
 _FIRST_DESCRIPTORS: Final = 64
 
 
@@ -24,38 +27,56 @@ class BulkPoll:
     def __init__(self, epoll: int) -> None:
         """`epoll`: its descriptor, in which each one's data is itself, as in `select.epoll`."""
         self._landings: dict[int, Landing] = {}
+        self._sendings: dict[int, Sending | Sealing] = {}
         #: Their addresses, by descriptor.
-        self._table = (ctypes.c_void_p * _FIRST_DESCRIPTORS)()
+        self._table = (BulkState * _FIRST_DESCRIPTORS)()
         self._state = PollState(epoll=epoll, show_us=round(SHOWN_S * US_PER_S))
         self._ready = (ReadyState * READY_MAX)()
         self._use(self._table)
 
-    def _use(self, table: ctypes.Array[ctypes.c_void_p]) -> None:
+    def _use(self, table: ctypes.Array[BulkState]) -> None:
         self._table = table
-        self._state.landings = ctypes.addressof(table)
+        self._state.bulks = ctypes.addressof(table)
         self._state.descriptors = len(table)
 
     def __bool__(self) -> bool:
-        """Whether anything lands."""
-        return bool(self._landings)
+        """Whether any bulk is under way."""
+        return bool(self._landings or self._sendings)
 
-    def begin(self, descriptor: int, landing: Landing) -> None:
-        """From now on what comes there is this landing's, until `end`."""
+    def land(self, descriptor: int, landing: Landing) -> None:
+        """From now on what comes there is this landing's, until `landed`."""
+        self._bulk(descriptor).landing = landing.address
+        self._landings[descriptor] = landing
+
+    def landed(self, descriptor: int) -> None:
+        """Before the landing is forgotten, or the descriptor closed. Idempotent."""
+        if self._landings.pop(descriptor, None) is not None:
+            self._table[descriptor].landing = None
+
+    def send(self, descriptor: int, sending: Sending | Sealing) -> None:
+        """From now on what the socket takes is this one's, until `sent`."""
+        bulk = self._bulk(descriptor)
+        if isinstance(sending, Sealing):
+            bulk.sealing = sending.address
+        else:
+            bulk.sending = sending.address
+        self._sendings[descriptor] = sending
+
+    def sent(self, descriptor: int) -> None:
+        """Before it is forgotten, or the descriptor closed. Idempotent."""
+        if self._sendings.pop(descriptor, None) is not None:
+            self._table[descriptor].sending = self._table[descriptor].sealing = None
+
+    def _bulk(self, descriptor: int) -> BulkState:
         size = len(self._table)
         if descriptor >= size:
-            table = (ctypes.c_void_p * max(2 * size, descriptor + 1))()
+            table = (BulkState * max(2 * size, descriptor + 1))()
             ctypes.memmove(table, self._table, ctypes.sizeof(self._table))
             self._use(table)
         if not self._state.kernels:
             # Not before it is used: most processes that wait for sockets never get a bulk.
             self._state.kernels = ctypes.pointer(find_isal().kernels)
-        self._landings[descriptor] = landing
-        self._table[descriptor] = landing.address
-
-    def end(self, descriptor: int) -> None:
-        """Before the landing is forgotten, or the descriptor closed. Idempotent."""
-        if self._landings.pop(descriptor, None) is not None:
-            self._table[descriptor] = None
+        return self._table[descriptor]
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """As `select.epoll.poll`, but for parts of bulks; SHOWN_S at most. Raises OSError."""

@@ -29,8 +29,13 @@ class Sealing:
         self._kept = guard
         self._state = SealingState(
             ctypes.addressof(self._first), memory.nbytes, 0,
-            ctypes.addressof(self._slice), place.nbytes, 0, 0, ctypes.pointer(guard),
+            ctypes.addressof(self._slice), place.nbytes, 0, 0, ctypes.pointer(guard), 0,
         )  # fmt: skip
+
+    @property
+    def address(self) -> int:
+        """Of what the library knows of it, as long as I live."""
+        return ctypes.addressof(self._state)
 
     @property
     def sent(self) -> int:

@@ -204,7 +204,8 @@ static void one_landing(void)
 #define SOCKETS 5
 static void one_poll(void)
 {
-    struct ckpt_landing landings[SOCKETS], *table[1024] = {NULL};
+    struct ckpt_landing landings[SOCKETS];
+    struct ckpt_bulk table[1024] = {{NULL, NULL, NULL}};
     struct ckpt_ready ready[CKPT_READY_MAX];
     int ends[SOCKETS][2], left = 0, epoll = epoll_create1(0);
     struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000};
@@ -219,7 +220,7 @@ static void one_poll(void)
         landings[each] = (struct ckpt_landing){
             .bytes = filled(length), .length = length, .block = 4096,
             .crcs = malloc((length / 4096 + 1) * sizeof(uint32_t))};
-        table[ends[each][1]] = &landings[each];
+        table[ends[each][1]].landing = &landings[each];
         left++;
     }
     check(ckpt_poll(&poll, 0, ready) == 0, "nothing is ready");
@@ -238,20 +239,20 @@ static void one_poll(void)
         check(ready[0].descriptor == ends[each][1] && ready[0].events == EPOLLIN, "which it is");
         check(ckpt_land(&kernels, ends[each][1], &landings[each]) == 0, "it is whole");
         check(memcmp(landings[each].bytes, text[each], length) == 0, "what landed");
-        table[ends[each][1]] = NULL;
+        table[ends[each][1]].landing = NULL;
         left--;
     }
     check(send(ends[0][0], "x", 1, 0) == 1, "sending");
     check(ckpt_poll(&poll, 1000, ready) == 1, "a socket without a landing is shown");
     check(recv(ends[0][1], text[0], 1, 0) == 1, "and not read");
     landings[1].filled = landings[1].summed = 0;
-    table[ends[1][1]] = &landings[1];
+    table[ends[1][1]].landing = &landings[1];
     close(ends[1][0]);
     check(ckpt_poll(&poll, 1000, ready) == 1 && ready[0].events & EPOLLIN, "an end is shown");
     poll.show_us = 0;
     landings[2].filled = landings[2].summed = 0;
     landings[2].length = length + 1;
-    table[ends[2][1]] = &landings[2];
+    table[ends[2][1]].landing = &landings[2];
     close(ends[1][1]);
     check(send(ends[2][0], "x", 1, 0) == 1, "sending");
     check(ckpt_poll(&poll, 1000, ready) == 1 && landings[2].filled == 1, "one that goes on is shown");
@@ -268,6 +269,58 @@ static void one_poll(void)
     check(ckpt_poll(&poll, 0, ready) == -EBADF, "the error");
 }
 
+/* As it is, or encrypted: it leaves as its reader takes pieces of any size, without a word. */
+static void one_departure(void)
+{
+    size_t length = 200000 + draw(60000), slice_length = 1 + draw(9000), at = 0;
+    int ends[2], epoll = epoll_create1(0), buffer = 4096, encrypts = (int)draw(2), count;
+    unsigned char *text = filled(length), *came = malloc(length), *slice = malloc(slice_length);
+    struct given given = {0, SIZE_MAX, 0};
+    struct ckpt_guard guard = {&given, mask, 0};
+    struct ckpt_sending sending = {text, length, 0, 0};
+    struct ckpt_sealing sealing = {text, length, 0, slice, slice_length, 0, 0, &guard, 0};
+    struct ckpt_bulk table[1024] = {{NULL, NULL, NULL}};
+    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000};
+    struct ckpt_ready ready[CKPT_READY_MAX];
+
+    check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");
+    check(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer) == 0, "a buffer");
+    struct epoll_event wanted = {EPOLLOUT, {.fd = ends[0]}};
+    check(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &wanted) == 0, "watching");
+    if (encrypts)
+        table[ends[0]].sealing = &sealing;
+    else
+        table[ends[0]].sending = &sending;
+    while ((count = ckpt_poll(&poll, 0, ready)) == 0) {
+        size_t piece = 1 + draw(20000);
+        ssize_t got = recv(ends[1], came + at, piece < length - at ? piece : length - at, 0);
+        check(got > 0, "receiving");
+        at += (size_t)got;
+    }
+    check(count == 1 && ready[0].descriptor == ends[0] && ready[0].events == EPOLLOUT,
+          "a whole one is shown");
+    check(encrypts ? ckpt_seal(ends[0], &sealing) == 0 : sending.sent == length, "it has left");
+    while (at < length) {
+        ssize_t got = recv(ends[1], came + at, length - at, 0);
+        check(got > 0, "receiving");
+        at += (size_t)got;
+    }
+    for (size_t each = 0; encrypts && each < length; each++)
+        came[each] ^= CIPHER;
+    check(memcmp(came, text, length) == 0, "what left");
+    close(ends[1]);
+    table[ends[0]] = (struct ckpt_bulk){NULL, &sending, NULL};
+    sending.sent = 0;
+    check(ckpt_poll(&poll, 0, ready) == 1, "an end is shown");
+    check(ckpt_send(ends[0], &sending) == EPIPE, "the end");
+    close(ends[0]);
+    close(epoll);
+    check(ckpt_send(-1, &sending) == EBADF, "the error");
+    free(text);
+    free(came);
+    free(slice);
+}
+
 /* The receiver takes pieces of any size; the guard flips bits, and may refuse. */
 static void one_sealing(void)
 {
@@ -276,7 +329,7 @@ static void one_sealing(void)
     unsigned char *slice = malloc(slice_length);
     struct given given = {0, draw(8) ? SIZE_MAX : 1 + draw((uint32_t)length), 0};
     struct ckpt_guard guard = {&given, mask, 0};
-    struct ckpt_sealing sealing = {text, length, 0, slice, slice_length, 0, 0, &guard};
+    struct ckpt_sealing sealing = {text, length, 0, slice, slice_length, 0, 0, &guard, 0};
     int ends[2], outcome, buffer = 4096;
 
     memcpy(kept, text, length);
@@ -300,7 +353,7 @@ static void one_sealing(void)
             came[each] ^= CIPHER;
         check(memcmp(came, text, length) == 0, "what was sealed");
     }
-    sealing = (struct ckpt_sealing){text, length, 0, slice, slice_length, 0, 0, &guard};
+    sealing = (struct ckpt_sealing){text, length, 0, slice, slice_length, 0, 0, &guard, 0};
     given = (struct given){0, SIZE_MAX, 0};
     close(ends[1]);
     check(ckpt_seal(ends[0], &sealing) == EPIPE, "the end");
@@ -523,9 +576,10 @@ int main(int count, char **words)
         one_sum();
         one_landing();
         one_poll();
+        one_departure();
         one_sealing();
         one_table();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 6 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 7 * calls);
     return 0;
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import random
 import selectors
 import socket
 import threading
@@ -13,6 +16,7 @@ import pytest
 from ckpt.aio.net.selecting import BulkLoop, BulkSelector, bulks_of
 from ckpt.native.landing import CLOSED, WHOLE, Landing
 from ckpt.native.polling import SHOWN_S
+from ckpt.native.sending import Sending
 
 LENGTH = 600_000
 Pair = tuple[socket.socket, socket.socket]
@@ -48,7 +52,7 @@ def lands(
 ) -> tuple[Landing, memoryview]:
     view = memoryview(bytearray(LENGTH))
     landing = Landing(view, 0, wake_bytes=wake_bytes)
-    selector.bulks.begin(receiver.fileno(), landing)
+    selector.bulks.land(receiver.fileno(), landing)
     return landing, view
 
 
@@ -116,8 +120,8 @@ def test_what_has_ended_is_nobodys(selector: BulkSelector, pairs: list[Pair]) ->
     selector.register(receiver, selectors.EVENT_READ, "bulk")
     landing, _ = lands(selector, receiver)
     other, _ = lands(selector, pairs[1][1])
-    selector.bulks.end(receiver.fileno())
-    selector.bulks.end(receiver.fileno())
+    selector.bulks.landed(receiver.fileno())
+    selector.bulks.landed(receiver.fileno())
     sender.sendall(b"the next frame")
     while not selector.select(SHOWN_S):
         assert not landing.filled
@@ -138,7 +142,7 @@ def test_descriptors_of_any_number(selector: BulkSelector, pairs: list[Pair]) ->
         pairs[0][0].sendall(b"c")
         while (first.filled, last.filled) != (1, 2):
             assert selector.select(0) == []
-        selector.bulks.end(receiver.fileno())
+        selector.bulks.landed(receiver.fileno())
     finally:
         for each in (*many, sender, receiver):
             each.close()
@@ -161,6 +165,50 @@ def test_a_reader_is_woken_when_enough_has_come(selector: BulkSelector, pairs: l
         assert selector.select(0) == []
     thread.join()
     assert landing.woken_by == min(100_000, landing.rest)
+
+
+def sends(selector: BulkSelector, sender: socket.socket, text: bytes) -> Sending:
+    sender.setblocking(False)
+    sending = Sending(memoryview(bytearray(text)))
+    assert sending.send(sender.fileno()) == errno.EAGAIN
+    selector.register(sender, selectors.EVENT_WRITE, "sending")
+    selector.bulks.send(sender.fileno(), sending)
+    return sending
+
+
+def test_a_bulk_leaves_without_a_word_until_all_has(
+    selector: BulkSelector, pairs: list[Pair]
+) -> None:
+    sender, receiver = pairs[0]
+    text = random.Random(1).randbytes(12_000_000)
+    sending, came = sends(selector, sender, text), bytearray()
+    while not (found := selector.select(0)):
+        with contextlib.suppress(BlockingIOError):
+            came += receiver.recv(1_000_000)
+    assert [key.data for key, _ in found] == ["sending"]
+    assert sending.sent == len(text)
+    assert sending.send(sender.fileno()) == WHOLE
+    receiver.setblocking(True)
+    while len(came) < len(text):
+        came += receiver.recv(1_000_000)
+    assert came == text
+
+
+def test_a_reader_that_leaves_is_shown(selector: BulkSelector, pairs: list[Pair]) -> None:
+    sender, receiver = pairs[0]
+    sending = sends(selector, sender, bytes(12_000_000))
+    receiver.close()
+    while not selector.select(SHOWN_S):
+        assert sending.sent < 12_000_000
+    selector.bulks.sent(sender.fileno())
+    assert not selector.bulks
+    assert sending.send(sender.fileno()) in (errno.EPIPE, errno.ECONNRESET)
+
+
+@pytest.mark.parametrize("view", [b"", b"readonly", bytearray(10)])
+def test_nothing_is_sent_from_a_buffer_that_does_not_fit(view: bytes | bytearray) -> None:
+    with pytest.raises(ValueError, match="cannot be sent"):
+        Sending(memoryview(view)[::2])
 
 
 def test_a_loop_has_its_selectors_bulks() -> None:

@@ -113,7 +113,7 @@ class Channel:
         self._receiving = False
         self._writer = FrameWriter()
         self._reader = FrameReader()
-        self._queue = SendQueue(sock)
+        self._queue = SendQueue(sock, bulks)
         self._buffer = memoryview(bytearray(PAGE_BYTES))
         self._start = 0
         self._end = 0

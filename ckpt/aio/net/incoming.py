@@ -54,7 +54,7 @@ class Incoming:
         if self._wake_bytes > self.landing.rest:
             self._wake_at(self.landing.rest)
         if self._bulks is not None:
-            self._bulks.begin(self._sock.fileno(), self.landing)
+            self._bulks.land(self._sock.fileno(), self.landing)
 
     def receive(self) -> int:
         """Take what the socket has of it: how many bytes came since the last call, those that
@@ -80,7 +80,7 @@ class Incoming:
             # One that was whole at once asked for nothing: what the one before it asked for stands.
             self._wake_bytes = landing.woken_by or self._wake_bytes
             if self._bulks is not None:
-                self._bulks.end(self._sock.fileno())
+                self._bulks.landed(self._sock.fileno())
         return landing
 
     def wake_for_frames(self) -> None:

@@ -1,4 +1,4 @@
-"""What waits for sockets: a selector and an event loop on it. Bulks land while they wait."""
+"""What waits for sockets: a selector and an event loop on it. Bulks land and leave meanwhile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from ckpt.native.polling import BulkPoll
 
 
 class BulkSelector(selectors.EpollSelector):
-    """A socket on which a bulk lands is found when that is whole, or broken, and now and then."""
+    """A socket at which a bulk lands or leaves is found when that is whole, or broken, and now and
+    then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.bulks = BulkPoll(self.fileno())
-        """Those that land now: channels say so."""
+        """Those that are under way now: channels say so."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As every selector's; while bulks land it may return early, and with nothing."""
+        """As every selector's; while bulks are under way it may return early, and with nothing."""
         if not self.bulks:
             return super().select(timeout)
         keys = self.get_map()

@@ -8,6 +8,9 @@ A view that is to be sealed is encrypted slice by slice, as the socket takes it 
 one buffer of a slice, which lives while such a view is queued: what is sent comes from the
 second-level cache, and a connection has SLICE_BYTES more at most, whatever waits. Its tag goes
 after it.
+
+The first in the queue, if it is large, leaves between two calls of `push` as well, where what
+watches the socket does that (`BulkPoll`): `push` is called when all of it has left, or it is stuck.
 """
 
 from __future__ import annotations
@@ -26,13 +29,17 @@ from ckpt.base.errors import CkptError
 from ckpt.base.units import KiB, MiB
 from ckpt.native.gcm import TAG_BYTES, Sealer
 from ckpt.native.landing import GUARD_FAILED, WHOLE
+from ckpt.native.polling import BulkPoll
 from ckpt.native.sealing import Sealing
+from ckpt.native.sending import Sending
 
 SEND_VIEWS_MAX: Final = 32
 SEND_BYTES_MAX: Final = 2 * MiB
 """Most bytes that are offered to one sendmsg."""
 SLICE_BYTES: Final = 256 * KiB
 """Bytes that are encrypted at once."""
+ALONE_BYTES: Final = 128 * KiB
+"""Less of a view than this leaves in `push` alone."""
 
 Sent = Callable[[], None]
 _Ancillary = tuple[int, int, "array.array[int]"]
@@ -60,17 +67,28 @@ class _Outgoing:
 
 
 class SendQueue:
-    """I belong to one thread; only `push` touches the socket."""
+    """I belong to one thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, bulks: BulkPoll | None = None) -> None:
+        """`bulks`: of what watches the socket."""
         self.queued_bytes = 0
+        """What the socket has not taken yet, as of the last `push`: not 0 before each `sent` was
+        called."""
         self.sent_bytes = 0
+        """What the socket took, as of the last `push`."""
+        self._bulks = bulks
+        #: Also when the socket is closed.
+        self._number = sock.fileno()
         self._sock = sock
         self._outgoing: deque[_Outgoing] = deque()
         #: Of a slice, for the sealed ones in the queue; None while there are none.
         self._slice: memoryview | None = None
         #: Of the first in the queue, once a part of it may have left.
         self._sealing: Sealing | None = None
+        #: Of the first in the queue, while it leaves without `push`.
+        self._sending: Sending | None = None
+        #: What of `_sealing` is in the counts.
+        self._counted = 0
         self._pushing = self._closed = False
 
     @property
@@ -98,9 +116,35 @@ class SendQueue:
         """
         self._pushing = True
         try:
+            self._take_back()
             self._push()
+            self._hand_over()
         finally:
             self._pushing = False
+
+    def _hand_over(self) -> None:
+        """What is stuck leaves without me, when the socket takes more."""
+        if self._bulks is None or not self._outgoing or self._closed:
+            return
+        view = self._outgoing[0].view
+        if self._sealing is not None:
+            self._bulks.send(self._number, self._sealing)
+        elif len(view) >= ALONE_BYTES and not view.readonly:
+            self._sending = Sending(view)
+            self._bulks.send(self._number, self._sending)
+
+    def _take_back(self) -> None:
+        """What was handed over is mine; count what has left."""
+        if self._bulks is not None:
+            self._bulks.sent(self._number)
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            self._count(sending.sent)
+            self._take_sent(sending.sent)
+
+    def _count(self, sent: int) -> None:
+        self.sent_bytes += sent
+        self.queued_bytes -= sent
 
     def _push(self) -> None:
         while self._outgoing:
@@ -119,8 +163,7 @@ class SendQueue:
                 return
             if rights:
                 self._drop_descriptor(self._outgoing[0])
-            self.sent_bytes += count
-            self.queued_bytes -= count
+            self._count(count)
             self._take_sent(count)
             if count < offered or self._closed:
                 return
@@ -133,10 +176,10 @@ class SendQueue:
                 self._slice = memoryview(bytearray(SLICE_BYTES))
             sealed.sealer.begin(sealed.number)
             sealing = self._sealing = Sealing(sealed.view, sealed.sealer.state, self._slice)
-        before = sealing.sent
+            self._counted = 0
         outcome = sealing.send(self._sock.fileno())
-        self.sent_bytes += sealing.sent - before
-        self.queued_bytes -= sealing.sent - before
+        self._count(sealing.sent - self._counted)
+        self._counted = sealing.sent
         if outcome == errno.EAGAIN:
             return False
         if outcome == GUARD_FAILED:
@@ -183,8 +226,10 @@ class SendQueue:
     def close(self) -> None:
         """Forget everything; every `sent` is called."""
         self._closed = True
+        if self._bulks is not None:
+            self._bulks.sent(self._number)
         outgoing, self._outgoing = self._outgoing, deque()
-        self._slice = self._sealing = None
+        self._slice = self._sealing = self._sending = None
         self.queued_bytes = 0
         for each in outgoing:
             self._drop_descriptor(each)

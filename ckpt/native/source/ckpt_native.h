@@ -82,29 +82,17 @@ struct ckpt_landing {
 CKPT_API int ckpt_land(const struct ckpt_kernels *kernels, int descriptor,
                        struct ckpt_landing *landing);
 
-/* What ckpt_poll waits for. */
-struct ckpt_poll {
-    const struct ckpt_kernels *kernels;
-    struct ckpt_landing **landings; /* by descriptor: what lands there, or NULL */
-    size_t descriptors;
-    int epoll;       /* each descriptor's data is itself */
-    int64_t show_us; /* a landing that goes on is shown this often */
+/* Bytes that are to leave as they are. */
+struct ckpt_sending {
+    const unsigned char *bytes;
+    size_t length;
+    size_t sent;      /* 0 at first */
+    int64_t shown_us; /* of ckpt_poll: 0 at first */
 };
 
-/* A descriptor, and its events of epoll. */
-struct ckpt_ready {
-    int descriptor;
-    int events;
-};
-
-/* Most that one call of ckpt_poll writes. */
-#define CKPT_READY_MAX 64
-
-/* As epoll_wait, but what comes of a landing lands, and is shown only when that is whole or broken,
- * and in between every `show_us`: a call of ckpt_land says what it is. Returns how many it wrote, 0
- * after a signal or the rest, or -errno.
- * Python: BulkPoll (ckpt/native/polling.py); in plain Python: select.epoll, then Landing.receive. */
-CKPT_API int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
+/* Send until the socket takes no more: 0 when all are sent, EAGAIN, or what send says.
+ * Python: Sending (ckpt/native/sending.py); in plain Python: socket.send. */
+CKPT_API int ckpt_send(int descriptor, struct ckpt_sending *sending);
 
 /* Bytes that are to leave encrypted. */
 struct ckpt_sealing {
@@ -116,12 +104,45 @@ struct ckpt_sealing {
     size_t filled; /* of the slice: 0 at first */
     size_t sent;   /* of what is filled */
     const struct ckpt_guard *guard; /* encrypts; `decrypts` is not looked at */
+    int64_t shown_us; /* of ckpt_poll: 0 at first */
 };
 
 /* Encrypt a slice, send it, and so on, until the socket takes no more. The bytes stay as they are.
  * 0 when all are sent; EAGAIN when the rest is to be sent later; CKPT_GUARD_FAILED; or what send says.
  * Python: Sealing (ckpt/native/sealing.py); in plain Python: Sealer.add, then socket.send. */
 CKPT_API int ckpt_seal(int descriptor, struct ckpt_sealing *sealing);
+
+/* What of bulks goes on at one descriptor while nobody is woken; each may be NULL. */
+struct ckpt_bulk {
+    struct ckpt_landing *landing;
+    struct ckpt_sending *sending;
+    struct ckpt_sealing *sealing; /* one of the two at most */
+};
+
+/* What ckpt_poll waits for. */
+struct ckpt_poll {
+    const struct ckpt_kernels *kernels;
+    struct ckpt_bulk *bulks; /* by descriptor */
+    size_t descriptors;
+    int epoll;       /* each descriptor's data is itself */
+    int64_t show_us; /* a bulk that goes on is shown this often */
+};
+
+/* A descriptor, and its events of epoll. */
+struct ckpt_ready {
+    int descriptor;
+    int events;
+};
+
+/* Most that one call of ckpt_poll writes. */
+#define CKPT_READY_MAX 64
+
+/* As epoll_wait, but bulks land and leave meanwhile. A descriptor is shown for one only when it is
+ * whole or broken, and in between every `show_us`: a call of ckpt_land, ckpt_send or ckpt_seal says
+ * what it is. Returns how many it wrote, 0 after a signal or the rest, or -errno.
+ * Python: BulkPoll (ckpt/native/polling.py); in plain Python: select.epoll, then Landing.receive,
+ * Sending.send, Sealing.send. */
+CKPT_API int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
 
 /* start, place in the payload, length, term, counter: of a piece. */
 #define CKPT_PIECE_NUMBERS 5

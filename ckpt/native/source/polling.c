@@ -1,4 +1,4 @@
-/* Waiting for sockets, while bulks land on those that nobody need hear of yet. */
+/* Waiting for sockets, while bulks land and leave at those that nobody need hear of yet. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>
@@ -13,20 +13,45 @@ static int64_t now_us(void)
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-/* Whether the rest of it is still to come, and nobody wants to see what has. */
-static int lands_on(const struct ckpt_poll *poll, int descriptor, int64_t now)
+/* Whether a bulk that is not through has been shown lately. */
+static int shown_lately(const struct ckpt_poll *poll, int64_t *shown_us, int64_t now)
 {
-    struct ckpt_landing *landing = NULL;
-    if (descriptor >= 0 && (size_t)descriptor < poll->descriptors)
-        landing = poll->landings[descriptor];
-    if (landing == NULL || ckpt_land(poll->kernels, descriptor, landing) != EAGAIN)
-        return 0;
-    if (landing->shown_us == 0)
-        landing->shown_us = now;
-    if (now - landing->shown_us < poll->show_us)
+    if (*shown_us == 0)
+        *shown_us = now;
+    if (now - *shown_us < poll->show_us)
         return 1;
-    landing->shown_us = now;
+    *shown_us = now;
     return 0;
+}
+
+static int lands_on(const struct ckpt_poll *poll, int descriptor, struct ckpt_landing *landing,
+                    int64_t now)
+{
+    return landing != NULL && ckpt_land(poll->kernels, descriptor, landing) == EAGAIN &&
+           shown_lately(poll, &landing->shown_us, now);
+}
+
+static int leaves_on(const struct ckpt_poll *poll, int descriptor, const struct ckpt_bulk *bulk,
+                     int64_t now)
+{
+    if (bulk->sending != NULL)
+        return ckpt_send(descriptor, bulk->sending) == EAGAIN &&
+               shown_lately(poll, &bulk->sending->shown_us, now);
+    return bulk->sealing != NULL && ckpt_seal(descriptor, bulk->sealing) == EAGAIN &&
+           shown_lately(poll, &bulk->sealing->shown_us, now);
+}
+
+/* Those of its events that somebody must hear of. */
+static int heard(const struct ckpt_poll *poll, int descriptor, int events, int64_t now)
+{
+    if (descriptor < 0 || (size_t)descriptor >= poll->descriptors)
+        return events;
+    const struct ckpt_bulk *bulk = &poll->bulks[descriptor];
+    if (events & EPOLLIN && lands_on(poll, descriptor, bulk->landing, now))
+        events &= ~EPOLLIN;
+    if (events & EPOLLOUT && leaves_on(poll, descriptor, bulk, now))
+        events &= ~EPOLLOUT;
+    return events;
 }
 
 int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready)
@@ -42,11 +67,10 @@ int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *read
         now = now_us();
         int kept = 0;
         for (int each = 0; each < count; each++) {
-            struct ckpt_ready found = {events[each].data.fd, (int)events[each].events};
-            if (found.events & EPOLLIN && lands_on(poll, found.descriptor, now))
-                found.events &= ~EPOLLIN;
-            if (found.events != 0)
-                ready[kept++] = found;
+            int descriptor = events[each].data.fd;
+            int rest = heard(poll, descriptor, (int)events[each].events, now);
+            if (rest != 0)
+                ready[kept++] = (struct ckpt_ready){descriptor, rest};
         }
         if (kept != 0 || now - began >= (int64_t)rest_ms * 1000)
             return kept;
