@@ -78,6 +78,7 @@ class PollState(ctypes.Structure):
         ("descriptors", ctypes.c_size_t),
         ("epoll", ctypes.c_int),
         ("show_us", ctypes.c_int64),
+        ("worked_us", ctypes.c_int64),
     )
 
 

@@ -43,6 +43,11 @@ class BulkPoll:
         """Whether any bulk is under way."""
         return bool(self._landings or self._sendings)
 
+    @property
+    def worked_us(self) -> int:
+        """For how long all calls of `wait` did not wait, but moved bytes."""
+        return int(self._state.worked_us)
+
     def land(self, descriptor: int, landing: Landing) -> None:
         """From now on what comes there is this landing's, until `landed`."""
         self._bulk(descriptor).landing = landing.address

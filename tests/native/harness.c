@@ -208,7 +208,7 @@ static void one_poll(void)
     struct ckpt_bulk table[1024] = {{NULL, NULL, NULL}};
     struct ckpt_ready ready[CKPT_READY_MAX];
     int ends[SOCKETS][2], left = 0, epoll = epoll_create1(0);
-    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000};
+    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000, 0};
     unsigned char *text[SOCKETS];
     size_t sent[SOCKETS] = {0}, length = 1 + draw(20000);
 
@@ -280,7 +280,7 @@ static void one_departure(void)
     struct ckpt_sending sending = {text, length, 0, 0};
     struct ckpt_sealing sealing = {text, length, 0, slice, slice_length, 0, 0, &guard, 0};
     struct ckpt_bulk table[1024] = {{NULL, NULL, NULL}};
-    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000};
+    struct ckpt_poll poll = {&kernels, table, 1024, epoll, 1000000000, 0};
     struct ckpt_ready ready[CKPT_READY_MAX];
 
     check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "a pair of sockets");

@@ -371,9 +371,10 @@ class LinkLoop:
         """
         self._expire()
         timeout_s = self._patience_s(0 if self._events else timeout_us)
-        begun_us = now_us()
+        bulks, begun_us = self._selector.bulks, now_us()
+        worked_us = bulks.worked_us
         ready = self._selector.select(timeout_s)
-        self.waited_us += now_us() - begun_us
+        self.waited_us += now_us() - begun_us - (bulks.worked_us - worked_us)
         for key, mask in ready:
             link = key.data
             if link is None:

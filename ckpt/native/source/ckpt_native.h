@@ -126,6 +126,7 @@ struct ckpt_poll {
     size_t descriptors;
     int epoll;       /* each descriptor's data is itself */
     int64_t show_us; /* a bulk that goes on is shown this often */
+    int64_t worked_us; /* in all calls: what they did not wait */
 };
 
 /* A descriptor, and its events of epoll. */
@@ -142,7 +143,7 @@ struct ckpt_ready {
  * what it is. Returns how many it wrote, 0 after a signal or the rest, or -errno.
  * Python: BulkPoll (ckpt/native/polling.py); in plain Python: select.epoll, then Landing.receive,
  * Sending.send, Sealing.send. */
-CKPT_API int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
+CKPT_API int ckpt_poll(struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
 
 /* start, place in the payload, length, term, counter: of a piece. */
 #define CKPT_PIECE_NUMBERS 5

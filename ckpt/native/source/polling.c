@@ -54,7 +54,7 @@ static int heard(const struct ckpt_poll *poll, int descriptor, int events, int64
     return events;
 }
 
-int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready)
+int ckpt_poll(struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready)
 {
     struct epoll_event events[CKPT_READY_MAX];
     int64_t began = now_us(), now = began;
@@ -72,6 +72,9 @@ int ckpt_poll(const struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *read
             if (rest != 0)
                 ready[kept++] = (struct ckpt_ready){descriptor, rest};
         }
+        int64_t woken = now;
+        now = now_us();
+        poll->worked_us += now - woken;
         if (kept != 0 || now - began >= (int64_t)rest_ms * 1000)
             return kept;
     }
