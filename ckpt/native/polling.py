@@ -13,11 +13,11 @@ from ckpt.base.units import US_PER_S
 from ckpt.native.isal import find_isal
 from ckpt.native.landing import Landing
 from ckpt.native.library import READY_MAX, BulkState, PollState, ReadyState, find_library
+from ckpt.native.plain_sending import PlainSending
 from ckpt.native.sealing import Sealing
-from ckpt.native.sending import Sending
 
 SHOWN_S: Final = 0.1
-"""A bulk that is under way for longer is shown this often: to whoever asks whether its peer is alive."""
+"""A bulk that is under way for longer is shown this often: others ask whether its peer lives."""
 _FIRST_DESCRIPTORS: Final = 64
 
 
@@ -27,7 +27,7 @@ class BulkPoll:
     def __init__(self, epoll: int) -> None:
         """`epoll`: its descriptor, in which each one's data is itself, as in `select.epoll`."""
         self._landings: dict[int, Landing] = {}
-        self._sendings: dict[int, Sending | Sealing] = {}
+        self._sendings: dict[int, PlainSending | Sealing] = {}
         #: Their addresses, by descriptor.
         self._table = (BulkState * _FIRST_DESCRIPTORS)()
         self._state = PollState(epoll=epoll, show_us=round(SHOWN_S * US_PER_S))
@@ -58,7 +58,7 @@ class BulkPoll:
         if self._landings.pop(descriptor, None) is not None:
             self._table[descriptor].landing = None
 
-    def send(self, descriptor: int, sending: Sending | Sealing) -> None:
+    def send(self, descriptor: int, sending: PlainSending | Sealing) -> None:
         """From now on what the socket takes is this one's, until `sent`."""
         bulk = self._bulk(descriptor)
         if isinstance(sending, Sealing):

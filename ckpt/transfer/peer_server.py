@@ -24,9 +24,9 @@ from typing import Final
 
 from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.bulk import Bulk, BulkRules
-from ckpt.aio.net.selecting import BulkLoop
 from ckpt.aio.net.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
+from ckpt.aio.selecting import BulkLoop
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId

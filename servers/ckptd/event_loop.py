@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from ckpt.aio.collector import collect_rarely
-from ckpt.aio.net.selecting import BulkLoop
+from ckpt.aio.selecting import BulkLoop
 
 
 def run(daemon: Coroutine[object, object, None]) -> None:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpt.aio.net.bulk import BulkRules
-from ckpt.aio.net.selecting import BulkLoop
 from ckpt.aio.net.server import Server, TurnAway, serve
 from ckpt.aio.net.server_limits import ServerLimits
 from ckpt.aio.net.wire_policy import WirePolicy
+from ckpt.aio.selecting import BulkLoop
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId
 from ckpt.base.units import MiB

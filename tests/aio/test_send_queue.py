@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.aio.net.selecting import BulkSelector
 from ckpt.aio.net.send_queue import ALONE_BYTES, SLICE_BYTES, SendQueue
+from ckpt.aio.selecting import BulkSelector
 from ckpt.native.gcm import BULK, TAG_BYTES, Opener, Sealer
 from tests.waiting import wait_until
 

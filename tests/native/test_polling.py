@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.aio.net.selecting import BulkLoop, BulkSelector, bulks_of
+from ckpt.aio.selecting import BulkLoop, BulkSelector, bulks_of
 from ckpt.native.landing import CLOSED, WHOLE, Landing
+from ckpt.native.plain_sending import PlainSending
 from ckpt.native.polling import SHOWN_S
-from ckpt.native.sending import Sending
 
 LENGTH = 600_000
 Pair = tuple[socket.socket, socket.socket]
@@ -169,9 +169,9 @@ def test_a_reader_is_woken_when_enough_has_come(selector: BulkSelector, pairs: l
     assert landing.woken_by == min(100_000, landing.rest)
 
 
-def sends(selector: BulkSelector, sender: socket.socket, text: bytes) -> Sending:
+def sends(selector: BulkSelector, sender: socket.socket, text: bytes) -> PlainSending:
     sender.setblocking(False)
-    sending = Sending(memoryview(bytearray(text)))
+    sending = PlainSending(memoryview(bytearray(text)))
     assert sending.send(sender.fileno()) == errno.EAGAIN
     selector.register(sender, selectors.EVENT_WRITE, "sending")
     selector.bulks.send(sender.fileno(), sending)
@@ -210,7 +210,7 @@ def test_a_reader_that_leaves_is_shown(selector: BulkSelector, pairs: list[Pair]
 @pytest.mark.parametrize("view", [b"", b"readonly", bytearray(10)])
 def test_nothing_is_sent_from_a_buffer_that_does_not_fit(view: bytes | bytearray) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
-        Sending(memoryview(view)[::2])
+        PlainSending(memoryview(view)[::2])
 
 
 def test_a_loop_has_its_selectors_bulks() -> None:

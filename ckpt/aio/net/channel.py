@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
 from ckpt.aio.net.bulk import Bulk
-from ckpt.aio.net.incoming import Incoming
+from ckpt.aio.net.incoming import IncomingBulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
 from ckpt.aio.net.session_guard import SessionGuard, begin_guard
 from ckpt.aio.net.sockets import connection_failed, peer_closed
@@ -122,7 +122,7 @@ class Channel:
         self._slot: Slot | Loan | None = None
         self._bulk: memoryview | None = None
         #: The rest of `_bulk`.
-        self._incoming = Incoming(sock, bulks)
+        self._incoming = IncomingBulk(sock, bulks)
         #: What followed a bulk that came with its message.
         self._tail = b""
         self._guard = SessionGuard()

@@ -17,7 +17,7 @@ WAKE_BYTES: Final = 1 * MiB
 segment costs more than the segment's copy."""
 
 
-class Incoming:
+class IncomingBulk:
     """One bulk after the other: `begin`, `receive` until it is whole, `end`."""
 
     def __init__(self, sock: socket.socket, bulks: BulkPoll | None) -> None:

@@ -36,8 +36,8 @@ from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link_search import LinkSearch
 from ckpt.aio.net.reaching import cannot_connect, reach
-from ckpt.aio.net.selecting import BulkSelector
 from ckpt.aio.net.send_queue import Sent
+from ckpt.aio.selecting import BulkSelector
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB

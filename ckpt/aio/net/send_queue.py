@@ -29,9 +29,9 @@ from ckpt.base.errors import CkptError
 from ckpt.base.units import KiB, MiB
 from ckpt.native.gcm import TAG_BYTES, Sealer
 from ckpt.native.landing import GUARD_FAILED, WHOLE
+from ckpt.native.plain_sending import PlainSending
 from ckpt.native.polling import BulkPoll
 from ckpt.native.sealing import Sealing
-from ckpt.native.sending import Sending
 
 SEND_VIEWS_MAX: Final = 32
 SEND_BYTES_MAX: Final = 2 * MiB
@@ -86,7 +86,7 @@ class SendQueue:
         #: Of the first in the queue, once a part of it may have left.
         self._sealing: Sealing | None = None
         #: Of the first in the queue, while it leaves without `push`.
-        self._sending: Sending | None = None
+        self._sending: PlainSending | None = None
         #: What of `_sealing` is in the counts.
         self._counted = 0
         self._pushing = self._closed = False
@@ -130,7 +130,7 @@ class SendQueue:
         if self._sealing is not None:
             self._bulks.send(self._number, self._sealing)
         elif len(view) >= ALONE_BYTES and not view.readonly:
-            self._sending = Sending(view)
+            self._sending = PlainSending(view)
             self._bulks.send(self._number, self._sending)
 
     def _take_back(self) -> None:

@@ -44,11 +44,11 @@ from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.seats import BACKLOG
-from ckpt.aio.net.selecting import bulks_of
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.net.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
 from ckpt.aio.net.sockets import tune
 from ckpt.aio.net.watch import Watch
+from ckpt.aio.selecting import bulks_of
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.limits import DESCRIPTORS_REMEDY

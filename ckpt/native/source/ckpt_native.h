@@ -91,7 +91,7 @@ struct ckpt_sending {
 };
 
 /* Send until the socket takes no more: 0 when all are sent, EAGAIN, or what send says.
- * Python: Sending (ckpt/native/sending.py); in plain Python: socket.send. */
+ * Python: PlainSending (ckpt/native/plain_sending.py); in plain Python: socket.send. */
 CKPT_API int ckpt_send(int descriptor, struct ckpt_sending *sending);
 
 /* Bytes that are to leave encrypted. */
@@ -142,7 +142,7 @@ struct ckpt_ready {
  * whole or broken, and in between every `show_us`: a call of ckpt_land, ckpt_send or ckpt_seal says
  * what it is. Returns how many it wrote, 0 after a signal or the rest, or -errno.
  * Python: BulkPoll (ckpt/native/polling.py); in plain Python: select.epoll, then Landing.receive,
- * Sending.send, Sealing.send. */
+ * PlainSending.send, Sealing.send. */
 CKPT_API int ckpt_poll(struct ckpt_poll *poll, int rest_ms, struct ckpt_ready *ready);
 
 /* start, place in the payload, length, term, counter: of a piece. */

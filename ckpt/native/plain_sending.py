@@ -7,7 +7,7 @@ import ctypes
 from ckpt.native.library import SendingState, find_library
 
 
-class Sending:
+class PlainSending:
     """The rest of one view on its way out."""
 
     __slots__ = ("_first", "_state")
