@@ -28,9 +28,11 @@ from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.exchange import Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
-from ckpt_torch.staging.copying import TorchCopier, Whole
+from ckpt_torch.staging.copying import TorchCopier
 from ckpt_torch.staging.known import Known, confirm, recall, recognise, remember
 from ckpt_torch.staging.parts import StateParts, parts_of
+from ckpt_torch.staging.steps import is_stepping
+from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tree import asked
 
 
@@ -97,8 +99,8 @@ def async_save(
         Python, numpy or torch; those of the lowest rank that gives any count.
     staging: `overlap` returns before the state is copied. `guard(optimizer)` lets the copy come
         before the optimizer's next step, or wait for the future's `staged` before anything of the
-        state changes. A tensor whose version shows that it was changed too early ends the save on
-        all ranks, by name. torch counts no version for what is written past it (`.data`, pointers).
+        state changes. A tensor that is seen to change too early ends the save on all ranks, by
+        name. Within a step of an optimizer this is `copy`.
 
     Raises Refused by path for what cannot be stored, and for a metric that is no finite number,
     before anything is staged: on all ranks when one refuses. Raises the error of an earlier save
@@ -133,7 +135,8 @@ def stage(
     one is only compared and copied.
     """
     with refusing_together(turn, who):
-        overlaps = staging_overlaps(staging)
+        # Within a step nothing says when the state changes: the guard has waited before it.
+        overlaps = staging_overlaps(staging) and not is_stepping()
         # Raised later, an earlier save's error would leave the others to wait for this rank.
         store.check_for_errors()
         turn.say(metrics)

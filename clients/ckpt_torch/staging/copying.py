@@ -4,7 +4,6 @@ an accelerator by itself (ckpt_torch.device), after what the caller's stream had
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,18 +15,15 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt_client.accelerator import Accelerator, OutPlan, StreamPoint
 from ckpt_client.save.copying import NUMPY, Bytes, copy_bytes
-from ckpt_client.save.overlap import ChangeWatch, sample
 from ckpt_client.save.packing import Picker, picker
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
-from ckpt_torch.staging.steps import watch_steps
+from ckpt_torch.staging.watch import TensorWatch, Whole
 from ckpt_torch.tensors import as_array, from_array
 
 Devices = tuple[torch.device, ...] | None
 """Of each array, in order; None when all lie in host memory."""
 CPU: Final = torch.device("cpu")
-Whole = tuple[int, torch.Tensor]
-"""(number of an array, the DTensor that it is the local part of)."""
 
 
 def devices_of(arrays: Sequence[object]) -> Devices:
@@ -42,7 +38,6 @@ def devices_of(arrays: Sequence[object]) -> Devices:
 
 _is_cpu: Final = attrgetter("is_cpu")
 _device_of: Final = attrgetter("device")
-_version_of: Final = attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ class TorchCopier:
         #: What they copy from beside `arrays`, until then.
         self._kept: list[torch.Tensor] = []
         self.watched = watched
-        self._watch = _TensorWatch(arrays, wholes) if watched else None
+        self._watch = TensorWatch(arrays, wholes) if watched else None
 
     @property
     def accelerators(self) -> Sequence[Accelerator]:
@@ -147,51 +142,6 @@ class TorchCopier:
         accelerator = self._accelerators[device]
         moment = accelerator.copy_out(plan, sources, self._begun[device])
         self._queued.append((accelerator, moment))
-
-
-class _TensorWatch:
-    """I find which arrays change: by their versions, those of what they are parts of, and by the
-    steps of optimizers.
-    """
-
-    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
-        self._arrays = arrays
-        #: Numbers of the arrays whose marks the watch compares.
-        self._numbers = [*range(len(arrays)), *(number for number, _ in wholes)]
-        shift, more = random.random(), [whole for _, whole in wholes]
-        self._watch = ChangeWatch(lambda: [*_marks(arrays, shift), *_marks(more, shift)])
-        watch_steps(self)
-
-    def note_step(self, addresses: set[int]) -> None:
-        """See StepWatcher."""
-        self._watch.note(n for n, one in enumerate(self._arrays) if _address(one) in addresses)
-
-    def changed(self) -> list[int]:
-        """Their numbers, once."""
-        return sorted({self._numbers[place] for place in self._watch.changed()})
-
-
-def _address(array: object) -> int:
-    return array.untyped_storage().data_ptr() if isinstance(array, torch.Tensor) else 0
-
-
-def _marks(arrays: Sequence[object], shift: float) -> Sequence[object]:
-    """See `_mark`; of tensors alone the loop is C's."""
-    try:
-        return list(map(_version_of, arrays))
-    except (AttributeError, RuntimeError):  # An array of numpy's, a tensor of inference mode.
-        return [_mark(array, shift) for array in arrays]
-
-
-def _mark(array: object, shift: float) -> object:
-    """What differs once the array is changed: the version that torch counts for a tensor, else a
-    sample of its elements. A tensor of inference mode on a device has neither.
-    """
-    if not isinstance(array, torch.Tensor):
-        return sample(cast(AnyArray, array), shift)
-    if not array.is_inference():
-        return array._version
-    return sample(as_array(array), shift) if array.is_cpu else None
 
 
 def _array_of(value: object) -> AnyArray:

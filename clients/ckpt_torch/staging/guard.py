@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.staged import stagings_under_way
-from ckpt_torch.staging.steps import begin_guard, end_guard
+from ckpt_torch.staging.steps import begin_guard, end_guard, unwrapped
 
 SPOKEN_S: Final = 0.001
 """A shorter wait is not logged."""
@@ -33,14 +33,16 @@ class StagingGuard:
         self.waited_s = 0.0
         """How long the training has stood here, all together, in seconds."""
         self._handles: list[RemovableHandle] = []
-        self._optimizers = [one for one in guarded if isinstance(one, torch.optim.Optimizer)]
+        self._optimizers = [
+            unwrapped(one) for one in guarded if isinstance(one, torch.optim.Optimizer)
+        ]
         if not guarded:
             self._handles.append(register_optimizer_step_pre_hook(self._wait))
         if self._optimizers or not guarded:
             begin_guard(self, self._optimizers)
         for one in guarded:
             if isinstance(one, torch.optim.Optimizer):
-                self._handles.append(one.register_step_pre_hook(self._wait))
+                self._handles.append(unwrapped(one).register_step_pre_hook(self._wait))
             elif isinstance(one, torch.nn.Module):
                 self._handles.append(one.register_forward_pre_hook(self._wait))
             else:
@@ -65,8 +67,11 @@ class StagingGuard:
         """Stop guarding. Idempotent."""
         while self._handles:
             self._handles.pop().remove()
-        end_guard(self, self._optimizers)
+        optimizers, self._optimizers = self._optimizers, []
+        end_guard(self, optimizers)
 
+    # A step that torch compiles calls it as it is: what it waits for is no part of a graph.
+    @torch._disable_dynamo
     def _wait(self, *_: object) -> None:
         waited_s = sum(staged.follow() for staged in stagings_under_way())
         self.waited_s += waited_s

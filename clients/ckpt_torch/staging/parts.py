@@ -15,8 +15,8 @@ from ckpt_client.save.state import AnyArray
 from ckpt_torch.boxes import Extent, held, is_tensor, mesh_holders
 from ckpt_torch.exchange import Box, Holders, Shape
 from ckpt_torch.place import Who
-from ckpt_torch.staging.copying import Whole
 from ckpt_torch.staging.stand_ins import StandIns
+from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tree import (
     PICKLE_KEY,
     as_scalar,

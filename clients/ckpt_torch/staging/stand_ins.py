@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
-from ckpt_torch.staging.copying import Whole
+from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tensors import as_array, check_plain
 
 

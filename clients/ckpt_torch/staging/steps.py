@@ -7,13 +7,15 @@ optimizer that nobody guards is noticed as it begins.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 
 class StepWatcher(Protocol):
@@ -24,8 +26,8 @@ class StepWatcher(Protocol):
 
 
 _watching: Final[WeakSet[StepWatcher]] = WeakSet()
-#: These wait by themselves for what is copied.
-_guarded: Final[WeakSet[torch.optim.Optimizer]] = WeakSet()
+#: These wait by themselves for what is copied; and how many guards each of them has.
+_guarded: Final[WeakKeyDictionary[Optimizer, int]] = WeakKeyDictionary()
 #: Guards of all optimizers; their number counts.
 _guards_of_all: Final[list[object]] = []
 #: torch's hook, once anybody watches.
@@ -39,22 +41,61 @@ def watch_steps(watcher: StepWatcher) -> None:
     _watching.add(watcher)
 
 
-def begin_guard(guard: object, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def begin_guard(guard: object, optimizers: Iterable[Optimizer]) -> None:
     """Let the steps of these optimizers wait from now on; without any, those of all optimizers."""
     found = list(optimizers)
-    _guarded.update(found)
+    for one in found:
+        _guarded[one] = _guarded.get(one, 0) + 1
     if not found:
         _guards_of_all.append(guard)
 
 
-def end_guard(guard: object, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def end_guard(guard: object, optimizers: Iterable[Optimizer]) -> None:
     """Their steps no longer wait."""
-    _guarded.difference_update(optimizers)
+    for one in optimizers:
+        left = _guarded.pop(one, 0) - 1
+        if left > 0:
+            _guarded[one] = left
     if guard in _guards_of_all:
         _guards_of_all.remove(guard)
 
 
-def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def is_stepping() -> bool:
+    """Whether the calling thread is within an optimizer's step that may change the state later: in
+    a closure, such as all of a Lightning batch, or in a hook before the step.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # What the step has returned stands there while hooks after it run.
+        if frame.f_code is _STEP and "out" not in frame.f_locals:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _nothing() -> None:
+    """For `_STEP`."""
+
+
+_STEP: Final = Optimizer.profile_hook_step(_nothing).__code__
+"""Of what torch puts around the step of each class of optimizers."""
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The one that steps, of what Accelerate, Lightning and Fabric put around it, which takes itself
+    for an optimizer and has no hooks of its own.
+    """
+    while "_optimizer_step_pre_hooks" not in vars(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
+# Of a step that torch compiles it is called as it is.
+@torch._disable_dynamo
+def _note_step(optimizer: Optimizer, *_: object) -> None:
     watchers = list(_watching)
     if not watchers or _guards_of_all or optimizer in _guarded:
         return
@@ -63,7 +104,7 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         watcher.note_step(addresses)
 
 
-def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """Parameters and moments; of DTensors what lies here."""
     states = (value for state in optimizer.state.values() for value in state.values())
     parameters = (one for group in optimizer.param_groups for one in group["params"])
