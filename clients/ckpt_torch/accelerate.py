@@ -12,16 +12,20 @@ the folder as ever. Where everything shall go to the store, use `ckpt_torch.asyn
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, Self
+from weakref import WeakMethod
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ckpt.base.errors import Refused
 from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
+from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.reading.loading import load
 from ckpt_torch.saving import async_save, wait_for
 
@@ -44,6 +48,8 @@ class CkptHooks:
 
     The folder that Accelerate is given must end with the step's number, as `checkpoint_3` or
     `step_100`: others are Refused.
+
+    Once attached, I make this process ready for saves after the first step of an optimizer.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class CkptHooks:
         self._run = run.rstrip("/")
         self._store = store
         self._check_finite = check_finite
+        #: Whose models are prepared for saves; None once that is done, or a save went out.
+        self._unprepared: Accelerator | None = None
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
 
@@ -66,6 +74,8 @@ class CkptHooks:
             )
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
+        self._unprepared = accelerator
+        _after_steps(WeakMethod(self._prepare))
         return self
 
     def wait(self) -> None:
@@ -79,15 +89,24 @@ class CkptHooks:
         output_dir: str,
     ) -> None:
         """Copy every model's weights; sending goes on beside the training."""
+        self._unprepared = None
         self._pending.append(
             async_save(
-                {f"model{n}": each for n, each in enumerate(weights)},
+                _named(weights),
                 checkpoint_id=self._name(output_dir),
                 store=self._store,
                 check_finite=self._check_finite,
             )
         )
         weights.clear()
+
+    def _prepare(self) -> None:
+        """Make this process ready for saves of the models that the Accelerator has."""
+        accelerator, self._unprepared = self._unprepared, None
+        if accelerator is not None:
+            models = accelerator._models
+            weights = [accelerator.get_state_dict(model, unwrap=False) for model in models]
+            prepare_ahead(_named(weights), checkpoint_id=self._run, store=self._store)
 
     def _load(self, models: list[torch.nn.Module], input_dir: str) -> None:
         """Fill every model in place, by all ranks, each byte read once."""
@@ -105,3 +124,20 @@ class CkptHooks:
         if found is None:
             raise Refused(f"{folder} names no step", hint="let the folder's name end with a number")
         return f"{self._run}/{int(found[1])}"
+
+
+def _named(weights: list[dict[str, torch.Tensor]]) -> dict[str, object]:
+    return {f"model{n}": each for n, each in enumerate(weights)}
+
+
+def _after_steps(prepare: WeakMethod[Callable[[], None]]) -> None:
+    """Call it after every step of an optimizer, for as long as its object lives."""
+
+    @torch._disable_dynamo
+    def stepped(*_: object) -> None:
+        found = prepare()
+        if found is not None:
+            found()
+
+    # It stays: none may be removed while torch goes through its hooks.
+    register_optimizer_step_post_hook(stepped)

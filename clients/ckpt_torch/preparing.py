@@ -22,13 +22,17 @@ _log = logging.getLogger("ckpt.save")
 
 def prepare_ahead(
     state_dict: Mapping[str, object], *,
-    checkpoint_id: CheckpointName, store: Store | str | None = None, allow_pickle: bool = False,
+    checkpoint_id: CheckpointName, store: Store | str | None = None, no_dist: bool = False,
+    allow_pickle: bool = False,
 ) -> None:  # fmt: skip
     """Prepare on behalf of an adapter, without a request: errors only go to the log, since the save
     itself raises them on all ranks.
     """
     try:
-        prepare(state_dict, checkpoint_id=checkpoint_id, store=store, allow_pickle=allow_pickle)
+        prepare(
+            state_dict, checkpoint_id=checkpoint_id, store=store, no_dist=no_dist,
+            allow_pickle=allow_pickle,
+        )  # fmt: skip
     except CkptError as error:
         _log.warning("%s is not prepared for its saves: %s", checkpoint_id, error)
 

@@ -9,8 +9,7 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step
-from ckpt.base.limits import PAGE_BYTES
-from ckpt.base.units import format_bytes
+from ckpt.base.units import KiB, format_bytes
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, next_save_number
@@ -25,6 +24,8 @@ from ckpt_client.settings import Settings
 LEAVE_S: Final = 10.0
 """A save that is not copied by then waits for memory, or for a stager that is stopped: it ends with
 its store."""
+PREPARED_MORE_BYTES: Final = 64 * KiB
+"""Of staging memory, than the state that was prepared needs."""
 
 
 class Stagers:
@@ -66,8 +67,9 @@ class Stagers:
         NoSpace, Unavailable, Aborted, and Refused when parked.
         """
         layout = packing.layout
-        # Other values of the state, and other ranks' names, move the layout's end a little.
-        half_bytes = layout.half_bytes + len(layout.declaration) + PAGE_BYTES
+        # Other values of the state, what an adapter adds to it, and other ranks' names move the
+        # layout's end a little.
+        half_bytes = layout.half_bytes + len(layout.declaration) + PREPARED_MORE_BYTES
         with self.lock:
             self._connection.ensure_cluster()
             link = self._link(place)

@@ -18,6 +18,7 @@ from ckpt_torch.lightning import paths
 from ckpt_torch.lightning.metrics import KEY
 from ckpt_torch.lightning.paths import FilePath, Paths
 from ckpt_torch.place import Where, find_where, find_who
+from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.reading.loading import load
 from ckpt_torch.reading.whole import load_whole, whole_of
 from ckpt_torch.saving import async_save, wait_for
@@ -92,6 +93,8 @@ class CkptIO(CheckpointIO):
         self._staging = staging
         self._guard = guard() if staging_overlaps(staging) else None
         self._paths = Paths()
+        #: This process is ready for saves, or one went out.
+        self._is_ready = False
         #: Saves that were handed over and are not known to be committed, oldest first.
         self._pending: list[Future[Commit]] = []
 
@@ -155,6 +158,22 @@ class CkptIO(CheckpointIO):
 
     # ----------------------------------------------------------------------- for strategies too
 
+    def prepare(self, state: dict[str, object], *, no_dist: bool) -> None:
+        """Make this rank ready for saves of checkpoints that hold such a state, beside the training
+        and once, unless it has saved already; with `no_dist` it is alone.
+        """
+        if not self._is_ready:
+            self._is_ready = True
+            prepare_ahead(
+                state, checkpoint_id=self._run, store=self._store, no_dist=no_dist,
+                allow_pickle=self._allow_pickle,
+            )  # fmt: skip
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is left to prepare."""
+        return self._is_ready
+
     def save(
         self,
         checkpoint: dict[str, object],
@@ -175,6 +194,7 @@ class CkptIO(CheckpointIO):
             raise Refused("the checkpoint has no global_step", hint="save through a Trainer")
         _check_is_of_one(name, checkpoint.get("callbacks"))
         self._paths.wait_named(step)
+        self._is_ready = True
         future = async_save(
             held,
             checkpoint_id=f"{self._run}/{step}",

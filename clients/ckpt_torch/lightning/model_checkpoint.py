@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import Strategy
@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import Strategy
 from ckpt.base.errors import Aborted, CkptError
 from ckpt_torch.lightning.io import CkptIO
 from ckpt_torch.lightning.paths import FilePath
+from ckpt_torch.lightning.preparing import prepare_fit
 from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
 
 
@@ -17,7 +18,29 @@ class CkptModelCheckpoint(ModelCheckpoint):
     """Lightning's own, under CkptIO: a path that another callback, an earlier save or an earlier
     training of the run has taken gets `-v1`, `-v2`, as among files. Lightning's looks among local
     files alone, finds none, and saves over it.
+
+    After the first step I make the process ready for saves, unless the fit has one alone.
     """
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Save when it is due, as Lightning's own."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        io = _io_of(trainer.strategy)
+        by_itself = isinstance(trainer.strategy, CkptModelParallelStrategy)
+        if io is not None and not by_itself and self._saves_again(trainer):
+            prepare_fit(trainer, io, sharded=False, weights_only=self.save_weights_only)
+
+    def _saves_again(self, trainer: Trainer) -> bool:
+        """Memory for a second save beside the first is not needed by a fit of one epoch."""
+        within = self._every_n_train_steps > 0 or self._train_time_interval is not None
+        return within or trainer.max_epochs != 1
 
     def file_exists(self, filepath: FilePath, trainer: Trainer) -> bool:
         """Whether the path is taken; rank 0 asks for all. Raises what it met on every rank, or the

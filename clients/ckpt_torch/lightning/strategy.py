@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ckpt_torch.lightning.io import CkptIO, given_with
 from ckpt_torch.lightning.paths import FilePath
+from ckpt_torch.lightning.preparing import prepare_fit
 
 
 class CkptModelParallelStrategy(ModelParallelStrategy):
@@ -28,6 +29,12 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
     def io(self) -> CkptIO:
         """What every rank saves through; Lightning's `checkpoint_io` is not asked."""
         return self._io
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        """After the first step, make this process ready for saves."""
+        super().on_train_batch_start(batch, batch_idx)
+        assert self.lightning_module is not None
+        prepare_fit(self.lightning_module.trainer, self._io, sharded=True)
 
     def save_checkpoint(
         self,
