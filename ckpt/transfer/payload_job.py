@@ -244,6 +244,7 @@ class PayloadJob:
                             manifest.digest,
                             *self.writer.slowest(),
                             slow,
+                            manifest.document,
                         )
                     )
                 case w.FailPayload(code, message, hint):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ckpt.aio.clock import now_us
@@ -21,8 +22,10 @@ from ckpt.base.units import MiB
 from ckpt_client.stager.arena import Half, drop_half, make_half
 from ckpt_client.stager.memory import (
     HeldMemory,
+    MemoryGrant,
     MemoryRequest,
     MemoryServer,
+    answer_reader,
     memory_source,
     socket_prefix,
 )
@@ -31,6 +34,7 @@ from ckpt_client.stager.readers import Readers
 RUN = RunName("a run")
 CHECKPOINT = CheckpointId(RUN, Step(3), Generation(1, 2))
 DIGEST = b"d" * 16
+MANIFEST = b"what the digest is of"
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +58,8 @@ def serving(half: Half) -> Iterator[None]:
     """A stager's readers, served on a thread until the test ends."""
 
     def look_up(request: MemoryRequest) -> HeldMemory | None:
-        exact = request == MemoryRequest(CHECKPOINT, 0, DIGEST)
-        return HeldMemory(half.descriptor, 5) if exact else None
+        exact = request == MemoryRequest(CHECKPOINT, 0, DIGEST, True)
+        return HeldMemory(half.descriptor, 5, MANIFEST) if exact else None
 
     readers = Readers(Rank(0), look_up)
     readers.serve_runs("cluster", {RUN})
@@ -75,10 +79,51 @@ def serving(half: Half) -> Iterator[None]:
 
 @pytest.mark.usefixtures("serving")
 def test_the_exact_generation_is_served_and_cannot_be_written() -> None:
-    view = memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST)
-    assert view is not None
-    assert bytes(view) == b"bytes"
-    assert view.readonly
+    found = memory_source("cluster", RUN, Rank(0), CHECKPOINT, DIGEST)
+    assert found is not None
+    assert bytes(found.payload) == b"bytes"
+    assert found.payload.readonly
+    assert found.manifest == MANIFEST
+
+
+@pytest.mark.parametrize(("size", "asks", "comes"), [(10, False, 0), (64 << 10, True, 64 << 10)])
+def test_a_manifest_comes_to_who_asks_for_it(half: Half, size: int, asks: bool, comes: int) -> None:
+    request = msgspec.msgpack.encode(MemoryRequest(CHECKPOINT, 0, DIGEST, asks))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.send(request)
+        answer_reader(theirs, lambda _: HeldMemory(half.descriptor, 5, bytes(size)))
+        packet, descriptors, _, _ = socket.recv_fds(ours, 1 << 20, 1)
+    os.close(*descriptors)
+    assert msgspec.msgpack.decode(packet, type=MemoryGrant) == MemoryGrant(5, 0, bytes(comes))
+
+
+def test_a_manifest_that_is_too_long_stays_where_it_is(half: Half) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.send(msgspec.msgpack.encode(MemoryRequest(CHECKPOINT, 0, DIGEST, True)))
+        answer_reader(theirs, lambda _: HeldMemory(half.descriptor, 5, bytes((64 << 10) + 1)))
+        packet, descriptors, _, _ = socket.recv_fds(ours, 4096, 1)
+    os.close(*descriptors)
+    assert msgspec.msgpack.decode(packet, type=MemoryGrant) == MemoryGrant(5)
+
+
+def test_a_reader_of_an_earlier_version_is_answered(half: Half) -> None:
+    """It names three things, and takes two."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked: list[MemoryRequest] = []
+
+    def look_up(request: MemoryRequest) -> HeldMemory:
+        asked.append(request)
+        return HeldMemory(half.descriptor, 5, MANIFEST)
+
+    with ours:
+        ours.send(msgspec.msgpack.encode((CHECKPOINT, 0, DIGEST)))
+        answer_reader(theirs, look_up)
+        packet, descriptors, _, _ = socket.recv_fds(ours, 4096, 1)
+    os.close(*descriptors)
+    assert asked == [MemoryRequest(CHECKPOINT, 0, DIGEST)]
+    assert msgspec.msgpack.decode(packet)[:2] == [5, 0]
 
 
 @pytest.mark.usefixtures("serving")

@@ -91,12 +91,12 @@ def test_memory_that_a_reader_has_is_not_written_by_the_next_store(url: str) -> 
         found.load()
         pinned, checkpoint = found._pinned, found.info.checkpoint
     digest = pinned.index.payload(Rank(0)).manifest_digest
-    view = memory_source(pinned.record.cluster, checkpoint.run, Rank(0), checkpoint, digest)
-    assert view is not None
-    before = bytes(view)
+    held = memory_source(pinned.record.cluster, checkpoint.run, Rank(0), checkpoint, digest)
+    assert held is not None
+    before = bytes(held.payload)
     for step in (202, 203, 204):
         save(url, step)
-    assert bytes(view) == before
+    assert bytes(held.payload) == before
 
 
 def test_a_store_opened_otherwise_has_a_stager_of_its_own(url: str) -> None:

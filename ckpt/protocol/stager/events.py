@@ -201,6 +201,8 @@ class PayloadSealed(Struct, frozen=True, gc=False):
     slowest_us: int = 0
     slow: tuple[TargetId, ...] = ()
     """Targets that were slow beside their peers."""
+    manifest: bytes = b""
+    """The document, for readers of the same memory."""
 
 
 class SparesWanted(Struct, frozen=True, gc=False):

@@ -23,7 +23,7 @@ from ckpt.transfer.payload_finder import FoundPayload
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import ReadJob, ReceiverOptions, ReceiverStatistics
 from ckpt.transfer.read_set import ReadSet
-from ckpt_client.load.memory_check import is_committed
+from ckpt_client.load.memory_check import CheckedMemory
 from ckpt_client.load.pin import Pinned
 from ckpt_client.load.plan import BoxReads, TensorIndex
 from ckpt_client.load.progress import ProgressTeller
@@ -47,8 +47,8 @@ class TierReading:
         self.tier_statistics: tuple[ReceiverStatistics, ...] = ()
         #: How many bytes came from each of `sources`.
         self._came = Counter[str]()
-        #: Stagers' memory that was compared with the index.
-        self._memories: dict[PayloadId, memoryview] = {}
+        #: Stagers' memory of which all that was used was compared.
+        self._memories: dict[PayloadId, CheckedMemory] = {}
         #: The connections, and the targets that were given up.
         self._receiver: PayloadReceiver | None = None
 
@@ -171,16 +171,18 @@ class TierReading:
             return False
         checkpoint, rank = found.id.checkpoint, found.id.rank
         cluster, digest = self._pinned.record.cluster, found.entry.manifest_digest
-        view = self._memories.get(found.id)
-        if view is None:
-            view = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
-            if view is None:
+        known = self._memories.get(found.id)
+        if known is None:
+            memory = memory_source(cluster, checkpoint.run, rank, checkpoint, digest)
+            if memory is None:
                 return False
-            if not is_committed(view, found.entry):
-                _log.warning("%s: a stager's memory does not hold it any more", checkpoint)
-                return False
-            self._memories[found.id] = view
-        landings.fill(np.frombuffer(view, np.uint8))
+            known = CheckedMemory(memory.payload, found.entry, memory.manifest)
+        if not known.holds(landings.ranges()):
+            _log.warning("%s: a stager's memory does not hold it any more", checkpoint)
+            self._memories.pop(found.id, None)
+            return False
+        self._memories[found.id] = known
+        landings.fill(np.frombuffer(known.content, np.uint8))
         self.sources.add("stager")
         self._came["stager"] += landings.wanted_bytes
         return True

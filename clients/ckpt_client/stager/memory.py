@@ -26,9 +26,13 @@ from ckpt.aio.private import FILE_MODE
 from ckpt.aio.sealed_memory import mapped
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId, Rank, RunName
+from ckpt.base.units import KiB
 from ckpt.format.checksum import xxh3_128
 
 REQUEST_BYTES_MAX: Final = 4096
+MANIFEST_BYTES_MAX: Final = 64 * KiB
+"""A longer one does not come along: that of more than a tebibyte in the usual cells of a rank."""
+GRANT_BYTES_MAX: Final = REQUEST_BYTES_MAX + MANIFEST_BYTES_MAX
 TIMEOUT_S: Final = 2.0
 BOUND_S: Final = 60.0
 """Between its bind and its listen, a socket looks dead."""
@@ -41,6 +45,8 @@ class MemoryRequest(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: CheckpointId
     rank: int
     manifest_digest: bytes
+    with_manifest: bool = False
+    """The reader has room for an answer that holds it."""
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, array_like=True):
@@ -50,14 +56,28 @@ class MemoryGrant(msgspec.Struct, frozen=True, array_like=True):
 
     payload_bytes: int
     offset: int = 0
+    manifest: bytes = b""
+    """Where it was asked for and is not too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """What the stager gives out: a descriptor (still the stager's) and the payload's length."""
+    """What the stager gives out: a descriptor (still the stager's), the payload's length and its
+    manifest.
+    """
 
     descriptor: int
     payload_bytes: int
+    manifest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMemory:
+    """A payload in a stager's memory, read only, as long as the view lives."""
+
+    payload: memoryview
+    manifest: bytes
+    """Empty where none came along; the digest that was asked for is to be compared."""
 
 
 Lookup = Callable[[MemoryRequest], HeldMemory | None]
@@ -121,7 +141,9 @@ def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
             # Opened once more, so that the reader cannot write through it.
             read_only = os.open(f"/proc/self/fd/{held.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                grant = msgspec.msgpack.encode(MemoryGrant(held.payload_bytes))
+                comes = request.with_manifest and len(held.manifest) <= MANIFEST_BYTES_MAX
+                manifest = held.manifest if comes else b""
+                grant = msgspec.msgpack.encode(MemoryGrant(held.payload_bytes, 0, manifest))
                 socket.send_fds(peer, [grant], [read_only])
             finally:
                 os.close(read_only)
@@ -131,18 +153,17 @@ def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
 
 def memory_source(
     cluster: str, run: RunName, rank: Rank, checkpoint: CheckpointId, manifest_digest: bytes
-) -> memoryview | None:
-    """The payload's bytes in a lingering stager on this host (read only),
-    or None when none has exactly these.
+) -> FoundMemory | None:
+    """The payload's bytes in a lingering stager on this host, or None when none has exactly these.
 
-    The mapping lives as long as the view. Nothing here is verified: the digest names the manifest
-    that the stager sealed these bytes under, so the caller may check blocks against it.
+    Nothing here is verified: the digest names the manifest that the stager sealed these bytes
+    under, so the caller may check cells against it.
     """
-    request = msgspec.msgpack.encode(MemoryRequest(checkpoint, rank, manifest_digest))
+    request = msgspec.msgpack.encode(MemoryRequest(checkpoint, rank, manifest_digest, True))
     for path in _sockets(socket_prefix(cluster, run, rank)):
-        view = _ask(path, request)
-        if view is not None:
-            return view
+        found = _ask(path, request)
+        if found is not None:
+            return found
     return None
 
 
@@ -176,14 +197,14 @@ def _is_dead(path: Path) -> bool:
         return False
 
 
-def _ask(path: Path, request: bytes) -> memoryview | None:
+def _ask(path: Path, request: bytes) -> FoundMemory | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(TIMEOUT_S)
         try:
             sock.connect(str(path))
             sock.send(request)
             packet, descriptors, _, _ = socket.recv_fds(
-                sock, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+                sock, GRANT_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionRefusedError:
             with suppress(OSError):
@@ -195,7 +216,7 @@ def _ask(path: Path, request: bytes) -> memoryview | None:
         grant = _grants.decode(packet)
         if grant.payload_bytes < 0 or not descriptors:
             return None
-        return _map(descriptors[0], grant)
+        return FoundMemory(_map(descriptors[0], grant), grant.manifest)
     except (msgspec.MsgspecError, OSError, ValueError):
         return None
     finally:

@@ -27,6 +27,7 @@ from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
+from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.plan.references import Move
@@ -118,7 +119,7 @@ class HalfContent:
     payload_bytes: int
     serial: int
     """Of the half's memory."""
-    manifest_digest: bytes
+    manifest: bytes
     """Empty until sealed."""
 
 
@@ -464,7 +465,7 @@ class StagerShell:
     def _note_digest(self, sealed: PayloadSealed) -> None:
         for half, content in self._contents.items():
             if content.checkpoint == sealed.payload.checkpoint:
-                self._contents[half] = replace(content, manifest_digest=sealed.manifest_digest)
+                self._contents[half] = replace(content, manifest=sealed.manifest)
 
     def _compute_boxes(self, action: ComputeBoxes) -> None:
         memory = self._desk.slot(action.half).memory
@@ -491,10 +492,12 @@ class StagerShell:
         if half is None or content is None or request.rank != self._rank:
             return None
         slot = self._desk.slot(half)
-        wanted = HalfContent(
-            request.checkpoint, content.payload_bytes, slot.serial, request.manifest_digest
-        )
-        if slot.memory is None or content != wanted:
+        here = content.checkpoint, content.serial, xxh3_128(content.manifest)
+        if slot.memory is None or here != (
+            request.checkpoint,
+            slot.serial,
+            request.manifest_digest,
+        ):
             return None
         slot.lent = True
-        return HeldMemory(slot.memory.descriptor, content.payload_bytes)
+        return HeldMemory(slot.memory.descriptor, content.payload_bytes, content.manifest)
