@@ -203,10 +203,17 @@ def ranks_problem(rank: int, world_size: int) -> str:
 
 def entries_problem(entries: Sequence[TensorEntry]) -> str:
     """What is wrong with entries that follow one another in a table; empty when nothing is."""
+    #: (dtype, global shape, offset, shape) of whole tensors without fault: a model has few of them.
+    sound: set[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
     for entry in entries:
+        form = entry.dtype, entry.global_shape, entry.offset, entry.shape
+        if form in sound and _is_plain(entry):
+            continue
         problem = _entry_problem(entry)
         if problem:
             return problem
+        if entry.shape == entry.global_shape:
+            sound.add(form)
     names = [entry.name for entry in entries]
     if all(map(lt, names, names[1:])):
         return ""
@@ -221,6 +228,25 @@ def _ascend(before: TensorEntry, after: TensorEntry) -> bool:
     if before.name == after.name and before.meaning is after.meaning is Meaning.SHARD:
         return before.offset < after.offset
     return before.name < after.name
+
+
+def _is_plain(entry: TensorEntry) -> bool:
+    """Whether it is, form aside, what nearly all are: without fault, and one piece."""
+    name, pieces = entry.name, entry.pieces
+    if len(pieces) != 1 or len(name) > TENSOR_NAME_BYTES_MAX or not name.isascii():
+        return False
+    piece = pieces[0]
+    start, offset, length = piece.start, piece.payload_offset, piece.length
+    return (
+        start >= 0
+        and 0 < length <= PAYLOAD_BYTES_MAX - start
+        and 0 <= offset <= PAYLOAD_BYTES_MAX - length
+        and len(entry.fingerprint) in _PRINTS
+    )
+
+
+_PRINTS: Final = (0, XXH3_BYTES)
+"""Bytes that a fingerprint may have."""
 
 
 def _entry_problem(entry: TensorEntry) -> str:

@@ -37,7 +37,14 @@ from ckpt.plan.cuts import TensorCut
 from ckpt.plan.disagreement import by_fingerprint, few, group, groups_text, odd_ranks, ranks_text
 from ckpt.plan.form_tables import FormTables
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
-from ckpt.plan.holdings import Holding, box_in_one_piece, box_of, fault_of, first_gap_of
+from ckpt.plan.holdings import (
+    Holding,
+    box_bytes_of,
+    box_in_one_piece,
+    box_of,
+    fault_of,
+    first_gap_of,
+)
 
 PROBLEMS_MAX: Final = 64
 """Most problems that are named one by one; the last one says that there are more."""
@@ -102,8 +109,11 @@ class TableMerger:
         if len({table.world_size for table in ordered}) > 1:
             self._merger.report("", ranks, "ranks disagree about the world size")
         alone, self._forms = _by_form(ordered)
+        #: Of the only rank: its entries are in the index's order. And the first that is not merged.
+        self._only = alone[0] if len(ordered) == 1 else None
+        self._next = 0
         #: To be gathered, the last first.
-        self._tables = alone[::-1]
+        self._tables = alone[::-1] if self._only is None else []
         self._holdings: defaultdict[str, list[Holding]] = defaultdict(list)
         #: Where tables of one form have it, and its number in them.
         self._numbers: defaultdict[str, list[tuple[FormTables, int]]] = defaultdict(list)
@@ -112,6 +122,9 @@ class TableMerger:
 
     def go_on(self, entries: int) -> None:
         """Take so many entries further, and one name or table more."""
+        if self._only is not None:
+            self._go_on_alone(self._only, entries)
+            return
         left = float(entries)
         while self._tables and left > 0:
             table = self._tables.pop()
@@ -133,6 +146,17 @@ class TableMerger:
         while self._names and left > 0:
             left -= self._merge(self._names.pop())
 
+    def _go_on_alone(self, table: RankTable, entries: int) -> None:
+        every, end = table.entries, min(self._next + entries, len(table.entries))
+        while self._next < end:
+            first, self._next = self._next, self._next + 1
+            name = every[first].name
+            while self._next < len(every) and every[self._next].name == name:
+                self._next += 1
+            if self._next > first + 1 or not self._merger.add_whole(table.rank, every[first]):
+                holdings = [(table.rank, entry) for entry in every[first : self._next]]
+                self._merger.merge(name, holdings)
+
     def _merge(self, name: str) -> float:
         """One tensor; what it cost, in entries."""
         holdings, numbers = self._holdings.pop(name, []), self._numbers.pop(name, [])
@@ -147,6 +171,8 @@ class TableMerger:
 
     @property
     def done(self) -> bool:
+        if self._only is not None:
+            return self._next == len(self._only.entries)
         return self._names is not None and not self._names
 
     @property
@@ -236,6 +262,17 @@ class _Merger:
         if first_gap_of(found) is not None:
             return False
         self._add(name, found[0][1], (box_of(*found[0], found),))
+        return True
+
+    def add_whole(self, rank: Rank, entry: TensorEntry) -> bool:
+        """Add a tensor that the only rank has whole, and in one piece, as nearly all are. False,
+        and nothing is done, for any other.
+        """
+        if len(entry.pieces) != 1 or entry.shape != entry.global_shape or fault_of(entry):
+            return False
+        if entry.pieces[0].length != box_bytes_of(entry):
+            return False
+        self._add(entry.name, entry, (box_in_one_piece(rank, entry),))
         return True
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:

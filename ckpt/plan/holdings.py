@@ -101,7 +101,12 @@ def first_gap_of(writers: Sequence[Holding]) -> tuple[int, int] | None:
 
 def box_bytes_of(entry: TensorEntry) -> int:
     """Of its box, in C order."""
-    return volume_of(entry.shape) * dtype_of(entry.dtype).itemsize
+    return _box_bytes(entry.dtype, entry.shape)
+
+
+@lru_cache(maxsize=4096)
+def _box_bytes(dtype: str, shape: Extent) -> int:
+    return volume_of(shape) * dtype_of(dtype).itemsize
 
 
 def box_in_one_piece(rank: Rank, entry: TensorEntry) -> IndexBox:

@@ -93,6 +93,11 @@ class PageBuilder:
         else:
             self._cut(tensor, tensor_cost)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether any were finished since the last `take`."""
+        return bool(self._pages)
+
     def take(self) -> list[list[WireTensor]]:
         """The pages that were finished since the last call, in order."""
         pages, self._pages = self._pages, []

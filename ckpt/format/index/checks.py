@@ -32,8 +32,11 @@ def check_tensor(tensor: IndexTensor, problem: type[CkptError]) -> None:
             raise problem(f"index: {tensor.name} has a row of boxes that cannot be")
         # Steps are even, so what holds at both ends holds between them.
         boxes = [end for row in boxes.rows for end in ends_of(*row)]
-    forms = tuple([(box.offset, box.shape) for box in boxes])
-    text = _forms_problem(whole, forms, is_global=is_global)
+    if len(boxes) == 1:  # As nearly all have it where there are many.
+        text = _form_problem(whole, boxes[0].offset, boxes[0].shape, is_global)
+    else:
+        forms = tuple([(box.offset, box.shape) for box in boxes])
+        text = _forms_problem(whole, forms, is_global=is_global)
     if text:
         raise problem(f"index: {tensor.name}{text}")
     for box in boxes:
@@ -80,11 +83,19 @@ def _forms_problem(
     is_global: bool,
 ) -> str:  # fmt: skip
     """What is wrong with (offset, shape) of boxes, after the tensor's name; empty when nothing."""
-    for offset, shape in forms:
-        text = box_problem(whole, offset, shape) if is_global else ""
-        if text:
-            return f": {text}"
-        dims = offset + shape
-        if len(dims) > 2 * TENSOR_DIMS_MAX or not all(0 <= dim <= DIM_MAX for dim in dims):
-            return " has a box that cannot be"
+    texts = (_form_problem(whole, offset, shape, is_global) for offset, shape in forms)
+    return next((text for text in texts if text), "")
+
+
+@lru_cache(maxsize=4096)
+def _form_problem(
+    whole: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], is_global: bool
+) -> str:
+    """The same of one."""
+    text = box_problem(whole, offset, shape) if is_global else ""
+    if text:
+        return f": {text}"
+    dims = offset + shape
+    if len(dims) > 2 * TENSOR_DIMS_MAX or not all(0 <= dim <= DIM_MAX for dim in dims):
+        return " has a box that cannot be"
     return ""

@@ -74,7 +74,8 @@ class TensorPages:
             last is None or last.name < tensor.name or tensor_order(last) < tensor_order(tensor)
         ), "ascending, one form once"
         self._builder.add(tensor)
-        self._pack()
+        if self._builder.has_pages:
+            self._pack()
 
     def finish(self) -> None:
         """Finish: there are no more tensors."""

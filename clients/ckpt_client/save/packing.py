@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Final, cast
 
 import msgspec
+import numpy as np
 
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
@@ -172,36 +173,36 @@ def plan_packing(
     template = TreeTemplate(state.root)
     document = template.document
     leaves = state.leaves
-    stored_parts, witness_parts = _share_out(leaves, rank, world_size, replicas)
+    sizes = [leaf.array.nbytes for leaf in leaves]
+    stored_parts, witness_parts = _share_out(leaves, sizes, rank, world_size, replicas)
     room = align_up(len(document), PAGE_BYTES)
-    stored = _place(stored_parts, room)
-    payload_bytes = max(room, *(one.offset + one.length for one in stored), 0)
+    stored, payload_bytes = _place(stored_parts, room)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise Refused(
             f"rank {rank} would store {format_bytes(payload_bytes)}, "
             f"{format_bytes(PAYLOAD_BYTES_MAX)} are allowed"
         )
-    witness = _place(witness_parts, payload_bytes + TAIL_BYTES)
-    end = max((one.offset + one.length for one in witness), default=payload_bytes + TAIL_BYTES)
-    spans = (*stored, *witness)
-    whole = {span.leaf: span for span in spans if span.length == leaves[span.leaf].array.nbytes}
+    witness, end = _place(witness_parts, payload_bytes + TAIL_BYTES)
+    spans = stored + witness
+    whole = {span.leaf: span for span in spans if span.length == sizes[span.leaf]}
+    parts = () if len(whole) == len(spans) else [one for one in spans if one.leaf not in whole]
     layout = StateLayout(
         rank=Rank(rank),
         world_size=world_size,
-        names=tuple(leaf.name for leaf in leaves),
-        dtypes=tuple(leaf.dtype for leaf in leaves),
-        shapes=tuple(leaf.array.shape for leaf in leaves),
+        names=tuple([leaf.name for leaf in leaves]),
+        dtypes=tuple([leaf.dtype for leaf in leaves]),
+        shapes=tuple([leaf.array.shape for leaf in leaves]),
         sorted=picker(state.order),
         template=template,
         document_room=room,
-        spans=spans,
+        spans=tuple(spans),
         whole=whole,
-        parts=tuple(span for span in spans if span.leaf not in whole),
+        parts=tuple(parts),
         payload_bytes=payload_bytes,
         declaration=_declare(leaves, stored, witness, rank, world_size),
         declaration_offset=align_up(end, ITEM_ALIGN),
     )
-    return PackingPlan(layout, document, tuple(leaf.array for leaf in leaves))
+    return PackingPlan(layout, document, tuple([leaf.array for leaf in leaves]))
 
 
 Part = tuple[int, int, int]
@@ -209,7 +210,11 @@ Part = tuple[int, int, int]
 
 
 def _share_out(
-    leaves: Sequence[Leaf], rank: int, world_size: int, replicas: ReplicaPolicy
+    leaves: Sequence[Leaf],
+    sizes: Sequence[int],
+    rank: int,
+    world_size: int,
+    replicas: ReplicaPolicy,
 ) -> tuple[list[Part], list[Part]]:
     """What this rank stores, its own first, and what others store of the copies that it holds.
 
@@ -224,15 +229,15 @@ def _share_out(
             _check_holders(leaf, rank, world_size)
             groups.setdefault(leaf.holders, []).append(number)
         else:
-            stored.append((number, 0, leaf.array.nbytes))
+            stored.append((number, 0, sizes[number]))
     witness: list[Part] = []
     for holders, numbers in groups.items():
-        sizes = [leaves[number].array.nbytes for number in numbers]
-        cuts = share_replicas(sizes, len(holders))
+        shared = [sizes[number] for number in numbers]
+        cuts = share_replicas(shared, len(holders))
         place = holders.index(rank)
         first, last = cuts[place], cuts[place + 1]
-        stored += _parts(numbers, sizes, first, last)
-        witness += _parts(numbers, sizes, 0, first) + _parts(numbers, sizes, last, cuts[-1])
+        stored += _parts(numbers, shared, first, last)
+        witness += _parts(numbers, shared, 0, first) + _parts(numbers, shared, last, cuts[-1])
     return stored, witness
 
 
@@ -249,21 +254,23 @@ def _parts(numbers: Sequence[int], sizes: Sequence[int], first: int, last: int) 
     return [(numbers[n], start, end) for n, start, end in leaf_parts(sizes, first, last)]
 
 
-def _place(parts: Iterable[Part], begin: int) -> list[Span]:
+def _place(parts: Sequence[Part], begin: int) -> tuple[list[Span], int]:
     """Parts one after the other from `begin` on, small ones first, each aligned; empty ones need
-    no place.
+    no place. And where the last one ends.
     """
-    spans: list[Span] = []
-    for leaf, start, end in sorted(parts, key=_is_large):
-        if start < end:
-            offset = align_up(begin, ITEM_ALIGN)
-            spans.append(Span(leaf, start, end - start, offset))
-            begin = offset + end - start
-    return spans
-
-
-def _is_large(part: Part) -> bool:
-    return part[2] - part[1] >= SMALL_BYTES
+    leaf, start, end = np.array(parts, np.int64).reshape(-1, 3).T
+    length = end - start
+    (small,) = np.nonzero((length > 0) & (length < SMALL_BYTES))
+    (large,) = np.nonzero(length >= SMALL_BYTES)
+    order = np.concatenate((small, large))
+    if not order.size:
+        return [], begin
+    length = length[order]
+    room = -(-length // ITEM_ALIGN) * ITEM_ALIGN
+    offset = align_up(begin, ITEM_ALIGN) + np.cumsum(room) - room
+    columns = (leaf[order], start[order], length, offset)
+    spans = list(map(Span, *[column.tolist() for column in columns]))
+    return spans, int(offset[-1] + length[-1])
 
 
 def _declare(
@@ -273,21 +280,18 @@ def _declare(
     rank: int,
     world_size: int,
 ) -> bytes:
-    pieces: list[list[Piece]] = [[] for _ in leaves]
+    pieces: list[tuple[Piece, ...]] = [()] * len(leaves)
     for span in stored:
-        pieces[span.leaf].append(Piece(span.start, span.offset, span.length))
+        pieces[span.leaf] += (Piece(span.start, span.offset, span.length),)
     entries = tuple(
-        TensorEntry(
-            name=leaf.name,
-            meaning=leaf.meaning,
-            dtype=leaf.dtype,
-            global_shape=leaf.global_shape,
-            offset=leaf.offset,
-            shape=leaf.array.shape,
-            pieces=tuple(pieces[number]),
-        )
-        for number, leaf in enumerate(leaves)
-    )
+        [
+            TensorEntry(
+                leaf.name, leaf.meaning, leaf.dtype, leaf.global_shape, leaf.offset,
+                leaf.array.shape, kept,
+            )
+            for leaf, kept in zip(leaves, pieces, strict=True)
+        ]
+    )  # fmt: skip
     table = encode_table(RankTable(Rank(rank), world_size, entries))
     outside = [Witness(one.leaf, one.start, one.offset, one.length) for one in witness]
     copies = [

@@ -76,8 +76,10 @@ def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""
     leaves: list[Leaf] = []
     root = _Walk(leaves).visit(state, "", 0, replicated)
-    places = [(leaf.name, leaf.offset) for leaf in leaves]
-    order = sorted(range(len(leaves)), key=places.__getitem__)
+    names = [leaf.name for leaf in leaves]
+    order = sorted(range(len(leaves)), key=names.__getitem__)
+    if len(set(names)) < len(names):  # Boxes of one tensor.
+        order.sort(key=lambda number: (names[number], leaves[number].offset))
     return FlatState(root, tuple(leaves[n] for n in order), tuple(order))
 
 
@@ -137,10 +139,16 @@ class _Walk:
     def _entries(
         self, value: dict[object, object], where: str, depth: int, replicated: bool
     ) -> tuple[tuple[Key, Node], ...]:
-        above, entries = f"{where}/" if depth else "", []
+        above, is_deep = f"{where}/" if depth else "", depth >= TREE_DEPTH_MAX
+        entries: list[tuple[Key, Node]] = []
         for some, child in value.items():
             key = _checked_key(some, where)
-            entries.append((key, self.visit(child, above + step_text(key), depth + 1, replicated)))
+            name = above + step_text(key)
+            if type(child) in ARRAYS and not is_deep:  # As nearly all are.
+                node: Node = self._array(cast(AnyArray, child), name, replicated)
+            else:
+                node = self.visit(child, name, depth + 1, replicated)
+            entries.append((key, node))
         return tuple(entries)
 
     def _items(

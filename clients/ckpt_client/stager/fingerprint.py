@@ -66,17 +66,21 @@ class Fingerprinter:
 
         warn: of small tensors always, and of large ones. refer: of what a save may refer to.
         """
-        outside = self._staged.outside
+        outside, copies = self._staged.outside, self._declaration.copies
         for number, entry in enumerate(self._declaration.table.entries):
-            stored_bytes = bytes_of(entry)
-            others_bytes = self._staged.outside_bytes(number) if number in outside else 0
-            large = stored_bytes + others_bytes > SAMPLED_BYTES_MIN
-            if (warn and large) or (refer and stored_bytes >= REFERRED_BYTES_MIN):
-                sample = self._sample(number)
-                wanted = last is None or last.get(key_of(entry)) == sample
+            if len(entry.pieces) == 1 and number not in outside:
+                stored_bytes, others_bytes = entry.pieces[0].length, 0
             else:
-                wanted = False
-            if wanted or (warn and not large) or number in self._declaration.copies:
+                stored_bytes, others_bytes = bytes_of(entry), self._staged.outside_bytes(number)
+            if stored_bytes + others_bytes < REFERRED_BYTES_MIN:  # As of many tensors are all.
+                wanted = warn
+            else:
+                large = stored_bytes + others_bytes > SAMPLED_BYTES_MIN
+                wanted = warn and not large
+                if (warn and large) or (refer and stored_bytes >= REFERRED_BYTES_MIN):
+                    sample = self._sample(number)
+                    wanted |= last is None or last.get(key_of(entry)) == sample
+            if wanted or number in copies:
                 self._digest(number)
         return _with_fingerprints(self._declaration.table, self._digests)
 
@@ -124,6 +128,12 @@ class _Staged:
 
     def digest(self, number: int) -> bytes:
         """Of a whole entry."""
+        pieces = self._entries[number].pieces
+        if len(pieces) == 1 and number not in self.outside:  # As nearly all have it.
+            piece = pieces[0]
+            if piece.home is None and not piece.start:
+                begin = piece.payload_offset
+                return xxh3_128(self._half[begin : begin + piece.length])
         parts = self._parts(number)
         if len(parts) == 1:
             return xxh3_128(parts[0])
