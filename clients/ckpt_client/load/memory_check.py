@@ -65,7 +65,8 @@ class CheckedMemory:
 
     def _is_good(self, cell: Cell) -> bool:
         assert self._crcs is not None
-        return _cell_crc(self.content, _layout_of(self._payload), *cell) == self._crcs[cell]
+        crc = _cell_crc(self.content, _layout_of(self._payload), *cell)
+        return crc == int(self._crcs[cell])
 
 
 def is_committed(content: memoryview, payload: IndexPayload) -> bool:
