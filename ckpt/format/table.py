@@ -203,7 +203,7 @@ def ranks_problem(rank: int, world_size: int) -> str:
 
 def entries_problem(entries: Sequence[TensorEntry]) -> str:
     """What is wrong with entries that follow one another in a table; empty when nothing is."""
-    #: (dtype, global shape, offset, shape) of whole tensors without fault: a model has few of them.
+    # Forms of whole tensors without fault; a model has few of them.
     sound: set[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
     for entry in entries:
         form = entry.dtype, entry.global_shape, entry.offset, entry.shape

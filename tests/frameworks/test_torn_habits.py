@@ -1,5 +1,5 @@
-"""What users of torch do beside a save that overlaps: what is committed is the state at the call, or
-nothing is, and the error names what changed.
+"""What users of torch do beside a save that overlaps: what is committed is the state at the call,
+or nothing is, and the error names what changed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_what_a_collective_writes_is_seen(cluster: str, ranks: Ranks) -> None:
         assert all("changed while rank" in torn for torn in found)
 
 
-# ----------------------------------------------------------------------------- steps and their hooks
+# --------------------------------------------------------------------------- steps and their hooks
 
 
 @pytest.mark.parametrize("where", ["hook", "closure", "hook after"])

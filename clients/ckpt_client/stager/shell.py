@@ -459,10 +459,10 @@ class StagerShell:
     def _read_sender(self) -> None:
         for result in self._sending.results():
             if isinstance(result, PayloadSealed):
-                self._note_digest(result)
+                self._note_manifest(result)
             self._handle(result)
 
-    def _note_digest(self, sealed: PayloadSealed) -> None:
+    def _note_manifest(self, sealed: PayloadSealed) -> None:
         for half, content in self._contents.items():
             if content.checkpoint == sealed.payload.checkpoint:
                 self._contents[half] = replace(content, manifest=sealed.manifest)
@@ -492,12 +492,9 @@ class StagerShell:
         if half is None or content is None or request.rank != self._rank:
             return None
         slot = self._desk.slot(half)
-        here = content.checkpoint, content.serial, xxh3_128(content.manifest)
-        if slot.memory is None or here != (
-            request.checkpoint,
-            slot.serial,
-            request.manifest_digest,
-        ):
+        wanted = replace(content, checkpoint=request.checkpoint, serial=slot.serial)
+        is_sealed_so = xxh3_128(content.manifest) == request.manifest_digest
+        if slot.memory is None or content != wanted or not is_sealed_so:
             return None
         slot.lent = True
         return HeldMemory(slot.memory.descriptor, content.payload_bytes, content.manifest)

@@ -82,8 +82,8 @@ _STEP: Final = Optimizer.profile_hook_step(_nothing).__code__
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The one that steps, of what Accelerate, Lightning and Fabric put around it, which takes itself
-    for an optimizer and has no hooks of its own.
+    """The one that steps, of what Accelerate, Lightning and Fabric put around it: something that
+    takes itself for an optimizer, and has no hooks of its own.
     """
     while "_optimizer_step_pre_hooks" not in vars(optimizer):
         inner = getattr(optimizer, "optimizer", None)

@@ -29,6 +29,10 @@ ELEMENTS: Final = 4096
 """That are looked at in a save, as far as each tensor has one; of one tensor at most:"""
 ELEMENTS_EACH_MAX: Final = 16
 WORD_BYTES: Final = 8
+MEMORY_BEGIN: Final = 4096
+"""Nothing lies below; numpy takes an array at 0 for one that has no memory."""
+MEMORY_BYTES: Final = 1 << 60
+"""More than any address of a process."""
 _version_of: Final = attrgetter("_version")
 _bytes_of: Final = attrgetter("nbytes")
 
@@ -61,7 +65,9 @@ class _Elements:
     """Some words of tensors in host memory, evenly spread; of small ones what there is."""
 
     def __init__(self, arrays: Sequence[object]) -> None:
-        numbers = [n for n, one in enumerate(arrays) if type(one) not in ARRAYS]
+        numbers: Sequence[int] = range(len(arrays))
+        if not ARRAYS.isdisjoint(map(type, arrays)):
+            numbers = [n for n in numbers if type(arrays[n]) not in ARRAYS]
         tensors = [cast(torch.Tensor, arrays[n]) for n in numbers]
         if not all(map(attrgetter("is_cpu"), tensors)):
             numbers = [n for n, one in zip(numbers, tensors, strict=True) if one.is_cpu]
@@ -80,9 +86,11 @@ class _Elements:
         for n in np.flatnonzero(~dense & (sizes > 0)):
             starts[:, n] = _strided(tensors[n], shares)
             lengths[:, n] = tensors[n].itemsize
-        each_place, place = np.nonzero(lengths > 0)
-        words = np.array(self._addresses, np.uint64)[place] + starts[each_place, place].astype("u8")
-        self._words, self._lengths = words.tolist(), lengths[each_place, place].tolist()
+        words, place = np.nonzero(lengths > 0)
+        first = np.array(self._addresses, np.int64)[place] + starts[words, place]
+        beside = np.minimum(np.arange(WORD_BYTES), lengths[words, place][:, None] - 1)
+        #: Addresses of the bytes of each word; of a short one the last is named several times.
+        self._bytes = first[:, None] + beside
         self._places: list[int] = place.tolist()
         self.owners = [numbers[n] for n in self._places]
         """Of each word, the number of its array."""
@@ -91,12 +99,20 @@ class _Elements:
         """The words as they are now; None of memory that is not the tensor's any more."""
         now = list(map(torch.Tensor.data_ptr, self._tensors))
         if now == self._addresses:
-            return list(map(ctypes.string_at, self._words, self._lengths))
-        stays = [one == before for one, before in zip(now, self._addresses, strict=True)]
-        return [
-            ctypes.string_at(word, length) if stays[place] else None
-            for word, length, place in zip(self._words, self._lengths, self._places, strict=True)
-        ]
+            return _words_at(self._bytes)
+        stays = np.equal(now, self._addresses)[self._places]
+        words = iter(_words_at(self._bytes[stays]))
+        return [next(words) if one else None for one in stays]
+
+
+def _words_at(addresses: NDArray[np.int64]) -> list[int]:
+    """Of [words, WORD_BYTES] addresses of this process's memory."""
+    if not addresses.size:
+        return []
+    # To call ctypes for each word takes longer than all else that an overlapped save's call does.
+    memory = (ctypes.c_uint8 * MEMORY_BYTES).from_address(MEMORY_BEGIN)
+    words = np.frombuffer(memoryview(memory), np.uint8)[addresses - MEMORY_BEGIN]
+    return cast(list[int], words.view(np.uint64)[:, 0].tolist())
 
 
 def _strided(tensor: torch.Tensor, shares: NDArray[np.float64]) -> NDArray[np.int64]:
