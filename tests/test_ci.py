@@ -20,9 +20,13 @@ MAKE = """#!/usr/bin/env bash
 echo "begin $1" >>order
 grep SigIgn /proc/self/status >>ignored
 echo "first word of $1"
-# The first of either lane ends when both have begun.
+# Of either lane one ends when both have begun.
 case $1 in check | test-faults)
     until [ "$FAILS" ] || [ "$(grep -cE '^begin (check|test-faults)$' order)" = 2 ]; do :; done
+;;
+# Histories run while packages come.
+packages | test-sim)
+    until [ "$(grep -cE '^begin (packages|test-sim)$' order)" = 2 ]; do :; done
 ;;
 # All but the part that needs it goes on meanwhile.
 store-servers)
@@ -65,8 +69,11 @@ def test_each_part_runs_once_and_the_crowd_has_the_machine_to_itself(tmp_path: P
     code, output, order = run(tmp_path)
     begun = [line.removeprefix("begin ") for line in order if line.startswith("begin ")]
     assert code == 0
-    assert order[:2] == ["begin packages", "end packages"], "what is imported is there before all"
-    installed = ["packages", "store-servers"]
+    assert order[:2] == ["begin environment", "end environment"], "nothing runs without"
+    others = [name for name in begun if name not in ("environment", "packages", "test-sim")]
+    came = order.index("end packages")
+    assert all(order.index(f"begin {name}") > came for name in others), "what is imported is there"
+    installed = ["environment", "packages", "store-servers"]
     assert sorted(begun) == sorted([*installed, "check", "docs", "test", *TARGETS])
     assert order.index("end store-servers") < order.index("begin test-stores")
     at = order.index("begin test-crowd")
@@ -93,11 +100,17 @@ def test_a_part_that_fails_is_shown_and_nothing_else_begins(tmp_path: Path) -> N
 
 
 def test_without_what_parts_share_none_begins(tmp_path: Path) -> None:
+    code, _, order = run(tmp_path, fails="environment")
+    assert (code, order) == (1, ["begin environment", "end environment"])
+
+
+def test_without_packages_nothing_begins_that_imports_them(tmp_path: Path) -> None:
     code, _, order = run(tmp_path, fails="packages")
-    assert (code, order) == (1, ["begin packages", "end packages"])
+    assert code == 1
+    assert {line.split()[1] for line in order} == {"environment", "packages", "test-sim"}
 
 
-@pytest.mark.parametrize("stays", ["packages", "check", "test-crowd"])
+@pytest.mark.parametrize("stays", ["environment", "packages", "check", "test-crowd"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_interrupts_it_ends_all_that_it_runs(
     tmp_path: Path, number: signal.Signals, stays: str

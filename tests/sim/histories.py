@@ -6,7 +6,6 @@ more often than the faults account for.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,13 +23,6 @@ LEAST: Final[Mapping[str, tuple[str, float]]] = {
 below what many seeds show."""
 ENOUGH: Final = 40
 """The share of fewer ends says nothing."""
-LANDING: Final = int(os.environ.get("CKPT_SIM_LANDING", "0"))
-"""The number of commits, in `make test-sim`."""
-
-
-def turn_of(seeds: int, of: int) -> int:
-    """The first of so many seeds: each landing runs others of those that `make soak` runs all."""
-    return LANDING * seeds % (of - of % seeds)
 
 
 def run_each(run_seed: Callable[[int], object], seeds: int, begin: int = 0) -> None:

@@ -18,6 +18,7 @@ from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
 from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
 from ckpt.protocol.stager.state import StagerState
+from tests.landing import turn_of
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -26,7 +27,8 @@ from tests.sim.payloads import Job
 from tests.sim.rank_node import RankNode
 from tests.sim.world import RANK_COUNT, RUN, World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 50
+SEEDS_SOAK = 800
 FAULTS = (faults.target_killed, faults.connections_cut, faults.half_opened)
 STEPS = (10, 20, 30)
 TRAINS_US = (10_000, 400_000, 20_000_000, 90_000_000)
@@ -153,12 +155,20 @@ def run_seed_with_an_end(seed: int) -> tuple[int, list[str]]:
 
 @pytest.mark.timeout(600)
 def test_a_store_that_is_opened_for_each_save_ends_nothing() -> None:
-    assert set(ends_of(run_seed, SEEDS)) == {"SaveCommitted"}
+    assert set(ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))) == {"SaveCommitted"}
 
 
 @pytest.mark.timeout(600)
 def test_a_process_that_ends_behind_its_closed_store_is_named_to_its_peers() -> None:
-    assert set(ends_of(run_seed_with_an_end, SEEDS)) == {"SaveFailed"}
+    begin = turn_of(SEEDS, SEEDS_SOAK)
+    assert set(ends_of(run_seed_with_an_end, SEEDS, begin)) == {"SaveFailed"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_so_it_is_in_many_more_histories() -> None:
+    assert set(ends_of(run_seed, SEEDS_SOAK)) == {"SaveCommitted"}
+    assert set(ends_of(run_seed_with_an_end, SEEDS_SOAK)) == {"SaveFailed"}
 
 
 def test_the_history_finds_a_stager_that_takes_a_closed_store_for_the_end(

@@ -16,8 +16,9 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.policy import Watermarks
+from tests.landing import turn_of
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
-from tests.sim.histories import ends_of, run_each, turn_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
 from tests.sim.reader_node import CRASHED, ReaderNode

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from ckptd.catalog.etcd.words import Range
+from tests.landing import in_turn
 from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
 from tests.sim.leading.cluster import Request
 from tests.sim.leading.effects import simulated
@@ -18,7 +19,7 @@ from tests.sim.leading.strikes import AIMED, STRIKES
 from tests.sim.leading.world import LeadingWorld
 from tests.sim.oracles import Violation
 
-PARTS = [0, 1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+PARTS = in_turn(range(5), every=5)
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) * 2 // 5
 """Of each part."""
 MANY_SEEDS = 5_000

@@ -19,7 +19,8 @@ from ckpt.protocol.coordinator.cluster.claims import Claims
 from ckpt.protocol.coordinator.cluster.membership import Target, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.standings import Standings
-from tests.sim.histories import ends_of, run_each, turn_of
+from tests.landing import turn_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.member_operator import MemberOperator
 from tests.sim.oracles import Violation

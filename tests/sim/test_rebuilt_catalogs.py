@@ -15,9 +15,10 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.testing.disk import Keep
 from ckptd.catalog.rebuild import rebuild
+from tests.landing import turn_of
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER
-from tests.sim.histories import ends_of, run_each, turn_of
+from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Oracles, Violation
 from tests.sim.rebuilds import Rebuilds
 from tests.sim.repair_world import read_all, saved

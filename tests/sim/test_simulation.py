@@ -10,7 +10,7 @@ import pytest
 from tests.sim.campaign import run_campaign, table
 from tests.sim.scenario import FAULTS_MIN, GENERATIONS_MIN, run_history, run_seed, world_of
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100"))
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "40"))
 FIRST_SEED = int(os.environ.get("CKPT_SIM_FIRST", "0"))
 
 

@@ -5,6 +5,7 @@ does before the first commit, and what that costs a burst in whose middle it hap
 from __future__ import annotations
 
 import faulthandler
+from itertools import product
 
 import pytest
 
@@ -16,6 +17,7 @@ from ckpt.format.messages.targets import (
     ListHoldings,
     RegisterTarget,
 )
+from tests.landing import in_turn
 from tests.sim.leading.bursts import MOMENTS, Burst, Way, cost
 from tests.sim.leading.takeovers import Takeover, takeover
 
@@ -67,14 +69,14 @@ def _check_burst(burst: Burst, moment: str, way: Way = Way.KILLED) -> None:
 
 @pytest.mark.parametrize(
     ("code", "moment"),
-    [*((SMALL, each) for each in MOMENTS), *((WIDE, each) for each in list(MOMENTS)[::3])],
+    in_turn([*product((SMALL,), MOMENTS), *product((WIDE,), list(MOMENTS)[::3])], every=3),
     ids=str,
 )
 def test_a_burst_takes_a_takeover_longer_and_nothing_is_sent_again(code: Code, moment: str) -> None:
     _check_burst(Burst(16, 12, code, 20), moment)
 
 
-@pytest.mark.parametrize("moment", list(MOMENTS)[::2])
+@pytest.mark.parametrize("moment", in_turn(list(MOMENTS)[::2], every=3))
 def test_so_it_does_when_the_leader_is_asked_to_step_down(moment: str) -> None:
     _check_burst(Burst(16, 12, SMALL, 20), moment, Way.ASKED)
 

@@ -16,13 +16,14 @@ import pytest
 import ckpt
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from tests.e2e.cluster import Cluster
+from tests.landing import in_turn
 from tests.objects.drainkit import Drain, assert_once_and_whole, assert_same, save, wait_drained
 from tests.stores.gateway import S3
 from tests.stores.proxy import Fault, Proxy, Request
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "12"))
-"""Seeds of `make test-stores`; the others, up to the soak's, are `slow`."""
+KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "4"))
+"""Seeds of `make test-stores`, others at each landing; `make soak` runs all the rest."""
 KILLS_SOAK = max(200, KILLS)
 END_TIMEOUT_S = 120.0
 """Its python has to start first, on a busy machine."""
@@ -47,13 +48,7 @@ def request_count(cluster: Cluster, store: ckpt.Store, s3: S3) -> int:
     return len(writes(proxy))
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *range(KILLS),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in range(KILLS, KILLS_SOAK)),
-    ],
-)
+@pytest.mark.parametrize("seed", in_turn(range(KILLS_SOAK), KILLS_SOAK // KILLS))
 def test_killed_anywhere_once_and_whole(
     cluster: Cluster, store: ckpt.Store, s3: S3, request_count: int, seed: int
 ) -> None:

@@ -1,0 +1,36 @@
+"""Of what goes one way many times each landing runs some, and the next landing others.
+
+Those are seeds, and cases of a campaign, never cases that show something alone. What a landing
+leaves out `make soak` runs at the same commit. `CKPT_LANDING=N` is the turn of the Nth commit, as
+the Makefile sets it, so that what failed at one can be run again at another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from _pytest.mark import ParameterSet
+
+LANDING: Final = int(os.environ.get("CKPT_LANDING", "0"))
+"""The number of commits; 0 where make does not run the tests."""
+
+
+def turn_of(seeds: int, of: int) -> int:
+    """The first of this landing's seeds, when it runs so many of so many."""
+    return LANDING * seeds % (of - of % seeds)
+
+
+def in_turn(cases: Sequence[object], every: int) -> list[ParameterSet]:
+    """Parameters of a test: each `every`th of the cases has its turn, the others are `slow`. Of a
+    test with several parameters a case is a tuple.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=() if number % every == LANDING % every else pytest.mark.slow,
+        )
+        for number, case in enumerate(cases)
+    ]
