@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import pytest
@@ -21,6 +22,7 @@ from tests.sim.repair_node import RepairNode
 from tests.sim.target_node import TargetNode
 
 GAP_US = 4_000_000
+SMALL = Code(4, 2)
 CELLS = {10: 4, 6: 4, 3: 8}
 """Of a column, where thousands of ranks save: as many as a target is busy with for seconds."""
 SLOW = 40
@@ -94,22 +96,23 @@ def test_credit_of_writers_that_stand_still_is_lent_to_the_others() -> None:
     check_whole(crowd.finish(), Code(4, 2))
 
 
+@cache
+def burst_on(targets: int, harm: Callable[[TargetNode], None] | None = None) -> Outcome:
+    """Of 32 ranks. Equal bursts go equally: that without harm is simulated once."""
+    crowd = Crowd(4, 32, equal(targets), SMALL, cells_per_column=8)
+    victim = list(crowd.targets.values())[3]
+    return crowd.burst(lambda: harm(victim) if harm is not None else None)
+
+
 @pytest.mark.parametrize("harm", [slow_down, stop, kill])
 @pytest.mark.parametrize(("targets", "missing"), [(12, 0), (7, 0), (6, 1)])
 def test_a_bad_target_is_left_in_a_crowd_too(
     harm: Callable[[TargetNode], None], targets: int, missing: int
 ) -> None:
     """To spares while there are any; without one the payload goes on without that column."""
-    code = Code(4, 2)
-
-    def burst(harm: Callable[[TargetNode], None] | None) -> Outcome:
-        crowd = Crowd(4, 32, equal(targets), code, cells_per_column=8)
-        victim = list(crowd.targets.values())[3]
-        return crowd.burst(lambda: harm(victim) if harm is not None else None)
-
-    healthy, harmed = burst(None), burst(harm)
+    healthy, harmed = burst_on(targets), burst_on(targets, harm)
     assert (harmed.columns_missing > 0) == bool(missing)
-    assert harmed.targets_survivable == code.m - missing
+    assert harmed.targets_survivable == SMALL.m - missing
     # What the others do for it, and the time in which it was found: silence, or a lease.
     spread = targets / (targets - 1)
     assert harmed.seconds <= 1.2 * healthy.seconds * spread + 3 + 2 * TICK_US / 1e6
