@@ -8,14 +8,18 @@ the Makefile sets it, so that what failed at one can be run again at another.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import pytest
 from _pytest.mark import ParameterSet
 
+Test = Callable[..., Any]
+
+IS_LANDING: Final = "CKPT_LANDING" in os.environ
+"""Whether make runs the tests."""
 LANDING: Final = int(os.environ.get("CKPT_LANDING", "0"))
-"""The number of commits; 0 where make does not run the tests."""
+"""The number of commits."""
 
 
 def turn_of(seeds: int, of: int) -> int:
@@ -34,3 +38,17 @@ def in_turn(cases: Sequence[object], every: int) -> list[ParameterSet]:
         )
         for number, case in enumerate(cases)
     ]
+
+
+def has_turn(number: int, every: int) -> bool:
+    """Whether this is that one of each `every` landings; always where make does not run the tests."""
+    return not IS_LANDING or LANDING % every == number % every
+
+
+def at_turn(number: int, every: int) -> Callable[[Test], Test]:
+    """Of a whole test: it is `slow` where it does not have its turn."""
+    return _as_it_is if has_turn(number, every) else pytest.mark.slow
+
+
+def _as_it_is(test: Test) -> Test:
+    return test

@@ -81,7 +81,14 @@ def test_each_part_runs_once_and_the_crowd_has_the_machine_to_itself(tmp_path: P
     assert sum(one.startswith("begin") - one.startswith("end") for one in order[:at]) == 0
     for name in begun:
         assert f"== {name}\nfirst word of {name}\nlast word of {name}\n" in output
-        assert len(re.findall(rf"^{name}, \d+ s: 3 passed, 1 skipped in 0.20s$", output, re.M)) == 1
+        assert (
+            len(
+                re.findall(
+                    rf"^{name}, \d+ s \(CPU \d+ s\): 3 passed, 1 skipped in 0.20s$", output, re.M
+                )
+            )
+            == 1
+        )
     assert output.count("\nUNSTEADY, passed by itself: tests/sim/test_one.py\n") == 2
     # Ctrl-C and its like are ignored by no part: tests send them to what they start.
     masks = (tmp_path / "ignored").read_text().split()[1::2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import landing
-from tests.landing import in_turn, turn_of
+from tests.landing import at_turn, has_turn, in_turn, turn_of
 
 
 def test_landings_in_a_row_run_all_seeds_and_none_that_soak_does_not(
@@ -35,3 +35,31 @@ def test_landings_in_a_row_run_each_case_once(monkeypatch: pytest.MonkeyPatch, e
 def test_what_has_no_turn_is_left_to_soak() -> None:
     marks = [mark.name for each in in_turn("abc", 3) for mark in each.marks]
     assert marks == ["slow", "slow"]
+
+
+def test_a_campaign_has_its_turn_at_one_of_each_so_many_landings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(landing, "IS_LANDING", True)
+    turns = []
+    for number in range(1250, 1250 + 6):
+        monkeypatch.setattr(landing, "LANDING", number)
+        turns.append([has_turn(which, every=3) for which in range(3)])
+    assert turns[0].count(True) == 1
+    assert sorted(turns[:3]) == sorted(turns[3:])
+    assert [any(column) for column in zip(*turns[:3], strict=True)] == [True] * 3
+
+
+def test_what_a_person_runs_alone_always_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def marks_of(which: int) -> list[str]:
+        @at_turn(which, every=2)
+        def of_a_campaign() -> None:
+            """Runs many histories."""
+
+        return [mark.name for mark in getattr(of_a_campaign, "pytestmark", ())]
+
+    monkeypatch.setattr(landing, "LANDING", 1)
+    monkeypatch.setattr(landing, "IS_LANDING", False)
+    assert (marks_of(0), marks_of(1)) == ([], [])
+    monkeypatch.setattr(landing, "IS_LANDING", True)
+    assert (marks_of(0), marks_of(1)) == (["slow"], [])

@@ -1,8 +1,7 @@
 """Every script of docs/examples, run as its first lines say: without a break and with one.
 
-The run without a break is the command as a user types it, once for each script and once for
-torchrun. The other two of a torch script start warm: the same script in a process of its own,
-without seconds of imports.
+At its turn a script's run without a break is the command as a user types it. Other runs of torch
+scripts start warm: the same script in a process of its own, without seconds of imports.
 """
 
 from __future__ import annotations
@@ -17,9 +16,18 @@ import pytest
 
 from tests.frameworks.test_torch_restarts import TORCHRUN, under_torchrun
 from tests.frameworks.warm import Warm
+from tests.landing import has_turn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RUN_TIMEOUT_S = 280.0
+TURNS = {
+    "lightning_fit.py": 0,
+    "torch_dcp.py": 0,
+    "accelerate_fit.py": 1,
+    "torch_checkpointing_fit.py": 1,
+    "transformers_trainer.py": 2,
+}
+"""At which of three landings it starts cold, the second one under torchrun."""
 REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
 
 
@@ -58,6 +66,11 @@ def run_example(
     return tuple(report)
 
 
+def first_start(script: str, warm: Warm | None) -> Warm | None:
+    """None: cold."""
+    return None if script in TURNS and has_turn(TURNS[script], every=3) else warm
+
+
 @pytest.mark.parametrize(
     ("script", "stop", "end"),
     [
@@ -72,7 +85,7 @@ def test_an_interrupted_run_learns_the_same_bits(
 ) -> None:
     name = script.removesuffix(".py")
     forked = None if script == "jax_fit.py" else warm  # JAX is not to be forked.
-    calm = run_example(script, cluster, f"{name}/calm", end)
+    calm = run_example(script, cluster, f"{name}/calm", end, warm=first_start(script, forked))
     first = run_example(script, cluster, f"{name}/broken", stop, warm=forked)
     second = run_example(script, cluster, f"{name}/broken", end, warm=forked)
     assert (calm[:2], first[:2]) == (("None", str(end)), ("None", str(stop)))
@@ -80,20 +93,15 @@ def test_an_interrupted_run_learns_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("script", "more", "cold"),
-    [
-        pytest.param("torch_dcp.py", (), True, id="torch_dcp.py-more0"),
-        pytest.param(
-            "lightning_fit.py", ("--sharded", "--devices", "2"), False, id="lightning_fit.py-more1"
-        ),
-    ],
+    ("script", "more"),
+    [("torch_dcp.py", ()), ("lightning_fit.py", ("--sharded", "--devices", "2"))],
 )
 def test_a_sharded_run_goes_on_where_it_was_interrupted(
-    cluster: str, warm: Warm, script: str, more: tuple[str, ...], cold: bool
+    cluster: str, warm: Warm, script: str, more: tuple[str, ...]
 ) -> None:
     name = f"{script.removesuffix('.py')}/sharded"
-    first_start = None if cold else warm
-    calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2, warm=first_start)
+    start = warm if more else first_start(script, warm)
+    calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2, warm=start)
     first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2, warm=warm)
     second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
@@ -104,7 +112,9 @@ def test_accelerate_goes_on_with_its_weights_from_the_store(
     cluster: str, warm: Warm, tmp_path: Path
 ) -> None:
     script, folder = "accelerate_fit.py", "--folder"
-    calm = run_example(script, cluster, "accelerate/calm", 6, folder, str(tmp_path / "calm"))
+    whole = folder, str(tmp_path / "calm")
+    start = first_start(script, warm)
+    calm = run_example(script, cluster, "accelerate/calm", 6, *whole, warm=start)
     broken = folder, str(tmp_path / "broken")
     first = run_example(script, cluster, "accelerate/broken", 3, *broken, warm=warm)
     second = run_example(script, cluster, "accelerate/broken", 6, *broken, warm=warm)

@@ -21,6 +21,7 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing import balancing as balancing_module
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
+from tests.landing import at_turn
 from tests.sim.balance_operator import BalanceOperator
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -172,6 +173,7 @@ def _check_spread(world: World, id: CheckpointId, before: dict[int, int]) -> Non
             raise Violation(f"P13: {count} columns of rank {rank} of {id} are in one domain")
 
 
+@at_turn(1, every=2)
 def test_an_empty_target_gets_its_share_and_nothing_is_lost_meanwhile() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("balanced") >= SEEDS // 4

@@ -13,6 +13,7 @@ import pytest
 
 from ckpt.base.ids import Step
 from ckpt.protocol.coordinator.cluster.launches import Launch
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -107,6 +108,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(17) == run_seed(17)
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(1500)
 def test_no_load_of_a_launch_ever_holds_two_generations() -> None:
     check_share("by number", ends_of(run_seed, SEEDS))

@@ -16,7 +16,7 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.policy import Watermarks
-from tests.landing import turn_of
+from tests.landing import at_turn, turn_of
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -141,6 +141,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
+@at_turn(0, every=2)
 def test_what_goes_for_room_while_columns_are_made_again_is_gone_and_the_rest_is_whole() -> None:
     ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert ends.count("evicted") >= SEEDS

@@ -17,6 +17,7 @@ from ckpt.plan.retention import Verdict, judged
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
+from tests.landing import at_turn
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of, run_each
 from tests.sim.keep_nodes import LATE_S, KeepWorld, built
@@ -89,6 +90,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(600)
 def test_what_rules_keep_never_expires_and_the_rest_goes() -> None:
     ends = ends_of(run_seed, SEEDS)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.aimed import OF_TARGETS, STRIKES, catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of
@@ -126,6 +127,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(600)
 def test_what_people_say_of_a_step_holds() -> None:
     ends = ends_of(run_seed, SEEDS)

@@ -15,6 +15,7 @@ from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
 from ckpt.protocol.stager.records import Launched
 from ckpt.protocol.stager.requests import SaverIdentity
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -90,6 +91,7 @@ def _check_next_launch(world: World) -> None:
         raise Violation(f"the launch behind it cannot save: {ends}")
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(600)
 def test_a_rank_that_comes_late_is_never_left_waiting() -> None:
     ends = ends_of(run_seed, SEEDS)

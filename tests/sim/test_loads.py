@@ -17,6 +17,7 @@ from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -154,6 +155,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(17) == run_seed(17)
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(1500)
 def test_no_launch_ever_holds_two_steps() -> None:
     check_share("loads", ends_of(run_seed, SEEDS))

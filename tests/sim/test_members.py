@@ -19,7 +19,7 @@ from ckpt.protocol.coordinator.cluster.claims import Claims
 from ckpt.protocol.coordinator.cluster.membership import Target, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.standings import Standings
-from tests.landing import turn_of
+from tests.landing import at_turn, turn_of
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.member_operator import MemberOperator
@@ -142,6 +142,7 @@ def _check_removed(world: World, removed: set[TargetId]) -> None:
             raise Violation(f"{id} was removed, and is {target.state.value}")
 
 
+@at_turn(1, every=2)
 def test_targets_go_and_nothing_of_what_they_had_is_lost() -> None:
     ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert ends.count("removed") >= SEEDS // 4

@@ -14,6 +14,7 @@ import pytest
 from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
+from tests.landing import at_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
@@ -101,6 +102,7 @@ def _placement(world: World, id: CheckpointId) -> dict[int, tuple[TargetId | Non
     return {rank: placed.columns for rank, placed in placement.items()}
 
 
+@at_turn(1, every=2)
 def test_targets_move_to_other_hosts_and_their_payloads_are_spread_again() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("spread") >= SEEDS // 4

@@ -15,7 +15,7 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.testing.disk import Keep
 from ckptd.catalog.rebuild import rebuild
-from tests.landing import turn_of
+from tests.landing import at_turn, turn_of
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of, run_each
@@ -98,6 +98,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     return world.clock.steps, losses.ends
 
 
+@at_turn(0, every=2)
 def test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well() -> None:
     ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
     assert {"rebuilt", "moved", "amid", "without one"} <= set(ends)

@@ -13,6 +13,7 @@ import pytest
 from ckpt.base.ids import CheckpointId
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.homes import Homes
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
@@ -77,6 +78,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(1500)
 def test_what_refers_to_other_checkpoints_can_always_be_read() -> None:
     check_share("references", ends_of(run_seed, SEEDS))

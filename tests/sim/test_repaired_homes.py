@@ -12,6 +12,7 @@ import pytest
 
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
+from tests.landing import at_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
@@ -78,6 +79,7 @@ def _needed(world: World) -> list[str]:
     return ["home" if one.state is RowState.TOMBSTONED else "kept" for one in known]
 
 
+@at_turn(0, every=2)
 def test_what_a_deleted_step_holds_for_others_is_made_again() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("home") >= SEEDS // 4

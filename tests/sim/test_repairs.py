@@ -22,6 +22,7 @@ from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.allotment import Allotment
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
@@ -97,6 +98,7 @@ def _empty_some(world: World, disturbance: Disturbance, within_us: int) -> None:
         disturbance.aim("F23 second", another, within_us)
 
 
+@at_turn(0, every=2)
 def test_what_is_lost_is_made_again_and_nothing_is_lost_meanwhile() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("whole") >= 2 * SEEDS

@@ -12,6 +12,7 @@ import pytest
 
 from ckpt.format.messages.keeping import Retention
 from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
+from tests.landing import at_turn
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of
 from tests.sim.label_nodes import RUNS
@@ -95,6 +96,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_what_is_aside_is_never_the_newest_and_never_expires() -> None:
     ends = ends_of(run_seed, SEEDS)

@@ -19,6 +19,7 @@ from ckpt.protocol.target.core import Step
 from ckpt.protocol.target.disk_events import DiskFailed, RemoveFile, SyncFile
 from ckpt.protocol.target.stream import Stream, seal_steps
 from ckpt.testing.disk import Fault
+from tests.landing import at_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
@@ -108,6 +109,7 @@ def _damaged(world: World) -> str:
     return f"{known} are said to be damaged" if known else ""
 
 
+@at_turn(1, every=2)
 def test_each_column_is_mended_where_it_lies_and_never_gone() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("mended") >= 2 * SEEDS
