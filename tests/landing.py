@@ -41,7 +41,7 @@ def in_turn(cases: Sequence[object], every: int) -> list[ParameterSet]:
 
 
 def has_turn(number: int, every: int) -> bool:
-    """Whether this is that one of each `every` landings; always where make does not run the tests."""
+    """Whether this is that one of each `every` landings; always where make runs no tests."""
     return not IS_LANDING or LANDING % every == number % every
 
 
