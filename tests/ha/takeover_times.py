@@ -1,9 +1,11 @@
-"""How long does a save take in whose beginning the leader ends? The figures of docs/performance.md.
+"""How long does a save take in whose beginning the leader ends, or etcd's own one? The figures of
+docs/performance.md.
 
     python -m tests.ha.takeover_times --count 20 kill
 
 Three coordinators, three members of etcd and four targets on this machine, which nothing else
-should use. A save that begins as the leader is killed, ended or stopped is timed to its commit.
+should use. A save that begins as the leader is killed, ended or stopped, or as etcd's leader member
+is killed, is timed to its commit.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ import ckpt
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix
+from tests.ha.test_outages import leader_of
 
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "stop": signal.SIGSTOP}
+MEMBER = "member"
 QUIET_S = 1.0
 """Before the next one: targets and standbys have come to the new leader."""
 
@@ -45,8 +49,24 @@ class Job:
         return time.monotonic() - began_s
 
 
-def one_takeover(cluster: SharedCluster, job: Job, how: signal.Signals) -> float:
-    """Seconds of the save in which the leader ends."""
+def one_round(cluster: SharedCluster, job: Job, how: str) -> float:
+    """Seconds of the save in which it ends, which runs again afterwards."""
+    took_s = lose_member(cluster, job) if how == MEMBER else lose_leader(cluster, job, SIGNALS[how])
+    threading.Event().wait(QUIET_S)
+    job.save()
+    return took_s
+
+
+def lose_member(cluster: SharedCluster, job: Job) -> float:
+    member = cluster.etcd.members[leader_of(cluster.etcd)]
+    member.kill()
+    took_s = job.save()
+    member.start()
+    member.wait_up()
+    return took_s
+
+
+def lose_leader(cluster: SharedCluster, job: Job, how: signal.Signals) -> float:
     leader = cluster.leader()
     process = cluster.running[leader].process
     process.send_signal(how)
@@ -56,14 +76,12 @@ def one_takeover(cluster: SharedCluster, job: Job, how: signal.Signals) -> float
     else:
         cluster.kill(leader)
         assert cluster.start(leader).ready
-    threading.Event().wait(QUIET_S)
-    job.save()
     return took_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("how", choices=SIGNALS)
+    parser.add_argument("how", choices=[*SIGNALS, MEMBER])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--rows", type=int, default=0, help="saves that the catalog knows already")
     arguments = parser.parse_args()
@@ -79,11 +97,13 @@ def main() -> None:
                 for _ in range(arguments.rows):
                     job.save()
                 usual = [job.save() for _ in range(12)][2:]
-                how = SIGNALS[arguments.how]
-                found = [one_takeover(cluster, job, how) for _ in range(arguments.count)]
+                term = cluster.term()
+                found = [one_round(cluster, job, arguments.how) for _ in range(arguments.count)]
+                terms = cluster.term() - term
     sys.stdout.write(
         f"usual {statistics.median(usual):.3f} s; {arguments.how}: median"
-        f" {statistics.median(found):.2f} s, worst {max(found):.2f} s of {len(found)}\n"
+        f" {statistics.median(found):.2f} s, worst {max(found):.2f} s of {len(found)};"
+        f" terms begun: {terms}\n"
     )
 
 

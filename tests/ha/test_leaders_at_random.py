@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from tests.ha.clusters import SharedCluster
+from tests.ha.clusters import SEVEN, SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, names_in, no_fault, proxied
 from tests.ha.test_outages import leader_of
@@ -36,6 +36,7 @@ STOPPED_S = (2.0, 10.0)
 GONE_S = (0.0, 15.0)
 SLOW_S = (0.02, 0.3)
 EVERY_S = 20.0
+MEMBERS_PART = 0.3
 SECONDS_DEFAULT = 300.0
 
 
@@ -44,7 +45,7 @@ class Harmed(SharedCluster):
 
     def __init__(self, directory: Path, etcd: Etcd, proxies: Sequence[Proxy]) -> None:
         ways = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
-        super().__init__(directory, etcd, Prefix(ways))
+        super().__init__(directory, etcd, Prefix(ways), targets=SEVEN, code="4+2")
         self.proxies = proxies
 
 
@@ -153,11 +154,15 @@ def slow_etcd(cluster: Harmed, chance: random.Random) -> None:
         proxy.delay_s = lambda _request: 0.0
 
 
-def kill_and_rest(cluster: Harmed, _chance: random.Random) -> None:
+def kill_and_rest(cluster: Harmed, chance: random.Random) -> None:
+    """And a member of etcd now and then."""
     leader = cluster.leader()
     cluster.kill(leader, signal.SIGKILL)
     assert cluster.start(leader).ready
-    rest(EVERY_S)
+    rest(chance.uniform(0.0, EVERY_S / 2))
+    if chance.random() < MEMBERS_PART:
+        end_member(cluster, chance)
+    rest(EVERY_S / 2)
 
 
 HARMS: tuple[Harm, ...] = (

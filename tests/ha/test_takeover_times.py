@@ -8,17 +8,27 @@ import sys
 
 import pytest
 
-from tests.ha.finding import etcd_path
 from tests.pages import ROOT
 
-LINE = r"usual \d+\.\d+ s; (\w+): median \d+\.\d+ s, worst \d+\.\d+ s of 1\n"
+LINE = r"usual \d+\.\d+ s; (\w+): median \d+\.\d+ s, worst \d+\.\d+ s of 1; terms begun: \d+\n"
+COMMITS = (
+    r"SQLite \d+\.\d ms, etcd \d+\.\d ms, transaction \d+\.\d ms: -?\d+\.\d transactions more\n"
+)
 
 
-@pytest.mark.skipif(etcd_path() is None, reason="no etcd: skipped; make test-ha fetches it")
-@pytest.mark.parametrize("how", ["kill", "end", "stop"])
+def said(module: str, *words: str) -> str:
+    command = [sys.executable, "-m", f"tests.ha.{module}", "--count", "1", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("how", ["kill", "end", "stop", "member"])
 def test_a_takeover_is_timed(how: str) -> None:
-    command = [sys.executable, "-m", "tests.ha.takeover_times", "--count", "1", how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    found = re.fullmatch(LINE, done.stdout)
-    assert found is not None, done.stdout
+    out = said("takeover_times", how)
+    found = re.fullmatch(LINE, out)
+    assert found is not None, out
     assert found[1] == how
+
+
+def test_commits_on_a_file_and_on_etcd_are_timed() -> None:
+    out = said("commit_times")
+    assert re.fullmatch(COMMITS, out), out

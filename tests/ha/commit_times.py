@@ -1,0 +1,73 @@
+"""What does a commit on etcd take, beside one on a catalog in a file? A figure of docs/performance.md.
+
+    python -m tests.ha.commit_times --count 20
+
+On this machine, which nothing else should use, by turns: a save on a cluster whose catalog is in
+SQLite, one on a cluster whose catalog is in an etcd of three members, and one transaction past a
+fence in that etcd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ckpt
+from ckpt.testing.catalog_contract import writing
+from ckpt.testing.catalog_entries import attempt
+from tests.e2e_remote.cluster import RemoteCluster
+from tests.e2e_remote.conftest import started
+from tests.ha.clusters import SharedCluster
+from tests.ha.coordinators import CODE
+from tests.ha.members import Etcd
+from tests.ha.places import Prefix
+from tests.ha.takeover_times import Job
+
+FIRST = 3
+"""Rounds that do not count."""
+
+
+async def measured(count: int, file: Job, shared: Job, place: Prefix) -> list[list[float]]:
+    """Seconds of each save on a file, of each on etcd, of each transaction."""
+    found: list[list[float]] = [[], [], []]
+    async with writing(place) as writer:
+        for step in range(FIRST + count):
+            saves = [await asyncio.to_thread(job.save) for job in (file, shared)]
+            began_s = time.monotonic()
+            await writer.write(attempt(step))
+            for seconds, took_s in zip(found, [*saves, time.monotonic() - began_s], strict=True):
+                seconds.append(took_s)
+    return [seconds[FIRST:] for seconds in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        alone = Path(folder) / "alone"
+        alone.mkdir()
+        made = RemoteCluster(alone, hosts=2, code=CODE)
+        with started(made), Etcd(Path(folder) / "etcd", 3) as etcd:
+            shared = SharedCluster(Path(folder) / "shared", etcd, Prefix(etcd.addresses), "a")
+            # This process knows one secret.
+            shared.secret = made.secret
+            shared.secret_file.write_text(made.secret.hex())
+            with shared, ckpt.open(made.url) as one, ckpt.open(shared.url) as other:
+                place = Prefix(etcd.addresses)
+                times = measured(arguments.count, Job(one), Job(other), place)
+                in_file, in_etcd, transaction = map(statistics.median, asyncio.run(times))
+    sys.stdout.write(
+        f"SQLite {in_file * 1e3:.1f} ms, etcd {in_etcd * 1e3:.1f} ms,"
+        f" transaction {transaction * 1e3:.1f} ms:"
+        f" {(in_etcd - in_file) / transaction:.1f} transactions more\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
