@@ -64,7 +64,9 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class Ticked(Struct, frozen=True, gc=False):
-    """Time has passed. Shells tick at least every 100 ms."""
+    """Time has passed. Shells tick at least every 100 ms while something is under way, every half
+    second otherwise (`resting`).
+    """
 
     now_us: int
 

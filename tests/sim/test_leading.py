@@ -9,6 +9,11 @@ from collections import Counter
 
 import pytest
 
+from ckpt.base.limits import LEASE_US, RENEW_US
+from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.desk import Action
+from ckpt.protocol.coordinator.machine import Event
+from ckpt.protocol.events import Ticked
 from ckptd.catalog.etcd.words import Range
 from tests.landing import in_turn
 from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
@@ -95,6 +100,32 @@ def test_a_leader_that_slept_is_deposed_and_follows() -> None:
         leads = [one.leads for one in (leader, successor)]
         world.end()
     assert leads == [False, True]
+
+
+def test_a_leader_of_whom_nobody_wants_anything_is_woken_twice_a_second() -> None:
+    """It renews its lease, hears its targets' renewals, and ends one that is not renewed in time."""
+    with simulated(rests=True):
+        world = LeadingWorld.made(1)
+        world.start()
+        world.clock.pass_time(20 * US_PER_S)
+        machine, ticks = world.several.machine, 0
+        handle, targets = machine.handle, len(machine.members.live())
+
+        def counted(event: Event) -> list[Action]:
+            nonlocal ticks
+            ticks += isinstance(event, Ticked)
+            return handle(event)
+
+        machine.handle = counted  # type: ignore[method-assign]
+        world.clock.pass_time(60 * US_PER_S)
+        idle = ticks
+        for target in world.targets.values():
+            target.stopped = True
+        world.clock.pass_time(LEASE_US + RENEW_US + US_PER_S // 5)
+        left = len(machine.members.live())
+        world.end()
+    assert 100 < idle < 150
+    assert (targets, left) == (len(world.targets), 0)
 
 
 def test_a_page_whose_answer_is_lost_is_asked_for_again_soon() -> None:

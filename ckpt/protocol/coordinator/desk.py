@@ -252,6 +252,12 @@ class Desk:
         if then is not None:
             then()
 
+    @property
+    def awaits(self) -> bool:
+        """Whether somebody owes an answer in time, or an entry is not durable yet."""
+        owed = (question.due_us is not None for question in self._questions.values())
+        return bool(self._tickets or self._work) or any(owed)
+
     def excuse(self, gap_us: int) -> None:
         """Excuse all who owe an answer: nobody could have answered for so long."""
         self._questions = {

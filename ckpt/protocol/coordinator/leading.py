@@ -55,6 +55,8 @@ class KeyHolder:
     address: str = ""
     """Where it listens, as HOST:PORT; empty where an older version does not say."""
     term: int = 0
+    secret_mark: str = ""
+    """Of the secret that it has; empty where an older version does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,11 @@ class LeadingMachine:
     @property
     def _has_term(self) -> bool:
         return self.state in (LeadingState.LOADING, LeadingState.LEADING)
+
+    @property
+    def due_us(self) -> int | None:
+        """When Ticked is due; None: nothing comes by time alone."""
+        return self._kept_us + self._lease_us if self._has_term else None
 
     def _tick(self, now_us: int) -> list[LeadingAction]:
         if self._has_term and now_us - self._kept_us >= self._lease_us:

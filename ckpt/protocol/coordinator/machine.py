@@ -27,11 +27,11 @@
     RollingBack     what came after a step is set aside           (rolling_back.py)
     DrainQueue      what goes to object stores, under leases      (draining.py)
     Evictor         room for saves from what was drained          (evicting.py)
+    CoordinatorRest how long nothing needs to be looked at        (resting.py)
 
-Here each event goes to the part that it concerns, and what one part learns to those that act on it
-(`_introduce`); nothing is decided here. A restart begins from
-the catalog's image: open attempts wait for their stagers, decided ones are rolled forward with the
-same record, committed ones count again as their targets register.
+Each event goes to the part that it concerns, and what one part learns to those that act on it
+(`_introduce`). A restart begins from the catalog's image: open attempts wait for their stagers,
+decided ones are rolled forward, committed ones count again as their targets register.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ from ckpt.protocol.coordinator.recovering import recover
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.tasks import RepairRequest, Repairs
 from ckpt.protocol.coordinator.repairing.traffic import Traffic
+from ckpt.protocol.coordinator.resting import CoordinatorRest
 from ckpt.protocol.coordinator.room import RoomSeen, changes_catalog, no_room
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.coordinator.saving.certifying import Certifying, CertifyingRequest
@@ -131,9 +132,7 @@ class CoordinatorMachine:
         self, policy: CoordinatorPolicy, image: CatalogImage, *, secret: bytes,
         wall_s: Callable[[], float],
     ) -> None:  # fmt: skip
-        """`wall_s` is asked only for the time that people see in a commit, and for rules of
-        retention by age (P12).
-        """
+        """`wall_s`: only for the time that people see in a commit, and rules by age (P12)."""
         self.policy = policy
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
@@ -150,6 +149,7 @@ class CoordinatorMachine:
         generations = Generations(self.checkpoints, self.book, self.deleter)
         self.vouching = Vouching(desk, self.members, image, policy, generations)
         self.confirming = Confirming(desk, self.members, self.book, self.vouching)
+        self.resting = CoordinatorRest(desk, self.members, self.vouching, self.book)
         context = SavingContext(
             desk, policy, self.members, self.launches, self.book, self.reservations, self.homes,
             self.placing,
@@ -269,7 +269,9 @@ class CoordinatorMachine:
                 self._received(event)
         if self.vouching.serves:
             self.resolver.tick()
-        return self._desk.take()
+        actions = self._desk.take()
+        self.resting.saw(event, actions)
+        return actions
 
     # ----------------------------------------------------------------------- events
 

@@ -69,7 +69,7 @@ from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
 from ckpt.protocol.target.notes.needs import Needs
 from ckpt.protocol.target.pieces import TableCache
-from ckpt.protocol.target.presenting import Presenting
+from ckpt.protocol.target.presenting import Presenting, TargetRest
 from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations, Space
 from ckpt.protocol.target.term import overwrite_steps, remove_steps, term_steps
@@ -116,7 +116,7 @@ class TargetMachine:
         self._presenting = Presenting(
             self._core, self._space, self._reservations, self._note, self._map, self._scrub
         )
-
+        self.resting = TargetRest(self._core, self._reads, self._scrub, self._presenting)
         self._term = 0  # The highest that is durable here.
         self._term_pending: int | None = None  # A higher one that is being written.
         #: The coordinator whose term each of these two is; empty when it did not say.
@@ -169,7 +169,6 @@ class TargetMachine:
 
     @property
     def target(self) -> TargetId:
-        """Whose machine it is."""
         return self._core.identity.target
 
     @property
@@ -242,6 +241,7 @@ class TargetMachine:
                 self._scrub.loaded(event.scrub)
         self._reads.pump()
         out, core.out = core.out, []
+        self.resting.saw(event, out)
         return out
 
     def _session_opened(self, event: SessionOpened) -> None:

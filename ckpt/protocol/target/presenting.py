@@ -1,15 +1,23 @@
-"""What a coordinator hears of this target: who it is when it comes, how it does from then on."""
+"""What a coordinator hears of this target: who it is when it comes, how it does from then on; and
+how long nothing is to be said or done.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
 from ckpt.base.limits import RENEW_US
-from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
+from ckpt.format.messages.targets import LeaseRenewed, RegisterTarget, RenewLease, ScrubReport
+from ckpt.protocol.events import Received, Send, Ticked
+from ckpt.protocol.resting import Resting
 from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.core import Core
+from ckpt.protocol.target.disk_events import SpaceMeasured
 from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
+from ckpt.protocol.target.reads import Reads
 from ckpt.protocol.target.space import Reservations, Space
 
 
@@ -88,6 +96,11 @@ class Presenting:
         """Whether it is longer than RENEW_US since the lease began, or was renewed."""
         return self._core.now_us - self._renewed_us >= RENEW_US
 
+    @property
+    def due_us(self) -> int:
+        """When the next renewal is, while nothing moves."""
+        return self._renewed_us + RENEW_US
+
     def renewal_is_due(self) -> bool:
         """Each second; and what people see of a burst is sent when it begins, each time it has
         lasted twice as long, and when it ends. That the device fails is sent at once.
@@ -120,3 +133,45 @@ class Presenting:
         )
         self._told_scrub = scrub
         return renew
+
+
+class TargetRest:
+    """I know when the next Ticked is due. Streams, readers, operations of the disk and a scrub keep
+    a target awake; its lease is renewed in time.
+    """
+
+    def __init__(self, core: Core, reads: Reads, scrub: Scrub, presenting: Presenting) -> None:
+        self._core = core
+        self._reads = reads
+        self._scrub = scrub
+        self._presenting = presenting
+        self._resting = Resting()
+
+    @property
+    def stirred_us(self) -> int:
+        """When something happened last."""
+        return self._resting.stirred_us
+
+    def saw(self, event: object, actions: Sequence[object]) -> None:
+        """The event was handled, with these actions."""
+        match event:
+            case Ticked() | SpaceMeasured():
+                is_quiet = all(map(_is_renewal, actions))
+            case Received(message=LeaseRenewed()):
+                is_quiet = not actions
+            case _:
+                is_quiet = False
+        if not is_quiet:
+            self._resting.stirred_us = self._core.now_us
+
+    def rest_us(self, tick_us: int) -> int:
+        """From the last event to the next Ticked, at least `tick_us`."""
+        core = self._core
+        is_busy = core.operations_open or core.counters.streams or not self._reads.is_idle
+        if is_busy or self._scrub.is_at_work:
+            return tick_us
+        return self._resting.rest_us(core.now_us, tick_us, self._presenting.due_us)
+
+
+def _is_renewal(action: object) -> bool:
+    return isinstance(action, Send) and isinstance(action.message, RenewLease)

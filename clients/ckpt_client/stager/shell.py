@@ -215,7 +215,8 @@ class StagerShell:
         poll.register(self._loop.fileno(), select.POLLIN)
         for descriptor in (*self._sending.descriptors, *self._readers.descriptors):
             poll.register(descriptor, select.POLLIN)
-        quiet = self._machine.idle and not self._jobs.pending and self._link is None
+        dials = self._link is not None and not self._session_open
+        quiet = self._machine.idle and not self._jobs.pending and not dials
         poll.poll(LOOK_MS if self._patience.keeps else TICK_IDLE_MS if quiet else TICK_MS)
 
     def _handle(self, event: StagerEvent) -> None:

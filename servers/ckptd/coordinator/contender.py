@@ -61,6 +61,7 @@ from ckptd.coordinator.colleagues import STANDING, Colleagues, CopyState
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.front import (
     CLOSE_LINGER_S,
+    REST_S,
     Front,
     listening,
     reached_at,
@@ -296,10 +297,12 @@ class Contender:
             self._mirror.expects(0 if holder is None else holder.revision)
             self._feed(HolderSeen(now_us(), holder))
 
-    def _tick(self) -> None:
+    def _tick(self) -> float:
         if self._keeper is not None:
             self._feed(TermKept(self._keeper.kept_us))
         self._feed(Ticked(now_us()))
+        due_us = self._machine.due_us
+        return REST_S if due_us is None else (due_us - now_us()) / US_PER_S
 
     def _leader_gone(self, revision: int) -> None:
         self._report("warning", "the leader's process is gone", {"address": self._front.leader})

@@ -31,12 +31,13 @@ from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, RunName, Step
-from ckpt.base.units import MiB
+from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Ping, Pong, Role
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
+from ckpt.protocol.resting import REST_US
 from ckptd import config as options
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.reception import Reception
@@ -46,6 +47,8 @@ from ckptd.http.plane import served
 from ckptd.target.metrics import build_info
 
 TICK_S: Final = 0.05
+REST_S: Final = REST_US / US_PER_S
+"""Longest pause between two ticks, where nothing is due."""
 SLOT_BYTES: Final = 64 * MiB
 """Memory for bulks of requests (tables); what does not fit waits in the sender."""
 CLOSE_LINGER_S: Final = 1.0
@@ -94,6 +97,8 @@ class Front:
         self._shell: CoordinatorShell | None = None
         #: Of the present term.
         self._sessions: set[Session] = set()
+        #: While the clock rests.
+        self._rest: asyncio.Timeout | None = None
 
     def lead(self, shell: CoordinatorShell, coordinators: tuple[str, ...] = ()) -> None:
         """Serve by this shell, under a new boot id. `coordinators`: where all listen."""
@@ -106,7 +111,8 @@ class Front:
         )
         self._shell = shell
         people = self.known_people
-        shell.begin(self.server, self.view, people.checks, people.speaking)
+        shell.begin(self.server, self.view, people.checks, people.speaking, self.hasten)
+        self.hasten()
 
     @property
     def cluster(self) -> str:
@@ -128,15 +134,28 @@ class Front:
         shell, self._shell = self._shell, None
         return shell
 
-    async def run(self, stop: asyncio.Event, tick: Callable[[], None] = lambda: None) -> None:
-        """Run the shell's clock until then."""
+    async def run(self, stop: asyncio.Event, tick: Callable[[], float] = lambda: REST_S) -> None:
+        """Run the shell's clock until then. `tick` is called beside it, and says in how many
+        seconds it is due again.
+        """
         while not stop.is_set():
-            tick()
+            rest_s = min(REST_S, tick())
             if self._shell is not None:
                 self._shell.tick()
+                rest_s = min(rest_s, self._shell.rest(TICK_S))
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(max(TICK_S, rest_s)) as self._rest:
                     await stop.wait()
+            self._rest = None
+
+    def hasten(self) -> None:
+        """Something happened: the clock goes on within a tick."""
+        rest, soon_s = self._rest, asyncio.get_running_loop().time() + TICK_S
+        if rest is None or rest.expired():
+            return
+        due_s = rest.when()
+        if due_s is not None and due_s > soon_s:
+            rest.reschedule(soon_s)
 
     # ----------------------------------------------------------------------- the port
 

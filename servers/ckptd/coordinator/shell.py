@@ -32,7 +32,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
-from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft
+from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft, nothing
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.coordinator.reading.checks import check, connections_full
@@ -93,18 +93,22 @@ class CoordinatorShell:
         #: Role of every authenticated peer.
         self._roles: dict[Session, Role] = {}
         self._idle_since_us = self._ticked_us = now_us()
+        #: So long the next tick may stay away, but for the shortest pause.
+        self._alone_until_us = 0
+        self._hasten: Callable[[], None] = nothing
         #: Tickets that the catalog has not made durable yet, with the checkpoints that they commit.
         self._tickets: dict[int, list[CheckpointId]] = {}
         self._statistics = CommitStatistics()
 
     def begin(
         self, server: Server, view: CoordinatorView, checks: Callable[[], tuple[Check, ...]],
-        colleagues: Callable[[], Mapping[str, int]],
+        colleagues: Callable[[], Mapping[str, int]], hasten: Callable[[], None],
     ) -> None:  # fmt: skip
         """Take the server; what a restart has to do happens now. `colleagues`: what the other
-        coordinators speak.
+        coordinators speak. `hasten`: the next tick is due soon.
         """
         self._server = server
+        self._hasten = hasten
         self._door = DoorWatch(server, self._report)
         self.machine.views.coordinator = view
         self.machine.upgrading.colleagues = colleagues
@@ -176,6 +180,9 @@ class CoordinatorShell:
                     self._perform(action)
         finally:
             self._handling = False
+        if self.machine.resting.stirred_us >= self._ticked_us:
+            self._alone_until_us = 0
+            self._hasten()
         assert self._server is not None
         self._server.epoch = self.machine.members.epoch
         needs = self.machine.upgrading.needs
@@ -184,7 +191,7 @@ class CoordinatorShell:
 
     def tick(self) -> None:
         """Let time pass. If the clock leapt, this process or its loop was stopped."""
-        last_us, self._ticked_us = self._ticked_us, now_us()
+        last_us, self._ticked_us = max(self._ticked_us, self._alone_until_us), now_us()
         gap_us = self._ticked_us - last_us
         if gap_us >= STANDSTILL_US:
             self._report("warning", "the coordinator stood still", {"for_s": gap_us / US_PER_S})
@@ -193,6 +200,13 @@ class CoordinatorShell:
         self.feed(Ticked(self._ticked_us))
         assert self._door is not None
         self._door.look(self._ticked_us)
+
+    def rest(self, tick_s: float) -> float:
+        """Seconds until the next tick, at least `tick_s`; what happens meanwhile hastens it."""
+        tick_us = round(tick_s * US_PER_S)
+        rest_us = self.machine.resting.rest_us(tick_us)
+        self._alone_until_us = self._ticked_us + rest_us - tick_us
+        return rest_us / US_PER_S
 
     def _look_at_room(self) -> None:
         """What stores the catalog is full, or has room again."""

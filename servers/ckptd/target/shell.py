@@ -59,7 +59,7 @@ from ckptd.target.disk_worker import DiskWorker
 from ckptd.target.metrics import SYNC_BOUNDS_S
 from ckptd.target.transfers import Transfers
 
-TICK_S: Final = 0.1
+TICK_US: Final = 100_000
 SPACE_US: Final = US_PER_S
 """How often the device's free space is measured."""
 READS_PER_TURN: Final = 4
@@ -93,6 +93,7 @@ class TargetShell:
         self._unsent: dict[Session, int] = {}
         self._coordinator: Session | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._ticked_us = 0
         self._measured_us = -SPACE_US
         self._closing = False
         self._door: DoorWatch | None = None
@@ -127,9 +128,8 @@ class TargetShell:
     def _on_tick(self) -> None:
         if self._closing:
             return
-        self._tick = self._loop.call_later(TICK_S, self._on_tick)
         self._transfers.tick()
-        now = now_us()
+        self._ticked_us = now = now_us()
         if now - self._measured_us >= SPACE_US:
             self._measured_us = now
             self._measure_space()
@@ -142,6 +142,16 @@ class TargetShell:
         for peer in (self.server, self.dialer):
             if peer is not None:
                 peer.epoch = self.machine.epoch
+        machine = self.machine
+        rest_us = machine.resting.rest_us(TICK_US) if machine.registered else TICK_US
+        self._tick = self._loop.call_later(rest_us / US_PER_S, self._on_tick)
+
+    def _hasten(self) -> None:
+        """Something happened: the next tick comes soon."""
+        tick, soon_s = self._tick, self._loop.time() + TICK_US / US_PER_S
+        if tick is not None and tick.when() > soon_s:
+            tick.cancel()
+            self._tick = self._loop.call_at(soon_s, self._on_tick)
 
     def _look_at_door(self, now: int) -> None:
         if self._door is None and self.server is not None:
@@ -218,6 +228,8 @@ class TargetShell:
                 self._handle(*self._events.popleft())
         finally:
             self._feeding = False
+        if self.machine.resting.stirred_us >= self._ticked_us:
+            self._hasten()
 
     def _handle(self, event: TargetEvent, bulk: Bulk | None) -> None:
         for action in self.machine.handle(event):

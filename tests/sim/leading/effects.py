@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ckpt.protocol import resting
 from ckptd.catalog.etcd import catalog, fence, lease, mirror
 from ckptd.coordinator import colleagues, contender, front, leader_watch, shell
 from tests.sim.leading.book import WatchedCatalog
@@ -46,8 +47,10 @@ _SECRETS = SimpleNamespace(
 
 
 @contextmanager
-def simulated() -> Iterator[None]:
-    """While the block runs."""
+def simulated(*, rests: bool = False) -> Iterator[None]:
+    """While the block runs. `rests`: a coordinator of which nobody wants anything turns less often,
+    as a daemon does; else each history is turned at the same times, whatever it is about.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module in (contender, shell, catalog, lease):
             patch.setattr(module, "now_us", _now_us)
@@ -60,6 +63,10 @@ def simulated() -> Iterator[None]:
         for module in (contender, fence, front):
             patch.setattr(module, "secrets", _SECRETS)
         patch.setattr(front, "TICK_S", TICK_S)
+        if not rests:
+            patch.setattr(resting, "REST_US", 0)
+            for module in (contender, front):
+                patch.setattr(module, "REST_S", TICK_S)
         patch.setattr(contender, "say_ready", lambda *_, **__: None)
         patch.setattr(contender, "CoordinatorShell", SimShell)
         patch.setattr(contender, "EtcdCatalog", WatchedCatalog)

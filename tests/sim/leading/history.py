@@ -69,9 +69,11 @@ class History:
     given_up: int = 0
 
 
-def run_seed(seed: int) -> History:
-    """Raises Violation, or a machine's AssertionError, when a promise breaks."""
-    with simulated():
+def run_seed(seed: int, *, rests: bool = False) -> History:
+    """Raises Violation, or a machine's AssertionError, when a promise breaks. `rests`: see
+    `simulated`.
+    """
+    with simulated(rests=rests):
         world = LeadingWorld.made(seed)
         try:
             return _run(world)

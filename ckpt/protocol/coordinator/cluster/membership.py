@@ -405,6 +405,11 @@ class Membership:
                 self._take_down(target)
                 target.silent_since_us = target.lease_ends_us - LEASE_US
 
+    def due_us(self) -> int | None:
+        """When the first lease ends that is not renewed; None: there is none."""
+        ends = (one.lease_ends_us for one in self.targets.values() if one.session is not None)
+        return min(ends, default=None)
+
     # ----------------------------------------------------------------------- inside
 
     def _adopt(

@@ -158,6 +158,11 @@ class Scrub:
         return core.counters.streams > 0 or not self._reads.is_idle or core.device.is_failing
 
     @property
+    def is_at_work(self) -> bool:
+        """A pass is under way, or a file is being read."""
+        return self._times.now is not None or self._check is not None
+
+    @property
     def report(self) -> ScrubReport:
         times, period_us = self._times, self._core.limits.scrub_period_us
         rot = [one for found in self._rot.values() for one in found]
