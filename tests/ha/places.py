@@ -62,14 +62,17 @@ def no_fault(_request: Request) -> Fault:
     return Fault.NONE
 
 
-def asked(member: Member, path: str, body: object = None) -> dict[str, Any]:
-    """What a member answers as soon as it has a leader, past every catalog."""
+def asked(member: Member, path: str, body: object = None, *, token: str = "") -> dict[str, Any]:
+    """What a member answers as soon as it has a leader, past every catalog. `token`: of who asks."""
     data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{member.address}{path}", data)
+    if token:
+        request.add_header("Authorization", token)
     found: list[dict[str, Any]] = []
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"http://{member.address}{path}", data, 30) as answer:
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 found.append(json.load(answer))
         except urllib.error.HTTPError as error:
             error.close()

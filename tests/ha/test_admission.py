@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,49 +16,13 @@ from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
-from ckptd.catalog.etcd import keys
-from tests.ha.members import Etcd
+from ckptd.catalog.etcd import client, keys
+from tests.ha.certificates import Certificates
+from tests.ha.members import Etcd, Member
 from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
 
 NOWHERE = "127.0.0.1:1"
 """Nobody listens there."""
-EXTENSIONS = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
-
-
-class Certificates:
-    """An authority, and what it has signed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        (folder / "extensions").write_text(EXTENSIONS)
-        self._openssl(
-            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ca"),
-            *("-keyout", "ca.key", "-out", "ca.pem"),
-        )
-        for name in ("server", "client"):
-            self._openssl(
-                *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
-                *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
-            )
-            self._openssl(
-                *("x509", "-req", "-days", "2", "-in", f"{name}.csr", "-out", f"{name}.pem"),
-                *("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-                *("-extfile", "extensions"),
-            )
-
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def _openssl(self, *words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl here, to make certificates")
-    return Certificates(tmp_path_factory.mktemp("tls") / "certificates")
 
 
 @on_a_loop
@@ -68,12 +30,9 @@ async def test_members_and_coordinator_show_their_certificates(
     tmp_path: Path, certificates: Certificates
 ) -> None:
     path = certificates.path
-    flags = ["--client-cert-auth", "--trusted-ca-file", path("ca.pem")]
-    flags += ["--cert-file", path("server.pem"), "--key-file", path("server.key")]
-    with Etcd(tmp_path / "etcd", flags=flags, scheme="https") as etcd:
+    with Etcd(tmp_path / "etcd", flags=certificates.flags, scheme="https") as etcd:
         trusted = f"?ca={path('ca.pem')}"
-        shown = f"{trusted}&cert={path('client.pem')}&key={path('client.key')}"
-        place = Prefix(etcd.addresses, options=shown)
+        place = Prefix(etcd.addresses, options=certificates.shown)
         async with writing(place) as writer:
             await writer.write(attempt(1))
         assert set((await found(place)).rows) == {checkpoint(1)}
@@ -105,22 +64,32 @@ async def test_a_file_of_the_url_that_cannot_be_used_is_named(
             await Prefix(NOWHERE, options=options).open()
 
 
+def file_with(path: Path, word: str) -> Path:
+    """Its owner's alone."""
+    path.touch(mode=0o600)
+    path.write_text(f"{word}\n")
+    return path
+
+
+def admit(member: Member) -> None:
+    """From now on the user ckpt may work below the prefix "mine", and nobody without a password."""
+    for name in ("root", "ckpt"):
+        asked(member, "/v3/auth/user/add", {"name": name, "password": f"{name}-word"})
+        asked(member, "/v3/auth/role/add", {"name": name})
+        asked(member, "/v3/auth/user/grant", {"user": name, "role": name})
+    granted = {"key": in_base64("mine:"), "range_end": in_base64("mine;")}
+    permission = {"permType": "READWRITE", **granted}
+    asked(member, "/v3/auth/role/grant", {"name": "ckpt", "perm": permission})
+    asked(member, "/v3/auth/enable", {})
+
+
 @on_a_loop
 async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_path: Path) -> None:
     with Etcd(tmp_path / "etcd") as etcd:
         (member,) = etcd.members
-        for name in ("root", "ckpt"):
-            asked(member, "/v3/auth/user/add", {"name": name, "password": f"{name}-word"})
-            asked(member, "/v3/auth/role/add", {"name": name})
-            asked(member, "/v3/auth/user/grant", {"user": name, "role": name})
-        granted = {"key": in_base64("mine:"), "range_end": in_base64("mine;")}
-        permission = {"permType": "READWRITE", **granted}
-        asked(member, "/v3/auth/role/grant", {"name": "ckpt", "perm": permission})
-        asked(member, "/v3/auth/enable", {})
-        right, wrong = tmp_path / "right", tmp_path / "wrong"
-        for file, word in ((right, "ckpt-word"), (wrong, "guessed")):
-            file.touch(mode=0o600)
-            file.write_text(f"{word}\n")
+        admit(member)
+        right = file_with(tmp_path / "right", "ckpt-word")
+        wrong = file_with(tmp_path / "wrong", "guessed")
         own = f"?user=ckpt&password_file={right}"
         async with writing(Prefix(etcd.addresses, "mine", own)) as writer:
             await writer.write(attempt(1))
@@ -177,6 +146,16 @@ def old_etcd(version: str) -> Iterator[str]:
 
 
 @on_a_loop
+async def test_an_etcd_without_its_gateway_is_said(tmp_path: Path) -> None:
+    why = "start it with --enable-grpc-gateway"
+    with (
+        Etcd(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as etcd,
+        pytest.raises(Unavailable, match=why),
+    ):
+        await Prefix(etcd.addresses).open(patience_s=0.0)
+
+
+@on_a_loop
 async def test_an_etcd_older_than_3_4_is_refused_by_its_version() -> None:
     with old_etcd("3.3.25") as address, pytest.raises(Refused, match=r"is etcd 3\.3\.25"):
         await Prefix(address).open()
@@ -214,6 +193,23 @@ async def test_a_catalog_that_cannot_be_read_is_named_and_not_begun_again(etcd: 
             await place.open()
     asked(member, "/v3/kv/deleterange", {"key": key})
     assert set((await found(place)).rows) == {checkpoint(1)}
+
+
+@on_a_loop
+async def test_members_of_two_etcds_are_refused_by_name(
+    tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MEMBERS_S", 30.0)
+    with Etcd(tmp_path / "etcd", 3) as other:
+        (first,), second = etcd.members, other.members[1]
+        place = Prefix(f"{NOWHERE},{first.address},{second.address}")
+        why = f"{first.address} and {second.address} are members of different etcds"
+        with pytest.raises(Refused, match=why):
+            await place.open()
+        assert names_in(etcd, place) == set()
+        second.kill()
+        async with writing(place) as writer:
+            await writer.write(attempt(1))
 
 
 async def begin_as_before(place: Prefix) -> None:

@@ -5,6 +5,7 @@ are slow: nobody sees an error, and each step has one record.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -187,6 +188,7 @@ def test_two_processes_save_on_whatever_becomes_of_who_leads(
     cluster: Harmed, tmp_path: Path, harms: tuple[Harm, ...]
 ) -> None:
     """$CKPT_SOAK_S seconds, by $CKPT_SOAK_SEED."""
+    faulthandler.cancel_dump_traceback_later()  # It takes minutes.
     seed = int(os.environ.get("CKPT_SOAK_SEED", time.time_ns() % 1_000_000))
     end_s = time.monotonic() + float(os.environ.get("CKPT_SOAK_S", SECONDS_DEFAULT))
     chance, stop = random.Random(seed), tmp_path / "stop"

@@ -99,6 +99,34 @@ def test_the_same_id_twice_is_refused_by_name(three: Coordinators) -> None:
     assert "give each an --id of its own" in told
 
 
+def test_one_with_another_secret_is_refused_by_name(three: Coordinators) -> None:
+    """It would stand by, and lead one day, with nobody whom it lets in."""
+    leader = three.leader()
+    with Coordinators(three.directory / "other", three.etcd, three.place, ids="") as other:
+        other.listen["d"] = "127.0.0.1:0"
+        with pytest.raises(AssertionError, match="ended before it was ready"):
+            other.start("d")
+        assert other.kill("d") == 2
+        told = other.log_of("d").read_text()
+    assert f"coordinator {leader} leads with another secret than this one has" in told
+    assert "the same secret file" in told
+    wait_until(lambda: on_the_roll(three) == {"a", "b", "c"}, "it has left")
+
+
+def test_who_stands_by_stays_when_one_with_another_secret_leads(tmp_path: Path, etcd: Etcd) -> None:
+    with Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as two:
+        leader = two.leader()
+        (standby,) = {"a", "b"} - {leader}
+        two.running[standby].process.send_signal(signal.SIGSTOP)
+        two.kill(leader, signal.SIGTERM)
+        with Coordinators(two.directory / "other", two.etcd, two.place, ids="d") as other:
+            two.running[standby].process.send_signal(signal.SIGCONT)
+            text = "coordinator d leads with another secret than this one has"
+            wait_until(lambda: two.logged(standby, text) == 1, "it says so")
+            other.kill("d")
+        assert two.leader(but="d") == standby
+
+
 def test_without_a_majority_nobody_leads_and_then_the_same_processes_do(tmp_path: Path) -> None:
     with (
         Etcd(tmp_path / "etcd", 3) as etcd,

@@ -9,7 +9,7 @@ from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, in_base64, no_fault, proxied
+from tests.ha.places import Prefix, asked, in_base64, names_in, no_fault, proxied
 from tests.stores.proxy import Fault, Request
 from tests.waiting import wait_until_async
 
@@ -50,3 +50,20 @@ async def test_an_entry_is_kept_by_the_lease_it_hangs_on_when_the_answer_to_it_w
         await roll.leave()
         await client.close()
     assert lease() == ""
+
+
+@on_a_loop
+async def test_an_entry_that_somebody_removed_is_written_down_again(etcd: Etcd) -> None:
+    place = Prefix(etcd.addresses)
+    client = EtcdClient(parse_etcd_url(place.url))
+    roll = Roll(client, "a", ME)
+    await roll.join(-1.0)
+    key = in_base64(f"{place.name}:coordinator/a")
+    asked(etcd.members[0], "/v3/kv/deleterange", {"key": key})
+    await roll.all(-1.0)
+    wanted = {"coordinator/a"}
+    await wait_until_async(lambda: names_in(etcd, place) == wanted, "it is there again")
+    assert await roll.all(-1.0) == {"a": ME}
+    await roll.leave()
+    await client.close()
+    await wait_until_async(lambda: names_in(etcd, place) == set(), "it is gone")

@@ -59,6 +59,7 @@ from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
 from ckptd.coordinator.colleagues import STANDING, Colleagues, CopyState
 from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.disagreements import SecretWatch
 from ckptd.coordinator.front import (
     CLOSE_LINGER_S,
     REST_S,
@@ -134,7 +135,8 @@ class Contender:
         self._end = end
         self._front = front
         self._cluster = cluster
-        me = Campaigner(self.id, self.address)
+        self._secrets = SecretWatch(secret, cluster, report, end.fail)
+        me = Campaigner(self.id, self.address, self._secrets.mark)
         self._space = FencedSpace(client, me)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
@@ -292,6 +294,7 @@ class Contender:
             self._end.fail(error)
             return
         self._note_silence(None)
+        self._secrets.look(holder, is_new=not self._settled)
         # What I took, or lost, meanwhile it may not know of.
         if before == (self.state, self._fence):
             self._mirror.expects(0 if holder is None else holder.revision)

@@ -13,10 +13,8 @@ import io
 import math
 import re
 import ssl
-import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
@@ -24,6 +22,7 @@ from msgspec import Struct
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
+from ckptd.catalog.etcd.credentials import Credentials
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     Authenticate,
@@ -35,6 +34,7 @@ from ckptd.catalog.etcd.words import (
     LeaseKept,
     LeaseNamed,
     MemberHealth,
+    MemberStatus,
     Range,
     RangeFound,
     Versions,
@@ -51,6 +51,8 @@ OLDEST: Final = (3, 4)
 CONNECT_S: Final = 1.0
 ATTEMPT_S: Final = 2.0
 """Patience with one member; then the next one is asked."""
+MEMBERS_S: Final = 2.0
+"""Patience with all of them, when they are asked whether they are of one etcd."""
 KEEP_ATTEMPT_S: Final = 0.5
 """The same for keeping a lease: one of several members that hangs must not cost it."""
 RETRY_S: Final = 0.1
@@ -59,6 +61,7 @@ ANSWER_BYTES_MAX: Final = 512 * MiB
 
 _Answer = TypeVar("_Answer")
 
+_NO_SUCH_PATH: Final = 404
 #: gRPC's codes.
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 5, 7, 8, 16
 _AUTH_WORDS: Final = ("user name is empty", "authentication failed", "authentication is not")
@@ -75,9 +78,10 @@ class EtcdClient:
             import aiohttp
         self.url = url
         self._members = list(url.members)
-        self._tls = _tls_of(url)
-        self._password = _password_of(url)
+        self._credentials = Credentials(url)
         self._token = ""
+        #: The password was right once.
+        self._was_in = False
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
@@ -121,6 +125,25 @@ class EtcdClient:
                 raise Refused(
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
+
+    async def check_members(self) -> None:
+        """Raises Refused where those that answer in time are of several etcds."""
+        found = await asyncio.gather(*(self._etcd_of(member) for member in self.url.members))
+        named = dict(zip(found, self.url.members, strict=True))
+        named.pop("", None)
+        if len(named) > 1:
+            raise Refused(
+                f"{' and '.join(named.values())} are members of different etcds",
+                hint="name the members of one etcd: they are started with one --initial-cluster",
+            )
+
+    async def _etcd_of(self, member: str) -> str:
+        """Its number; empty when the member does not say."""
+        with suppress(CkptError, TimeoutError):
+            async with asyncio.timeout(MEMBERS_S):
+                said = await self._say(member, "POST", "/v3/maintenance/status", b"{}")
+                return decode(said, MemberStatus).header.cluster_id
+        return ""
 
     async def keep_lease(self, lease: int) -> int:
         """Renew the lease for its full length. Returns etcd's newest revision, or 0 when the lease
@@ -171,7 +194,7 @@ class EtcdClient:
         url = f"{self.url.scheme}://{member}/v3/watch"
         try:
             async with self._session.post(
-                url, data=io.BytesIO(encode(request)), headers=headers, ssl=self._tls
+                url, data=io.BytesIO(encode(request)), headers=headers, ssl=self._credentials.tls
             ) as answer:
                 async for line in _lines(answer.content, silence_s):
                     yield None if line is None else decode(line, WatchLine).result
@@ -204,6 +227,7 @@ class EtcdClient:
                     answer = await ask(member)
             except (Unavailable, TimeoutError) as error:
                 reasons.append(f"{member}: {str(error) or 'no answer in time'}")
+                self._credentials.renew()
                 continue
             # Others may have moved it meanwhile.
             self._members.remove(member)
@@ -228,9 +252,17 @@ class EtcdClient:
 
     async def _authenticate(self, member: str) -> None:
         self._token = ""
-        request = Authenticate(self.url.user, self._password)
-        content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
-        self._token = decode(content, Authenticated).token
+        self._credentials.renew()
+        request = Authenticate(self.url.user, self._credentials.password)
+        try:
+            content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
+        except Unauthorized as error:
+            if not self._was_in:
+                raise
+            # Whoever renews it changes it in etcd and in the file, one after the other.
+            text = f"{self.url.password_file} has not the password of {self.url.user} any more"
+            raise Unavailable(text, hint=error.hint) from None
+        self._token, self._was_in = decode(content, Authenticated).token, True
 
     async def _say(self, member: str, method: str, path: str, body: bytes) -> bytes:
         """What one member answers. Raises as `call`; Unavailable without the member's name."""
@@ -238,8 +270,9 @@ class EtcdClient:
         url = f"{self.url.scheme}://{member}{path}"
         try:
             async with self._session.request(
-                method, url, data=io.BytesIO(body) if body else None, headers=headers, ssl=self._tls
-            ) as answer:
+                method, url, data=io.BytesIO(body) if body else None, headers=headers,
+                ssl=self._credentials.tls,
+            ) as answer:  # fmt: skip
                 content = await _whole(answer)
                 status = answer.status
         except ssl.SSLError as error:
@@ -289,6 +322,9 @@ def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
     try:
         said = decode(content, Failure)
     except Unavailable:
+        if status == _NO_SUCH_PATH:
+            # So it is where a file of options does not switch it on.
+            return Unavailable("it has no JSON gateway: start it with --enable-grpc-gateway")
         return Unavailable(f"HTTP status {status}")
     text = said.error or f"HTTP status {status}"
     if any(word in text for word in _STALE_WORDS) or said.code == _UNAUTHENTICATED:
@@ -307,46 +343,3 @@ def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
     if said.code == _INVALID:
         return Refused(f"{url}: {text}")
     return Unavailable(text)
-
-
-def _tls_of(url: EtcdUrl) -> ssl.SSLContext | bool:
-    """True where there is none. Raises Refused naming the file that cannot be used."""
-    if url.ca is None:
-        return True
-    _read(url.ca, "ca")
-    try:
-        context = ssl.create_default_context(cafile=url.ca)
-    except ssl.SSLError as error:
-        raise Refused(f"ca={url.ca} is no certificate: {error.reason or error}") from None
-    if url.cert is not None and url.key is not None:
-        _read(url.cert, "cert")
-        _read(url.key, "key")
-        try:
-            context.load_cert_chain(url.cert, url.key, password=_no_password)
-        except (ssl.SSLError, ValueError) as error:
-            text = getattr(error, "reason", None) or error
-            raise Refused(f"cert={url.cert} with key={url.key} cannot be used: {text}") from None
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password, and nobody is here to type it")
-
-
-def _password_of(url: EtcdUrl) -> str:
-    if url.password_file is None:
-        return ""
-    path = url.password_file
-    password = _read(path, "password_file").decode(errors="replace").strip()
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Refused(f"others can read password_file={path}", hint=f"chmod 600 {path}")
-    if not password:
-        raise Refused(f"password_file={path} is empty")
-    return password
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused(f"cannot read {option}={path}: {error.strerror}") from None

@@ -90,6 +90,8 @@ class Leader(Struct, frozen=True):
     address: str = ""
     since_s: float = 0.0
     """By its own wall clock, for people."""
+    secret_mark: str = ""
+    """Which secret it has; the secret does not follow from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Campaigner:
 
     id: str = ""
     address: str = ""
+    secret_mark: str = ""
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
@@ -274,8 +277,9 @@ class FencedSpace:
         term = _term_of(known) + 1
         full, me = self._space.full, self._me
         leader = Leader(
-            self.process, me.host, me.pid, term, granted.TTL, me.id, me.address, time.time()
-        )
+            self.process, me.host, me.pid, term, granted.TTL, me.id, me.address, time.time(),
+            me.secret_mark,
+        )  # fmt: skip
         request = Transaction(
             (
                 Compare(full(keys.LEADER), "CREATE", create_revision=0),
@@ -460,7 +464,10 @@ def _holder(found: KeyValue) -> KeyHolder:
     leader = _leader(found)
     if leader is None:
         return KeyHolder(found.create_revision, "")
-    return KeyHolder(found.create_revision, leader.process, leader.id, leader.address, leader.term)
+    return KeyHolder(
+        found.create_revision, leader.process, leader.id, leader.address, leader.term,
+        leader.secret_mark,
+    )  # fmt: skip
 
 
 def _who(holder: KeyValue) -> str:

@@ -39,10 +39,12 @@ async def admitted(
     client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float
 ) -> Meta:
     """What the catalog is, which is begun where there is none. Raises Refused for one of another
-    cluster or a newer version, and for an etcd that is too old or takes too little at once;
-    NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
+    cluster or a newer version, for members of several etcds, for an etcd that is too old or takes
+    too little at once; NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized,
+    Unavailable.
     """
     await client.check_version(deadline)
+    await client.check_members()
     found = await space.meta(deadline)
     _check_cluster(space, found, cluster)
     try:

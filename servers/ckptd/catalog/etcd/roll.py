@@ -64,6 +64,8 @@ class Roll:
         self._client = client
         self._space = keys.KeySpace(client.url.prefix)
         self._lease = 0
+        #: Somebody has removed my entry.
+        self._is_missing = False
         self._task: asyncio.Task[None] | None = None
 
     async def join(self, deadline: float) -> None:
@@ -86,6 +88,7 @@ class Roll:
         full = self._space.full
         request = Range(full(keys.COORDINATORS), full(keys.COORDINATORS + keys.LAST))
         found = await self._client.call("kv/range", request, RangeFound, deadline)
+        self._is_missing = all(self._id_of(each) != self.id for each in found.kvs)
         named = ((self._id_of(each), each.value) for each in found.kvs)
         return {id: one for id, value in named if (one := _read(value)) is not None}
 
@@ -130,13 +133,15 @@ class Roll:
         return await self._client.one(self._space.full(keys.of_coordinator(self.id)), deadline)
 
     async def _keep(self) -> None:
-        """For ever; written down again after etcd, or this process, stood still for a lease."""
+        """For ever; written down again after etcd, or this process, stood still for a lease, and
+        when the entry is missed.
+        """
         while True:
             await asyncio.sleep(LEASE_S / KEEPS_PER_LEASE)
             # What it was this time, the next time may not be.
             with suppress(CkptError):
-                if not await self._client.keep_lease(self._lease):
-                    await self._enter(-1.0)
+                if not await self._client.keep_lease(self._lease) or self._is_missing:
+                    self._is_missing = not await self._enter(-1.0)
 
 
 def _read(value: bytes) -> Coordinator | None:

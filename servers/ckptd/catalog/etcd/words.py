@@ -35,9 +35,10 @@ class Range(Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerHeader(Struct, frozen=True):
-    """Of each answer: etcd's newest revision."""
+    """Of each answer: etcd's newest revision, and which etcd it is."""
 
     revision: int = 0
+    cluster_id: str = ""
 
 
 class RangeFound(Struct, frozen=True):
@@ -199,6 +200,12 @@ class Versions(Struct, frozen=True):
 
     etcdserver: str
     etcdcluster: str = ""
+
+
+class MemberStatus(Struct, frozen=True):
+    """How the member is that answers."""
+
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
 class MemberHealth(Struct, frozen=True):
