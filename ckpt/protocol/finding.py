@@ -15,7 +15,8 @@ No address is tried twice for that, so two that name each other lead nowhere. Wh
 silent, those that have failed are asked again after a rest: a standby may lead by then.
 
 What was found stays in the Roster, for as long as its owner lives: the next search begins there,
-and goes on to whom that one named, so that coordinators which were replaced are followed.
+and goes on to whom that one named, in its handshake or since, so that coordinators which were
+replaced are followed.
 
 A list may only name one cluster's. Whoever proves to be of another one than a member of the list
 that was met earlier ends the search by name, and so does what a standby says that is asked for the
@@ -39,6 +40,8 @@ from typing import Final
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable
 from ckpt.base.rests import Draw, Rests
 from ckpt.base.units import US_PER_S
+from ckpt.format.messages import Message
+from ckpt.format.messages.hello import CoordinatorsNamed
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.handshake import Caller, Elsewhere, Established, OtherCluster
 
@@ -181,8 +184,18 @@ class Roster:
     def led_by(self, leader: str, peer: Established) -> None:
         """`leader` leads; `peer` names all coordinators that it knows."""
         self._cluster = peer.cluster
-        known = (leader, *self._order, *peer.coordinators)
-        kept = {leader, *self._listed, *peer.coordinators}
+        self._know(leader, peer.coordinators)
+
+    def heard(self, message: Message) -> bool:
+        """Who leads said this in its session: whether it was for me."""
+        if not isinstance(message, CoordinatorsNamed):
+            return False
+        self._know(self._order[0], message.addresses)
+        return True
+
+    def _know(self, leader: str, named: tuple[str, ...]) -> None:
+        known = (leader, *self._order, *named)
+        kept = {leader, *self._listed, *named}
         self._order = [one for one in dict.fromkeys(known) if one in kept][:KNOWN_MAX]
         self._clusters = {one: of for one, of in self._clusters.items() if one in kept}
 

@@ -1,4 +1,4 @@
-"""What does a commit on etcd take, beside one on a catalog in a file? A figure of docs/performance.md.
+"""What does a commit on etcd take, beside one on a catalog in a file? See docs/performance.md.
 
     python -m tests.ha.commit_times --count 20
 

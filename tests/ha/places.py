@@ -63,7 +63,7 @@ def no_fault(_request: Request) -> Fault:
 
 
 def asked(member: Member, path: str, body: object = None, *, token: str = "") -> dict[str, Any]:
-    """What a member answers as soon as it has a leader, past every catalog. `token`: of who asks."""
+    """What a member answers as soon as it has a leader, past every catalog. `token`: who asks."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{member.address}{path}", data)
     if token:

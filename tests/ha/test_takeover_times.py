@@ -17,18 +17,18 @@ COMMITS = (
 
 
 def said(module: str, *words: str) -> str:
-    command = [sys.executable, "-m", f"tests.ha.{module}", "--count", "1", *words]
+    command = [sys.executable, "-m", module, "--count", "1", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 @pytest.mark.parametrize("how", ["kill", "end", "stop", "member"])
 def test_a_takeover_is_timed(how: str) -> None:
-    out = said("takeover_times", how)
+    out = said("tests.ha.takeover_times", how)
     found = re.fullmatch(LINE, out)
     assert found is not None, out
     assert found[1] == how
 
 
 def test_commits_on_a_file_and_on_etcd_are_timed() -> None:
-    out = said("commit_times")
+    out = said("tests.ha.commit_times")
     assert re.fullmatch(COMMITS, out), out

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt_client.cli.main import main
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, names_in
@@ -109,6 +110,29 @@ def test_a_leader_that_stands_still_and_wakes_beside_its_successor_does_no_harm(
         for step in range(1, 5):
             check_loads(store, step)
     one_record_a_step(cluster, 4)
+
+
+def test_a_job_goes_on_when_all_coordinators_were_replaced_under_it(
+    cluster: SharedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its session to who leads stands until all that it was given are gone."""
+    given, url, leader = cluster.addresses, cluster.url, cluster.leader()
+    with ckpt.open(url) as store:
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        assert cluster.leader() == leader
+        for old, new in zip(sorted(set("abc") - {leader}), "de", strict=True):
+            cluster.listen[new] = "127.0.0.1:0"
+            assert cluster.start(new).ready
+            cluster.kill(old, signal.SIGTERM)
+            # Who is asked looks who runs.
+            assert main(["coordinator", "ls", "--store", url]) == 0
+            assert cluster.listen[new] in capsys.readouterr().out
+        cluster.kill(leader, signal.SIGTERM)
+        assert not {cluster.listen[id] for id in cluster.running} & set(given.split(","))
+        store.save(RUN, 2, state(2)).wait(WAIT_S)
+        check_loads(store, 1)
+        check_loads(store, 2)
+    one_record_a_step(cluster, 2)
 
 
 def test_a_save_waits_for_an_etcd_without_a_majority(

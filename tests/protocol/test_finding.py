@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, Epoch
-from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.hello import CoordinatorsNamed, Failed, Pong, Role
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.finding import (
     KNOWN_MAX,
@@ -187,6 +187,23 @@ def test_replaced_coordinators_are_followed_and_the_list_is_kept() -> None:
     assert set(roster.addresses) == {A, B, C, D}
     roster.led_by(D, leader(D))
     assert set(roster.addresses) == {A, B, D}, "what nobody names any more is forgotten"
+
+
+def test_coordinators_that_come_while_a_session_stands_are_known_when_it_ends() -> None:
+    roster = Roster((A, B))
+    hunt = Hunt(roster)
+    hunt.tick()
+    hunt.prove(A, leader(A, B))
+    assert not roster.heard(Pong())
+    assert roster.heard(CoordinatorsNamed((A, C)))
+    assert roster.addresses == (A, B, C)
+    assert roster.heard(CoordinatorsNamed((A, C, D)))
+    hunt = Hunt(roster)
+    assert hunt.tick() == [TryAddress(A)]
+    assert hunt.fail(A) == [TryAddress(B)]
+    assert hunt.fail(B) == [TryAddress(C)]
+    hunt.prove(C, leader(C, D))
+    assert roster.addresses[0] == C
 
 
 def test_a_leader_cannot_make_the_list_grow_without_bound() -> None:

@@ -103,7 +103,7 @@ def test_a_leader_that_slept_is_deposed_and_follows() -> None:
 
 
 def test_a_leader_of_whom_nobody_wants_anything_is_woken_twice_a_second() -> None:
-    """It renews its lease, hears its targets' renewals, and ends one that is not renewed in time."""
+    """It renews its lease, hears its targets, and ends the lease of one that is silent, in time."""
     with simulated(rests=True):
         world = LeadingWorld.made(1)
         world.start()

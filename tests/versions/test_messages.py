@@ -69,6 +69,7 @@ ADDED_SINCE: Final = {
     151: "MapTold",
     152: "SpaceStands",
     153: "ClaimSpace",
+    154: "CoordinatorsNamed",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 

@@ -170,7 +170,7 @@ class Dialer:
         """An approach that was taken calls this."""
         if self._pulse is not None:
             self._pulse.heard(now_us())
-        if isinstance(message, Pong):
+        if isinstance(message, Pong) or self._roster.heard(message):
             return
         self._handler.received(channel.session, request, message, bulk)
 

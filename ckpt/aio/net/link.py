@@ -31,10 +31,10 @@ from typing import Final, Self
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import LENT_BYTES_MAX, Lendable, Lendables
-from ckpt.aio.net.address import UnixAddress, note_answered, parse_address, parse_server
+from ckpt.aio.net.address import UnixAddress, note_answered, parse_address
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
-from ckpt.aio.net.link_search import LinkSearch
+from ckpt.aio.net.link_search import LinkSearch, SharedRoster
 from ckpt.aio.net.reaching import cannot_connect, reach
 from ckpt.aio.net.send_queue import Sent
 from ckpt.aio.selecting import BulkSelector
@@ -285,7 +285,7 @@ class LinkLoop:
         a trainer may have switched off.
         """
         link.state, link.sink = LinkState.CLOSED, None
-        self._events = [event for event in self._events if not _is_of(event, link)]
+        self._events = [event for event in self._events if event.link is not link]
         search = self._searches.pop(link, None)
         if search is not None:
             search.close()
@@ -410,6 +410,8 @@ class LinkLoop:
 
     def arrived(self, channel: Channel, request: int, message: Message, bulk: Bulk | None) -> None:
         """A channel calls this."""
+        if self._roster is not None and self._roster[1].heard(message):
+            return
         if not isinstance(message, Pong):
             self._events.append(LinkReceived(self._links[channel.session], request, message, bulk))
 
@@ -429,7 +431,7 @@ class LinkLoop:
 
     def _roster_of(self, address: str) -> Roster:
         if self._roster is None or self._roster[0] != address:
-            self._roster = address, Roster(parse_server(address, Role.COORDINATOR))
+            self._roster = address, SharedRoster(address)
         return self._roster[1]
 
     def _register(self, link: Link, mask: int) -> None:
@@ -494,7 +496,3 @@ class LinkLoop:
             left_us = max(0, min(due) - now_us())
             timeout_us = left_us if timeout_us is None else min(timeout_us, left_us)
         return None if timeout_us is None else timeout_us / US_PER_S
-
-
-def _is_of(event: LinkEvent, link: Link) -> bool:
-    return event.link is link

@@ -5,12 +5,15 @@ and the first that proves itself hands its socket over (ckpt.protocol.finding).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from ckpt.aio.clock import draw, now_us
+from ckpt.aio.net.address import parse_server
 from ckpt.base.errors import CkptError
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.events import Ticked
 from ckpt.protocol.finding import (
+    KNOWN_MAX,
     AddressFailed,
     AddressProved,
     DropAddress,
@@ -24,6 +27,27 @@ from ckpt.protocol.finding import (
 )
 from ckpt.protocol.handshake import Caller, Established
 from ckpt.protocol.pulse import Pulse
+
+_learned: Final[dict[str, tuple[str, ...]]] = {}
+"""Where coordinators are that were given as that text, as any link of this process knows: who led
+last first.
+"""
+
+
+class SharedRoster(Roster):
+    """A roster that begins with what other links of this process have learned: a load has links of
+    its own, and what it was given may be gone by then.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises Refused for what is no list of addresses."""
+        super().__init__(parse_server(text, Role.COORDINATOR))
+        self._text = text
+        self._order = [*dict.fromkeys((*_learned.get(text, ()), *self._order))][:KNOWN_MAX]
+
+    def _know(self, leader: str, named: tuple[str, ...]) -> None:
+        super()._know(leader, named)
+        _learned[self._text] = self.addresses
 
 
 class _Addressed(Protocol):

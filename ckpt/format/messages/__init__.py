@@ -7,7 +7,8 @@ Numbers in `MESSAGE_TYPES` are never used again. Nothing here can carry code. Im
 the file that defines it.
 
     hello.py       client  -> server   ClientHello, ClientProof, CancelRequest, Ping
-                   server  -> client   ServerHello, ServerProof, Failed, Pong
+                   server  -> client   ServerHello, ServerProof, Failed, Pong,
+                                       CoordinatorsNamed
 
     the data plane:
     lending.py     stager  -> target   LendMemory, TakeBackMemory (of one host)
@@ -105,6 +106,7 @@ from ckpt.format.messages.hello import (
     CancelRequest,
     ClientHello,
     ClientProof,
+    CoordinatorsNamed,
     Failed,
     Ping,
     Pong,
@@ -233,7 +235,7 @@ Message = (
     | LeaseRepair | RepairLeased | RenewRepair | EndRepair | RepairNoted | SetRepair | RepairSet
     | GuardStanding | HoldSteps | StopAt | NoCommonStep | GuardsAwaited
     | FinishUpgrade | UpgradeNoted | KeepProtocol | ProtocolKept | BalanceTargets | TargetsBalanced
-    | SpaceStands | ClaimSpace
+    | SpaceStands | ClaimSpace | CoordinatorsNamed
 )  # fmt: skip
 
 MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
@@ -265,7 +267,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     144: BalanceTargets, 145: TargetsBalanced,
     146: ListHoldings, 147: HoldingsListed,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
-    152: SpaceStands, 153: ClaimSpace,
+    152: SpaceStands, 153: ClaimSpace, 154: CoordinatorsNamed,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""
 

@@ -127,5 +127,11 @@ class Pong(Struct, frozen=True, gc=False):
     """It is: the answer to Ping, at once."""
 
 
+class CoordinatorsNamed(Struct, frozen=True, gc=False):
+    """Where all coordinators listen, as HOST:PORT: there is another one since the handshake."""
+
+    addresses: tuple[str, ...]
+
+
 class CancelRequest(Struct, frozen=True, gc=False):
     """The answer to the request of this frame's number is not wanted any more. Never answered."""

@@ -207,16 +207,13 @@ class StagerShell:
         if self._link is not None and self._link.pulse is not None:
             self._link.pulse.expect(now_us(), not self._machine.idle)
         poll = select.poll()
-        for descriptor in self._trainer.descriptors:
+        own = (*self._trainer.descriptors, self._jobs.descriptor, self._loop.fileno())
+        for descriptor in (*own, *self._sending.descriptors, *self._readers.descriptors):
             poll.register(descriptor, select.POLLIN)
         if self._trainer.wants_write:
             poll.register(self._trainer.fileno(), select.POLLIN | select.POLLOUT)
-        poll.register(self._jobs.descriptor, select.POLLIN)
-        poll.register(self._loop.fileno(), select.POLLIN)
-        for descriptor in (*self._sending.descriptors, *self._readers.descriptors):
-            poll.register(descriptor, select.POLLIN)
         dials = self._link is not None and not self._session_open
-        quiet = self._machine.idle and not self._jobs.pending and not dials
+        quiet = self._machine.idle and not (self._jobs.pending or dials)
         poll.poll(LOOK_MS if self._patience.keeps else TICK_IDLE_MS if quiet else TICK_MS)
 
     def _handle(self, event: StagerEvent) -> None:

@@ -33,7 +33,8 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, RunName, Step
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed, Ping, Pong, Role
+from ckpt.format.messages.hello import CoordinatorsNamed, Failed, Ping, Pong, Role
+from ckpt.format.messages.versions import since
 from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
@@ -95,8 +96,8 @@ class Front:
         self.reception = Reception(self)
         """For people, while nobody can lead."""
         self._shell: CoordinatorShell | None = None
-        #: Of the present term.
-        self._sessions: set[Session] = set()
+        #: Of the present term, with what the peer speaks.
+        self._sessions: dict[Session, int] = {}
         #: While the clock rests.
         self._rest: asyncio.Timeout | None = None
 
@@ -126,8 +127,16 @@ class Front:
         return self.people
 
     def named(self, coordinators: tuple[str, ...]) -> None:
-        """Name these to peers from now on as all coordinators."""
+        """Name these to peers from now on as all coordinators. Who is here hears of another one:
+        the session may last until all others were replaced.
+        """
+        known = self.server.identity.coordinators
         self.server.identity = replace(self.server.identity, coordinators=coordinators)
+        if set(coordinators) - set(known):
+            said = CoordinatorsNamed(coordinators)
+            for session, version in list(self._sessions.items()):
+                if since(said) <= version:
+                    self.server.send(session, 0, said)
 
     def retire(self) -> CoordinatorShell | None:
         """Let nobody in and hear nobody any more; returns the sessions that are open."""
@@ -176,7 +185,7 @@ class Front:
         elif peer.role is Role.COORDINATOR:
             self.known_people.opened(session, peer)
         else:
-            self._sessions.add(session)
+            self._sessions[session] = peer.version
             self._shell.opened(session, peer)
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
@@ -195,7 +204,7 @@ class Front:
         if self.people is not None:
             self.people.closed(session)
         if session in self._sessions:
-            self._sessions.remove(session)
+            del self._sessions[session]
             if self._shell is not None:
                 self._shell.closed(session, reason)
 

@@ -18,7 +18,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import DeleteStep
-from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed, Role
+from ckpt.format.messages.hello import PROTOCOL_VERSION, CoordinatorsNamed, Failed, Role
 from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.catalog import AttemptDecided, Persist
 from ckpt.protocol.coordinator.desk import Action
@@ -73,7 +73,8 @@ class SimServer:
         sent: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         process = self._process
-        if not process.loop.ended:
+        # What looks for coordinators here knows all of them.
+        if not (process.loop.ended or isinstance(message, CoordinatorsNamed)):
             process.oracles.coordinator_says(message)
             process.network.send(Send(session, request, message, bytes(bulk)))
         if sent is not None:
