@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.base.units import KiB
 from ckpt_client.cli.main import main
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, names_in
+from tests.ha.places import Prefix, names_in, pairs_in, value_of
 from tests.waiting import wait_until
 
 RUN = "llama/7b"
 WAIT_S = 60.0
 HANGED = 3
+SAVES = 4
 
 
 @pytest.fixture
@@ -133,6 +135,23 @@ def test_a_job_goes_on_when_all_coordinators_were_replaced_under_it(
         check_loads(store, 1)
         check_loads(store, 2)
     one_record_a_step(cluster, 2)
+
+
+def test_a_save_costs_the_catalog_four_transactions_and_eight_kib(cluster: SharedCluster) -> None:
+    def written() -> int:
+        return int(value_of(cluster.etcd, cluster.place, "sequence") or 0)
+
+    with ckpt.open(cluster.url) as store:
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        before, held = written(), pairs_in(cluster.etcd, cluster.place)
+        for step in range(2, 2 + SAVES):
+            store.save(RUN, step, state(step)).wait(WAIT_S)
+        taken = written() - before
+    after = pairs_in(cluster.etcd, cluster.place)
+    text = sum(len(name) + len(value) * 3 // 4 for name, value in after.items())
+    text -= sum(len(name) + len(value) * 3 // 4 for name, value in held.items())
+    assert 0 < taken <= 4 * SAVES
+    assert 0 < text <= SAVES * 8 * KiB
 
 
 def test_a_save_waits_for_an_etcd_without_a_majority(
