@@ -17,6 +17,8 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = re.findall(r"^(test-[a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 MAKE = """#!/usr/bin/env bash
+# As make does. By itself bash goes on when the grep that it waits for has ended as ever.
+trap 'exit 130' INT
 echo "begin $1" >>order
 grep SigIgn /proc/self/status >>ignored
 echo "first word of $1"
