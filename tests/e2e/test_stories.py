@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -178,7 +179,9 @@ class Scene(Shell):
         self.store.delete("fine-tune", self.store.latest("fine-tune") or 0)
         pid = self.cluster.pid_of("t3")
         shutil.rmtree(self.cluster.directory / "targets" / "t3")
-        os.kill(pid, signal.SIGKILL)
+        # By itself it ends within a second.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 HAPPENS: dict[str, Callable[[Scene], None]] = {
