@@ -32,7 +32,7 @@ packages | test-sim)
 ;;
 # All but the part that needs it goes on meanwhile.
 store-servers)
-    until [ "$FAILS" ] || [ "$(grep -cE '^end test(-wheel)?$' order)" = 2 ]; do :; done
+    until [ "$FAILS$STAYS" ] || [ "$(grep -cE '^end test(-wheel)?$' order)" = 2 ]; do :; done
 esac
 [ "$STAYS" != "$1" ] || { echo "$$" >>stays; bash -c 'echo $$ >>stays; exec tail -f /dev/null'; }
 echo "last word of $1"

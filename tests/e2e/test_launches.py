@@ -36,9 +36,11 @@ def newer(cluster: Cluster) -> Iterator[list[RankProcess]]:
 
 
 def test_payloads_of_two_launches_never_meet_and_the_older_is_fenced(
-    older: list[RankProcess], newer: list[RankProcess]
+    cluster: Cluster, older: list[RankProcess], newer: list[RankProcess]
 ) -> None:
     older[0].do("save", run="mix", step=1, version=1)
+    # Which one is the older is how they came to the coordinator.
+    wait_until(lambda: any(a.run == "mix" for a in cluster.status().attempts), "it has begun")
     newer[1].do("save", run="mix", step=1, version=2)  # The other half, of another launch.
     answer = older[0].ask("wait", run="mix", step=1)
     assert (answer.error, "launch" in answer.text) == ("fenced", True)

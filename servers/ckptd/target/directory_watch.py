@@ -20,6 +20,7 @@ from ckptd.log import Reporter
 from ckptd.target.identity import FILE_NAME
 
 LOOK_S: Final = 1.0
+FIRST_LOOK_S: Final = 0.05
 FOLDERS: Final = (COLUMNS, DOCUMENTS)
 
 
@@ -41,7 +42,10 @@ class DirectoryWatch:
         self._why: CkptError | None = None
 
     def start(self) -> None:
-        self._next = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        # Soon, until the target has made its folders: only what was seen can be missed.
+        seen = len(self._folders) == len(FOLDERS)
+        rest_s = LOOK_S if seen else FIRST_LOOK_S
+        self._next = asyncio.get_running_loop().call_later(rest_s, self._look)
 
     def close(self) -> None:
         if self._next is not None:
