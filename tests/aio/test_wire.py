@@ -42,8 +42,9 @@ class Middle:
         held = self._held + part
         if GOOD in held:
             held, self.changed = held.replace(GOOD, evil(GOOD)), self.changed + 1
-        # What may be the beginning of it waits for its rest.
-        keep = next((n for n in range(len(GOOD) - 1, 0, -1) if held.endswith(GOOD[:n])), 0)
+        # What may be the beginning of it waits for its rest. One byte is not enough: each 256th
+        # handshake ends with it, and has no rest.
+        keep = next((n for n in range(len(GOOD) - 1, 1, -1) if held.endswith(GOOD[:n])), 0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
