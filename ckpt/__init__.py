@@ -1,7 +1,7 @@
 """ckpt: checkpoint-burst storage. What a training script calls; everything is loaded on first use.
 
-`import ckpt` itself loads no third-party module, no asyncio and no socket, so that a script which
-only may save pays nothing (tests/client/test_facade.py compares sys.modules).
+`import ckpt` itself loads no third-party module, no asyncio and no socket, so that a script that
+may never save pays nothing (tests/client/test_facade.py compares sys.modules).
 
     import ckpt
 

@@ -1,4 +1,4 @@
-"""What stays of committed steps, and what they are called: the part of a store that people and
+"""Which committed steps stay, and what they are called: the part of a store that people and
 programs use beside the training.
 """
 
@@ -44,15 +44,15 @@ class Keeper(ABC):
         generation: Generation | None = None,
         replace: bool = False,
     ) -> None:
-        """Call a committed step so: `load(run, name)` finds it, and neither retention nor room for
-        others takes it away. A name that another step of the run has moves here. Durable when this
-        returns.
+        """Give a committed step names: `load(run, name)` finds it, and it neither expires nor is
+        evicted. A name that another step of the run has moves here. Durable when this returns.
 
         generation: of the step, as its `Commit` says; default: the newest.
-        replace: delete what was called so before, where it has no other name.
+        replace: delete the step that had the name before, unless it has another name.
 
         Raises NotFound; Refused for a name of more than 1024 bytes, of digits alone, with control
-        characters, or such as `rollback` gives, or for more than 32 names of one step; Unavailable.
+        characters, or like those that `rollback` gives, and for more than 32 names of one step;
+        Unavailable.
         """
         from ckpt_client import labels
 
@@ -69,16 +69,16 @@ class Keeper(ABC):
         labels.untag(self._talk(), check_run_name(run), names, delete=delete)
 
     def rollback(self, run: str, step: int) -> dict[str, int]:
-        """The step is the run's newest again. All that is committed of later steps is set aside
-        under the names that this returns, name -> step: kept, and loaded by its name, until `untag`
-        takes the name away, which brings it back, or `delete` the step. Durable when this returns;
-        asked again it changes nothing and returns the same.
+        """Make a step the run's newest again, and set all later committed steps aside. Returns the
+        names that these get, name -> step. A step that is set aside stays, and loads by its name,
+        until `untag` removes the name, which brings it back, or `delete` removes the step. Durable
+        when this returns; called again, it changes nothing and returns the same.
 
-        A job that goes on saves newer steps: end it first. A launch that has loaded a later step as
-        the newest, this process too, loads that again until it saves.
+        End the job first: one that goes on saves newer steps. A launch that has loaded a later step
+        as the newest, also this process's own, loads that again until it saves.
 
-        Raises NotFound; Refused for a step that is set aside itself, Lost or Unavailable for one
-        that cannot be read now: then nothing is changed.
+        Raises NotFound; Refused for a step that is itself set aside; Lost or Unavailable for one
+        that cannot be read now. Nothing is changed then.
         """
         from ckpt_client import labels
 
@@ -109,18 +109,18 @@ class Keeper(ABC):
         mode: Mode | None = None,
         age: Age | None = None,
     ) -> None:
-        """Say what stays of a run from now on: the union of these, the newest step, and what has a
-        name or is pinned. The rest is deleted: at once, at commits, and as time passes. Durable
-        when this returns. Without any rule the cluster's `keep` counts again.
+        """Set which steps of a run stay from now on: those that any of these rules keeps, the
+        newest, and those with a name or a pin. The others are deleted: at once, at commits, and as
+        time passes. Durable when this returns. Without any rule the cluster's `keep` applies again.
 
-        last: so many newest steps.
-        every: steps that it divides.
-        best: (metric, count): so many steps with the best values of what `save` was given as
-            `metrics`. As the only rule it also keeps steps without that metric.
-        mode: whether low values of the metric are good, `min`, or high ones, `max`.
-        age: what was committed within these seconds, a timedelta, or `7d`, `12h`, `30min`.
+        last: how many of the newest steps.
+        every: steps whose number this divides.
+        best: (metric, count): how many steps with the best values of a metric, one of those that
+            `save` was given. As the only rule it also keeps steps without that metric.
+        mode: `min` if low values of the metric are good, `max` if high ones are.
+        age: steps committed within this time: seconds, a timedelta, or `7d`, `12h`, `30min`.
 
-        Raises Refused for what is no rule, Unavailable.
+        Raises Refused for an invalid rule, Unavailable.
         """
         from ckpt_client import retention
 
@@ -134,8 +134,9 @@ class Keeper(ABC):
         return retention.stays(self._talk(), check_run_name(run))
 
     def delete(self, run: str, step: int) -> None:
-        """Delete all generations of a step, with their names. Raises NotFound, Refused for what is
-        pinned, and Busy while somebody reads it.
+        """Delete all generations of a step, with their names, also the only step of a run. Whoever
+        has it open can read it until they close it. Raises NotFound, Unavailable, and Refused for a
+        step that is pinned.
         """
         from ckpt.format.messages.asking import DeleteStep, StepDeleted
 

@@ -68,28 +68,28 @@ def open(
     url: `ckpt+local:///DIR?targets=7&code=4+2` for a cluster on this machine, `ckpt://HOST:PORT`
         for the coordinator of any other. Default: $CKPT_STORE.
     launch: a name that all ranks of this start of the job share and no other start has. Default:
-        what torchrun, Slurm, PALS or MPI say in the environment; where none of them does, ranks
-        that come again begin a new launch.
-    replicas: what becomes of a save whose Replicated leaves differ between ranks: `abort`, or
-        `keep` each that differs.
+        taken from the environment (torchrun, Slurm, PALS, MPI); without one there, ranks that come
+        again begin a new launch.
+    replicas: what to do when Replicated leaves differ between ranks: `abort` the save, or `keep`
+        each value that differs.
     when_full: what a save does while earlier ones hold all of the staging memory: `wait`, `error`
         (it raises Busy) or `skip` (it stores nothing, warns, and returns a Save that says so).
     unchanged: `warn` of a save in which no tensor, or no optimizer state, has changed since the
         run's last save through this store, or `ignore` it.
     references: whether a save refers to what has not changed since the run's last committed save
         through this store (tensors of 64 KiB and more); False writes it again.
-    arena_bytes_max: cap of this rank's staging memory, both halves together, in bytes. Default:
+    arena_bytes_max: the most bytes of staging memory for this rank, both halves together. Default:
         half of the host's memory.
-    stager_idle_s: how many seconds the stager stays when its store is closed: a restart reads from
-        its memory, and the other ranks hear at once when this process ends.
-    start_timeout_s: how many seconds to wait for a cluster that is coming up: a local one that is
-        started here, or a coordinator that says that its targets are not there yet.
+    stager_idle_s: how many seconds the stager stays after its store is closed, so that a restart
+        can read from its memory, and the other ranks hear at once when this process ends.
+    start_timeout_s: how many seconds to wait for a cluster that is coming up: a local one that this
+        call starts, or one whose coordinator says that its targets are not there yet.
     durable: URL of the object store that `ckptd drain` fills, such as `s3://bucket/runs`: loads
         take from it what the tier does not have, has evicted or lost, or cannot give now.
         Default: $CKPT_DURABLE.
 
-    Raises Refused for a bad URL or contradicting options, Unauthorized when the cluster's secret
-    is missing or another, Unavailable when the cluster does not answer in time.
+    Raises Refused for a bad URL or contradicting options, Unauthorized when the cluster's secret is
+    missing or wrong, Unavailable when the cluster does not answer in time.
     """
     settings = checked_settings(
         launch=launch, replicas=replicas, when_full=when_full, unchanged=unchanged,
@@ -100,11 +100,10 @@ def open(
 
 
 class Store(HereOnly, Keeper):
-    """An open store, where a training's ranks save and load. `open` makes it.
+    """An open store: a training's ranks save to it and load from it. `open` returns it.
 
     Use it in a `with`, or close it. Its methods may be called from several threads. `rank` and
-    `world_size` are those of the environment (torchrun, Slurm, PALS, MPI) unless they are given;
-    both or neither.
+    `world_size` come from the environment (torchrun, Slurm, PALS, MPI); give both, or neither.
     """
 
     def __init__(self, url: LocalUrl | RemoteUrl, settings: Settings) -> None:
@@ -156,12 +155,12 @@ class Store(HereOnly, Keeper):
         world_size: int | None = None,
         replicated: bool = False,
     ) -> Future[None]:
-        """Make this rank ready for saves of states like this one, beside the training, so that the
-        first is as fast as the others: its stager is started, and the staging memory is made.
+        """Start this rank's stager and make its staging memory, beside the training, so that the
+        first save of a state like this one is as fast as the others.
 
-        No save has to wait for it, and nothing of the state is read. It may be called again, for a
-        state that has grown. The future ends when all is there, or raises what a save would:
-        NoSpace, Unavailable, Aborted. It need not be asked: the log has its error.
+        It reads nothing of the state, and no save needs to wait for it. Call it again when the
+        state has grown. The future is done when all is ready, or raises what a save would: NoSpace,
+        Unavailable, Aborted. You need not ask it: its error is logged.
 
         Raises Refused as `save` does.
         """
@@ -201,23 +200,24 @@ class Store(HereOnly, Keeper):
         state: dicts, lists and tuples of arrays (numpy's, or with `__dlpack__` or `__array__`),
             plain values, Shard, Shards and Replicated. It may be changed when this returns. A
             numpy scalar is an array without axes, and loads as one.
-        replicated: every leaf that is no Shard is the same on all ranks, and is stored once.
-        check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is
-            staged. Each is read once more for this.
-        metrics: what is known of the step, such as {"loss": 0.3}: at most 64 finite numbers, listed
-            by `steps`, `ckpt ls` and `ckpt show`; `keep(best=...)` goes by them. Those of the
-            lowest rank that gives any count.
-        staging: `overlap` returns before the state is copied, and copies it beside the training:
-            nothing of it may change before `Save.staged.wait()`. What is found changed earlier ends
-            the save on all ranks, by name: a sample of each array is compared, so a change between
-            its elements is not seen. Memory that is missing ends the Save then, not this call.
+        replicated: every leaf that is not a Shard is the same on all ranks, and is stored once.
+        check_finite: refuse a tensor that holds NaN or infinity, and name it, before anything is
+            staged. This reads each tensor once more.
+        metrics: what was measured at the step, such as {"loss": 0.3}: at most 64 finite numbers.
+            `keep(best=...)` chooses by them; `steps`, `ckpt ls --json` and `ckpt show` list them.
+            If several ranks give some, those of the lowest rank count.
+        staging: `copy`, or `overlap`, which returns before the state is copied and copies it beside
+            the training: change nothing of it before `Save.staged.wait()`. An array that is seen to
+            change earlier ends the save on all ranks with an error that names it; only a sample of
+            its elements is compared. With `overlap` a lack of staging memory ends the Save, not
+            this call.
 
-        Raises Refused naming the path of what cannot be stored. That refuses the step: the other
-        ranks' saves of it are aborted, naming this rank and why, and the next save of the step
-        begins another attempt on all ranks.
+        Raises Refused, with its path, for what cannot be stored. That refuses the step: the other
+        ranks' saves of it are aborted with this rank's name and reason, and the next save of the
+        step begins another attempt on all ranks.
 
-        Raises the error of an earlier save that nobody has heard of, once. Nothing was staged then,
-        and the other ranks' saves of this step wait: call it again.
+        Raises, once, the error of an earlier save that was not raised yet. Nothing was staged
+        then, and the other ranks' saves of this step wait: call it again.
         """
         turn = self.turn(run, step, rank=rank, world_size=world_size)
         self.check_for_errors()
@@ -246,9 +246,9 @@ class Store(HereOnly, Keeper):
         return SaveTurn(self._stagers, name, number, place, begun_s)
 
     def check_for_errors(self) -> None:
-        """What `save` does first: raise the error of an earlier save that nobody has heard of,
-        once, and warn of what commits have said. It refuses nothing: where ranks save together,
-        call it where the others hear what one of them raises.
+        """Do what `save` does first: raise, once, the error of an earlier save that was not raised
+        yet, and issue the warnings of commits. It refuses nothing. Where ranks save together, call
+        it where the others hear what one of them raises.
         """
         self._stagers.raise_unheard()
 
@@ -261,16 +261,17 @@ class Store(HereOnly, Keeper):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> PreemptionGuard:
-        """Watch for signals that ask a rank's process to end: `should_save(step)` of what this
-        returns is True on all ranks at one step, and every rank of the launch has to have one.
+        """Watch for signals that ask a rank's process to end. Once any rank gets one, the guard's
+        `should_save(step)` is True on all ranks at the same step. Every rank of the launch must
+        have a guard.
 
         grace_s: seconds from the signal to the kill.
-        signals: which ones; each is still passed on to the handler that it had, if it had one.
+        signals: which ones. Each is still passed on to the handler that it had, if it had one.
 
-        From now on these signals end this process no more, until the guard or the store is closed.
+        Until the guard or the store is closed, these signals no longer end this process.
 
-        Raises Refused outside of the main thread, for what is no signal, and when the run has a
-        guard here already; Unavailable when the coordinator does not answer.
+        Raises Refused outside of the main thread, for a name that is no signal, and when the run
+        already has a guard in this process; Unavailable when the coordinator does not answer.
         """
         from ckpt_client.preemption.guard import watch_for_preemption
 
@@ -295,16 +296,17 @@ class Store(HereOnly, Keeper):
         timeout_s: float = RESOLVE_TIMEOUT_S,
         fallback: bool = False,
     ) -> Checkpoint:
-        """The committed checkpoint of a step, or what has a name (`tag`), else the newest: held
-        against deletion until it is closed.
+        """Find the committed checkpoint of a step, or of a name (`tag`), else the newest, and hold
+        it against deletion until it is closed.
 
-        It is the same for all ranks of a launch, with a step's number too: once one of them has
-        loaded it, no other loads another, even if the step is saved again meanwhile. When all of
-        them have it, or their launch has saved the step again, the next load sees the newest. By a
-        name it is what each rank finds called so: do not give that to another step meanwhile.
+        All ranks of a launch get the same one, by a step's number as well: once one rank has loaded
+        it, the others load no other, even if the step is saved again meanwhile. When all of them
+        have it, or their launch has saved the step again, the next load sees the newest. By a name
+        each rank gets what has the name at that moment: do not move the name meanwhile.
 
-        A store that was opened with `durable` also finds what is lost in the tier, or out of reach
-        for `timeout_s` seconds, and whole in the object store: it loads from there, with a warning.
+        A store that was opened with `durable` also finds a checkpoint that the tier has lost, or
+        that is out of reach for `timeout_s` seconds, if the object store has it whole. It loads
+        from there, with a warning.
 
         Raises NotFound; Unavailable when it is out of reach for `timeout_s` (`fallback=True` takes
         an older step instead), or when this rank has saved the step and its launch has not
@@ -361,8 +363,8 @@ class Store(HereOnly, Keeper):
         """`resolve`, `Checkpoint.load` and close: this rank's own tree, what `like` asks for, or
         the union of all ranks' trees (`whole`). Raises what these do.
 
-        What the tier does not have, has evicted or has lost comes from the `durable` store, with a
-        warning: the step that is named, else the newest one there.
+        If the tier does not have the checkpoint, has evicted or lost it, it comes from the
+        `durable` store, with a warning: the step that is named, else the newest one there.
         """
         try:
             checkpoint = self.resolve(
@@ -386,9 +388,10 @@ class Store(HereOnly, Keeper):
     # ----------------------------------------------------------------------- looking
 
     def steps(self, run: str) -> list[Commit]:
-        """The newest commit of each step, ascending. A run that never saved has none, and what a
-        rollback has set aside is none of them: `names` has it. What the tier has lost and an object
-        store has is one of them for a store that was opened with `durable`, as for its loads.
+        """The newest commit of each step, ascending; empty for a run that never saved. Steps that a
+        rollback has set aside are left out: `names` lists them. A step that the tier has lost and
+        an object store has is listed if this store was opened with `durable`, as its loads find it
+        there.
         """
         self._check_usable()
         self._connection.ensure_answers()
@@ -406,10 +409,11 @@ class Store(HereOnly, Keeper):
         return commits[-1].step if commits else None
 
     def verify(self, run: str, step: int) -> VerifyReport:
-        """Have the targets read a checkpoint whole, where it lies, and compare its checksums.
+        """Have the targets read all of a checkpoint where it lies, and compare its checksums.
 
-        What cannot be mended is reported to the coordinator, as a load does: what it proves is lost
-        from then on. Raises NotFound, Unavailable, Lost; what is damaged is in the report.
+        Damage that parity cannot mend is reported to the coordinator, as a load does; once the
+        coordinator proves it, the checkpoint is lost. All damage is in the report. Raises NotFound,
+        Unavailable, Lost.
         """
         from ckpt_client.load import verify
 
@@ -420,10 +424,10 @@ class Store(HereOnly, Keeper):
     # ----------------------------------------------------------------------- ending
 
     def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Wait until all that was saved is committed, then let go. Idempotent.
+        """Wait until all saves are committed, then close the store. Idempotent.
 
-        Raises the error of a save that nobody has heard of yet, and Unavailable after `timeout_s`
-        seconds: the stager finishes all the same what was handed over.
+        Raises the error of a save that was not raised yet, and Unavailable after `timeout_s`
+        seconds; the stager still finishes what was handed over.
         """
         if self._closed:
             return

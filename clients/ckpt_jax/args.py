@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
 class StandardSave:
     """Save `item`, as `ckpt_jax.save` takes a state.
 
-    Raises Refused for `save_args` and `custom_metadata`, which Orbax has besides.
+    Raises Refused for `save_args` and `custom_metadata`, which only Orbax has.
     """
 
     item: object
@@ -60,10 +60,10 @@ class StandardSave:
 
 @dataclass(frozen=True, slots=True)
 class StandardRestore:
-    """Restore a new state like `item`, as `ckpt_jax.load` takes `like`. Without one the whole state
-    in dicts, lists and tuples, its arrays as numpy's: neither nodes nor shardings are saved.
+    """Restore a new state like `item`, as `ckpt_jax.load` takes `like`. Without `item`, the whole
+    state in dicts, lists and tuples, its arrays as numpy's: neither nodes nor shardings are saved.
 
-    Raises Refused for strict=False, `fallback_sharding` and `support_layout`, which Orbax has.
+    Raises Refused for strict=False, `fallback_sharding` and `support_layout`, which only Orbax has.
     """
 
     item: object = None

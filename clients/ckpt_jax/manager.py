@@ -34,17 +34,17 @@ class CheckpointManager:
 
     directory: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store` (else in the store
         that $CKPT_STORE names).
-    save_interval_steps: `save` takes steps that this divides, unless forced.
-    check_finite: refuse a state with an array that holds NaN or infinity, by path.
-    staging: `overlap` as in `ckpt_jax.save`: `save` returns before the state is copied, and
-        `wait_until_staged` comes before a step that donates it.
-    max_to_keep: so many steps of the run stay: the newest, or with `best_fn` the best, steps that
-        were saved without metrics, and the newest. It is said to the store at the first `save`, in
-        the place of what `ckpt keep` has said. None: the store keeps what it keeps.
-    keep_period: with `max_to_keep`, steps that this divides stay besides. Without it they stay
-        anyway, as far as the store goes.
-    best_fn: gives one number from the `metrics` of a save.
-    best_mode: whether `max` or `min` of these is the best.
+    save_interval_steps: `save` saves only steps that this divides, unless forced.
+    check_finite: refuse a state with an array that holds NaN or infinity, and name its path.
+    staging: `copy`, or `overlap` as in `ckpt_jax.save`: `save` returns before the state is copied;
+        call `wait_until_staged` before a step that donates it.
+    max_to_keep: how many steps of the run stay: the newest ones, or with `best_fn` the best ones,
+        besides steps that were saved without metrics, and the newest. The first `save` sets this
+        rule in the store, in place of earlier ones of `ckpt keep`. None: the store's rules stay.
+    keep_period: with `max_to_keep`, steps that this divides stay as well. Without `max_to_keep` the
+        manager sets no rule.
+    best_fn: takes the `metrics` of a save and returns one number.
+    best_mode: whether the `max` or the `min` of these numbers is the best.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CheckpointManager:
             self.close()
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would take the step: it is due, and newer than all that were saved."""
+        """Whether `save` would save the step: it is due, and newer than all that were saved."""
         newest = self._saves[-1].step if self._saves else self.latest_step()
         return step % self._interval == 0 and (newest is None or step > newest)
 
@@ -112,16 +112,16 @@ class CheckpointManager:
         force: bool = False,
         metrics: Metrics | None = None,
     ) -> bool:
-        """Copy the state (see `ckpt_jax.save`), which may be changed when this returns, but for
-        `overlap`. False, and nothing is saved, when the step is not due and not forced.
+        """Copy the state (see `ckpt_jax.save`); you may change it when this returns, unless staging
+        is `overlap`. Returns False, and saves nothing, if the step is neither due nor forced.
 
-        args: the state as Orbax takes it, `ckpt_jax.args.StandardSave(state)` or a Composite of
-            such; in the place of `state`.
-        metrics: numbers by name, for `best_fn` and all who look; the lowest process's count.
+        args: in place of `state`, the state as Orbax takes it: `ckpt_jax.args.StandardSave(state)`,
+            or a Composite of these.
+        metrics: numbers by name, for `best_fn` and for people; the lowest process's count.
 
-        Raises Refused by path for what cannot be stored, before anything is staged; and the error
-        of an earlier save. Of several processes one may hear that sooner than others, so there this
-        save is under way all the same.
+        Raises Refused, with its path, for what cannot be stored, before anything is staged; and the
+        error of an earlier save. Of several processes, one may hear of that error before the others
+        do, so then this save is under way all the same.
         """
         state = _one_of(state, args, args_lib.state_of)
         if not force and not self.should_save(step):
@@ -156,15 +156,15 @@ class CheckpointManager:
         *,
         args: StandardRestore | Composite | None = None,
     ) -> object:
-        """A new state like `like`, of that step, else of the newest. See `ckpt_jax.load`, also for
-        what it raises.
+        """A new state like `like`, of that step, or of the newest. See `ckpt_jax.load`, also for
+        what this raises.
 
-        args: what is asked for as Orbax takes it, `ckpt_jax.args.StandardRestore(like)`, or a
-            Composite of such, which gives a Composite of what each has; in the place of `like`.
-            Of a Composite's items those that are named are read.
+        args: in place of `like`, the request as Orbax takes it:
+            `ckpt_jax.args.StandardRestore(like)`, or a Composite of these, which gives a Composite
+            of their states. Only the items that a Composite names are read.
 
         Without either, the whole state in dicts, lists and tuples, its arrays as numpy's. Raises
-        Refused for both.
+        Refused if both are given.
         """
         like = _one_of(like, args, args_lib.like_of)
         if step is None and self.latest_step() is None:
@@ -178,9 +178,9 @@ class CheckpointManager:
         return found
 
     def item_metadata(self, step: int) -> object:
-        """What a step holds: its tree in dicts, lists and tuples, with a jax.ShapeDtypeStruct for
-        each array, without a sharding, and plain values as they are. No array is read. Of a
-        Composite it is a dict by item. Raises NotFound, Unavailable, Lost.
+        """What a step holds: its tree in dicts, lists and tuples, with a jax.ShapeDtypeStruct,
+        without a sharding, for each array, and plain values as they are; for a Composite a dict by
+        item. No array is read. Raises NotFound, Unavailable, Lost.
         """
         return states.shapes(self._store, self._run, step)
 
@@ -193,8 +193,8 @@ class CheckpointManager:
         return [commit.step for commit in self._store.steps(self._run)]
 
     def best_step(self) -> int | None:
-        """The committed step with the best number of `best_fn`, of equal ones the latest; the
-        newest step where there is none.
+        """The committed step with the best number of `best_fn`, the latest of equal ones; the
+        newest step if no step has a number.
         """
         sign = 1 if self._best_mode == "max" else -1
         known = {
@@ -207,7 +207,7 @@ class CheckpointManager:
         return max(known, key=lambda step: (known[step], step))
 
     def metrics(self, step: int) -> dict[str, float] | None:
-        """What its save was given; None for nothing. Raises NotFound."""
+        """The metrics that the step's save was given; None if there were none. Raises NotFound."""
         for commit in self._store.steps(self._run):
             if commit.step == step:
                 found = {name: value for name, value in commit.metrics.items() if name != BEST}
@@ -215,7 +215,7 @@ class CheckpointManager:
         raise NotFound(f"{self._run}@{step} has no committed checkpoint")
 
     def delete(self, step: int) -> None:
-        """As `Store.delete`. Of several processes one calls it."""
+        """As `Store.delete`. Only one of several processes calls it."""
         self._store.delete(self._run, step)
 
     def reload(self) -> None:
@@ -254,14 +254,14 @@ class CheckpointManager:
         self._rules_are_said = True
 
     def wait_until_staged(self) -> None:
-        """Until what was saved may be donated, deleted or changed: with `staging="copy"` at once.
-        Raises nothing: a save that failed says so where it is waited for.
+        """Wait until the saved state may be donated, deleted or changed: with `staging="copy"` at
+        once. Raises nothing: the error of a failed save is raised where the save is waited for.
         """
         for save in self._saves:
             save.staged.wait()
 
     def wait_until_finished(self) -> list[Commit]:
-        """The commits of all saves under way. Raises the error of the first that failed."""
+        """Wait until all saves under way are committed. Raises the first error."""
         commits = []
         while self._saves:
             save = self._saves[0]
@@ -273,14 +273,14 @@ class CheckpointManager:
         return commits
 
     def check_for_errors(self) -> None:
-        """Raise the error of a save that failed meanwhile, once. Does not wait."""
+        """Raise, once, the error of a save that has failed meanwhile. Does not wait."""
         try:
             self._store.check_for_errors()
         finally:
             self._saves = [save for save in self._saves if not save.failure_told]
 
     def close(self) -> None:
-        """Wait for what was saved. The store is left open for others."""
+        """Wait for all saves. The store stays open for others."""
         self.wait_until_finished()
 
 

@@ -44,23 +44,23 @@ def save(
 ) -> Save:
     """Copy the state; sending and committing go on beside the training. Every process calls it.
 
-    state: jax.Arrays of any sharding, numpy arrays and plain values, in any nodes that JAX knows.
-        A jax.Array is one global array; all else must be the same on all processes. The state may
-        be changed when this returns.
-    check_finite: refuse a tensor that holds NaN or infinity, by name, before anything is sent.
-    metrics: what is known of the step, as `Store.save` takes it.
-    staging: `overlap` returns before the state is copied, or even computed. Before
-        `Save.staged.wait()` no array of it may be donated or deleted, and no numpy array changed.
-        An array that was ends the save on all processes, by name; of numpy's arrays a sample is
-        compared. Missing memory and what `check_finite` finds in JAX's arrays end the Save then,
-        not this call.
+    state: jax.Arrays of any sharding, numpy arrays and plain values, in any nodes that JAX knows. A
+        jax.Array is one global array; all else must be the same on all processes. You may change
+        the state when this returns.
+    check_finite: refuse a tensor that holds NaN or infinity, and name it, before anything is sent.
+    metrics: what was measured at the step, as `Store.save` takes it.
+    staging: `copy`, or `overlap`, which returns before the state is copied, or even computed.
+        Donate or delete no array of it, and change no numpy array, before `Save.staged.wait()`. If
+        you do, the save ends on all processes with an error that names the array; of numpy's arrays
+        a sample is compared. With `overlap`, a lack of staging memory, and what `check_finite`
+        finds in JAX's arrays, end the Save, not this call.
 
-    Raises Refused by path for what cannot be stored, such as an array that was donated, before
-    anything is staged; the other processes' saves of the step are aborted.
+    Raises Refused, with its path, for what cannot be stored, such as an array that was donated,
+    before anything is staged; the other processes' saves of the step are aborted.
 
-    The error of an earlier save that nobody has heard of is raised here by a process that is alone.
-    Of several processes one would raise it and save nothing while the others save. So there that
-    save's `wait` raises it, else `Store.close`.
+    A process that saves alone also raises the error of an earlier save that was not raised yet. Of
+    several processes, one would raise it and save nothing while the others save; so there the
+    earlier save's `wait` raises it, else `Store.close`.
     """
     rank, world_size = jax.process_index(), jax.process_count()
     turn = store.turn(run, step, rank=rank, world_size=world_size)
@@ -80,13 +80,13 @@ def save(
 
 
 def prepare(store: Store, state: object) -> Future[None]:
-    """Make this process ready for saves of states like this one, beside the training, so that the
-    first is as fast as the others: its stager is started, and the staging memory is made.
+    """Start this process's stager and make its staging memory, beside the training, so that the
+    first save of a state like this one is as fast as the others.
 
-    No save has to wait for it, and no array is waited for or read. It may be called again, for a
-    state that has grown; by every process, or only some. The future ends when all is there, or
-    raises what a save would: NoSpace, Unavailable, Aborted. It need not be asked: the log has its
-    error. Raises Refused by path for what cannot be stored.
+    No save needs to wait for it, and it waits for no array and reads none. Call it again when the
+    state has grown. All processes may call it, or only some. The future is done when all is ready,
+    or raises what a save would: NoSpace, Unavailable, Aborted. You need not ask it: its error is
+    logged. Raises Refused, with its path, for what cannot be stored.
     """
     rank, world_size = jax.process_index(), jax.process_count()
     preparation = store.preparation(rank=rank, world_size=world_size)
@@ -105,10 +105,10 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
     like: jax.Arrays, jax.ShapeDtypeStructs, numpy arrays and plain values, in any nodes that JAX
         knows. Dtypes and global shapes must be the saved ones; the sharding may be any. An array
         that is not bound to a device, or a struct without a sharding, gives an array that is not
-        bound to one.
+        bound either.
 
-    Each process reads what its devices need, each byte once. Raises Refused by name for a name that
-    the checkpoint lacks, and for another dtype or shape; NotFound, Unavailable, Lost.
+    Each process reads what its devices need, each byte once. Raises Refused for a name that the
+    checkpoint lacks, and for another dtype or shape; NotFound, Unavailable, Lost.
     """
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
@@ -122,7 +122,7 @@ def load_whole(store: Store, run: str, step: int | None) -> object:
 
 
 def shapes(store: Store, run: str, step: int) -> object:
-    """The same with a jax.ShapeDtypeStruct in the place of each array; reads no array."""
+    """The same with a jax.ShapeDtypeStruct in place of each array; reads no array."""
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
         found = checkpoint.read(lambda contents: contents.shapes())

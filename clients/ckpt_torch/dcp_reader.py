@@ -1,7 +1,7 @@
 """`CkptReader`: DCP's StorageReader over a store, for dcp.load.
 
-Metadata is made of the index; each rank reads the ranges of its own plan, each byte once. What
-several ranks' plans name is read from the tier by one of them (ckpt_client.load.together.sharing).
+Metadata is made from the index. Each rank reads the ranges of its own plan, each byte once; what
+several ranks' plans name, one of them reads from the tier (ckpt_client.load.together.sharing).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CkptReader(StorageReader):
     """I read a checkpoint that CkptWriter wrote, for dcp.load.
 
     path, store: as CkptWriter's; a path without a step means the newest.
-    allow_pickle: load objects that were saved as pickles; DCP runs whatever code they name.
+    allow_pickle: load objects that were saved as pickles; this runs whatever code they name.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class CkptReader(StorageReader):
         self._close()
 
     def read_metadata(self, *args: object, **_: object) -> Metadata:
-        """What the checkpoint holds; it is pinned against deletion until `read_data` is done.
+        """What the checkpoint holds. It is pinned against deletion until `read_data` is done.
 
-        No parameter may be called kwargs: a rank whose first call failed would be asked for
-        metadata of its own, and from then on take no part in DCP's collectives.
+        No parameter may be called kwargs: DCP would ask a rank whose first call failed for metadata
+        of its own, and that rank would take no further part in DCP's collectives.
 
         Raises NotFound, Unavailable, Lost; Refused for one that DCP's planner did not lay out.
         """
@@ -112,9 +112,9 @@ class CkptReader(StorageReader):
         ]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read everything, straight into the planner's tensors, or through a ring of host memory
-        where these lie on a device. Raises Refused for pickles that are not allowed; Unavailable,
-        Lost; Aborted when a device fails.
+        """Read everything, straight into the planner's tensors, or through a ring of host memory if
+        these lie on a device. Raises Refused for pickles that are not allowed; Unavailable, Lost;
+        Aborted when a device fails.
         """
         if self._checkpoint is None:
             self.read_metadata()

@@ -3,9 +3,9 @@
     writer = CkptWriter(f"{url}/{step}")
     response = dcp.async_save(state, storage_writer=writer, async_stager=CkptStager(writer))
 
-`stage` copies the whole state into the arena and hands it to the stager process; what DCP plans
-afterwards in its thread names the same tensors and copies nothing. For THREAD mode: a state dict
-that goes to DCP's own process is copied there by torch, whatever the stager did.
+`stage` copies the whole state into the arena and hands it to the stager process; what DCP's thread
+plans afterwards names the same tensors, and copies nothing. For THREAD mode: torch copies a state
+dict for DCP's own process, whatever the stager did.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ StateDict = dict[str, object]
 
 
 class CkptStager:
-    """I copy a state for one writer, whose path must be known before the save begins.
+    """I copy a state for one writer. The writer's path must be known before the save begins.
 
-    process_group: for what ranks say to each other while they stage, in the caller's thread; any
-        group of the save's ranks that no other thread uses meanwhile. None is the default group.
+    process_group: the group in which ranks talk while they stage, in the caller's thread: any group
+        of the save's ranks that no other thread uses meanwhile. None is the default group.
     staging: `overlap` as in `ckpt_torch.async_save`: `stage` returns before the state is copied;
         `synchronize_staging`, or the future, says when it is. `ckpt_torch.guard()` waits by itself.
     """
@@ -60,11 +60,11 @@ class CkptStager:
         return self._synchronize_after_execute
 
     def stage(self, state_dict: StateDict) -> Future[StateDict]:
-        """Copy the state; it may be changed as soon as the future is done, which it is on return
-        unless staging is `overlap`.
+        """Copy the state. You may change it once the future is done: on return, unless staging is
+        `overlap`.
 
         The dict that the future gives is for planning only: its tensors are the caller's own.
-        Raises Refused by path for what cannot be stored, on all ranks.
+        Raises Refused, with its path, for what cannot be stored, on all ranks.
         """
         begun_s = time.monotonic()
         who = find_who(self._group, no_dist=False)

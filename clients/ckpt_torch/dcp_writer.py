@@ -2,8 +2,8 @@
 
     planner --items of this rank--> Store.save (raw bytes, no file) --> finish waits for the commit
 
-The commit is the store's own: it happens when all ranks' bytes are on stable storage, and `finish`
-only hears of it. The index is the metadata; no pickle of it is kept.
+The store commits once all ranks' bytes are on stable storage; `finish` only waits for that. The
+index is the metadata; no pickle of it is kept.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _log = logging.getLogger("ckpt.save")
 
 
 class CkptWriter(StorageWriter):
-    """I write one checkpoint after the other, for dcp.save and dcp.async_save. DCP pickles me to
-    its own process in PROCESS mode.
+    """I write one checkpoint after another, for dcp.save and dcp.async_save. In PROCESS mode DCP
+    pickles me for its own process.
 
     path: the checkpoint, as `ckpt_torch.save` names it; or give checkpoint_id= to dcp.save.
     store: a Store or its URL, when path is only RUN/STEP; else $CKPT_STORE. PROCESS mode takes
         no open Store.
-    allow_pickle: keep objects that are not plain data, as DCP does; else they are refused by name.
+    allow_pickle: store objects that are not plain data, as DCP does; else they are refused by name.
     check_finite: refuse a tensor that holds NaN or infinity, by name, before its rank stages.
-    metrics: what is known of the step, as `ckpt_torch.save` takes it; `writer.metrics = {...}`
-        before the next one. What is no finite number is refused as its rank stages.
+    metrics: what was measured at the step, as `ckpt_torch.save` takes it; set `writer.metrics =
+        {...}` before the next step. A rank refuses, as it stages, what is no finite number.
     overwrite: False refuses, on all ranks, a step that is committed already; True saves it again.
     """
 
@@ -116,7 +116,7 @@ class CkptWriter(StorageWriter):
         self._collective = bool(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Returns the plan as it is, also an unusable one, which stands for a cached plan. Raises
+        """Return the plan as it is, also an unusable one, which stands for a cached plan. Raises
         Refused for a step that must not be overwritten.
         """
         if not self.overwrite and self._adopted is None:
@@ -141,8 +141,8 @@ class CkptWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Wait for the commit. May be called again. Raises what ended the save, and Refused when
-        the plan left out what the metadata names.
+        """Wait for the commit. May be called again. Raises the error that ended the save, and
+        Refused when the plan left out what the metadata names.
         """
         written = {result.index.fqn for each in results for result in each}
         left_out = sorted(set(metadata.state_dict_metadata) - written)
@@ -169,9 +169,9 @@ class CkptWriter(StorageWriter):
         return self._meta()
 
     def watch(self, planner: SavePlanner) -> SavePlanner:
-        """The planner, to be given to dcp.save: what it raises is heard by ranks that have staged.
+        """Return the planner to give to dcp.save: ranks that have staged hear of what it raises.
 
-        For use_collectives=False, where DCP itself tells the others nothing.
+        For use_collectives=False, with which DCP itself says nothing to the others.
         """
         return WatchedPlanner(planner, self._tell_planner_error)
 
@@ -194,7 +194,7 @@ class CkptWriter(StorageWriter):
         return step
 
     def adopt(self, save: Save) -> None:
-        """The next `write_data` finds this staged already, and copies nothing.
+        """Note that this is staged already: the next `write_data` copies nothing.
 
         When DCP never comes that far, it has raised on all ranks.
         """

@@ -1,4 +1,4 @@
-"""`prepare`: ahead of the first save, and beside the training, what that save would wait for."""
+"""`prepare`: does beside the training, ahead of the first save, what that save would wait for."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def prepare(
     store: Store | str | None = None,
     allow_pickle: bool = False,
 ) -> Future[None]:
-    """Make this rank ready for saves of states like this one, beside the training, so that the
-    first is as fast as the others: its stager is started, and the staging memory is made, and
-    locked for the accelerators that the state lies on.
+    """Start this rank's stager, make its staging memory, and lock that for the accelerators that
+    the state lies on, beside the training, so that the first save of a state like this one is as
+    fast as the others.
 
-    No save has to wait for it. Call it once the state has its final form, an optimizer's moments
-    included, and again when it has grown. Every rank may call it, or only some: none is asked, and
-    nothing is copied, begun or seen elsewhere.
+    No save needs to wait for it. Call it once the state has its final form, an optimizer's moments
+    included, and again when it has grown. All ranks may call it, or only some: it asks no other
+    rank, copies nothing, and begins nothing that others see.
 
     state_dict, process_group, no_dist, allow_pickle: as `async_save` takes them.
     checkpoint_id, store: where it will be saved; RUN or RUN/STEP, or none beside a store.
 
-    The future ends when all is there, or raises what a save would: NoSpace, Unavailable, Aborted.
-    It need not be asked: the log has its error. Raises Refused by path for what cannot be stored,
-    and what opening the store raises.
+    The future is done when all is ready, or raises what a save would: NoSpace, Unavailable,
+    Aborted. You need not ask it: its error is logged. Raises Refused, with its path, for what
+    cannot be stored, and what opening the store raises.
     """
     who = find_who(process_group, no_dist)
     if checkpoint_id is not None:

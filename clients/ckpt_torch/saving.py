@@ -2,9 +2,8 @@
 
     state dict --boxes, holders--> tree of Shards and replicas --> Store.save
 
-Meaning: a plain tensor, array or value of one name is the same on all ranks that have the name and
-is stored once; a DTensor or ShardedTensor is global; what belongs to a rank has the rank in its
-key.
+A plain tensor, array or value is the same on all ranks that have its name, and is stored once. A
+DTensor or ShardedTensor is global. A value that belongs to one rank has the rank in its key.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def save(
     check_finite: bool | tuple[str, ...] = False,
     metrics: Mapping[str, SupportsFloat] | None = None,
 ) -> Commit:
-    """Save and wait until the checkpoint is committed, on every rank. Takes and raises what
-    `async_save` does, and raises what ended the save.
+    """Save, and wait until the checkpoint is committed; every rank waits. Takes and raises what
+    `async_save` does, and raises the error that ended the save.
     """
     return async_save(
         state_dict,
@@ -77,34 +76,35 @@ def async_save(
     metrics: Mapping[str, SupportsFloat] | None = None,
     staging: str = "copy",
 ) -> CommitFuture:
-    """Copy the state and return; the future gives the Commit, or raises what ended the save.
+    """Copy the state and return. The future gives the Commit, or raises the error that ended the
+    save.
 
-    The state may be changed as soon as this returns. All ranks of the process group call it. An
-    error that nobody asks the future for is raised by the next save, or when the store is closed.
+    You may change the state as soon as this returns. All ranks of the process group call it. If
+    nobody asks the future for its error, the next save raises it, or the closing of the store.
 
-    state_dict: tensors, DTensors, ShardedTensors, numpy arrays and plain values in dicts, lists
-        and tuples; at the top level also objects with `state_dict()`, such as models. A DTensor or
-        ShardedTensor is one global tensor. Anything else of one name must be the same on all ranks
-        that have the name, and is stored once.
+    state_dict: tensors, DTensors, ShardedTensors, numpy arrays and plain values in dicts, lists and
+        tuples; at the top level also objects with `state_dict()`, such as models. A DTensor or
+        ShardedTensor is one global tensor. Anything else must be the same on all ranks that have
+        its name, and is stored once.
     checkpoint_id: `ckpt://HOST:PORT/RUN/STEP`, `ckpt+local:///DIR/RUN/STEP`, or `RUN/STEP` in
         `store` (a Store, or its URL), else in the store that $CKPT_STORE names.
-    process_group: the ranks that save; default all. Without torch.distributed, rank and world
-        size are the launcher's.
+    process_group: the ranks that save; default all. Without torch.distributed, rank and world size
+        come from the launcher.
     no_dist: this process saves alone, as rank 0 of 1.
-    use_collectives: False asks nothing of other ranks: all must hold the same names then.
+    use_collectives: with False no rank asks the others; all must hold the same names then.
     allow_pickle: keep objects that are not plain data as pickles; `load` must allow them too.
-    check_finite: refuse floating point tensors that hold NaN or infinity; of the whole state, or
+    check_finite: refuse floating point tensors that hold NaN or infinity, in the whole state or
         only below these top-level keys.
-    metrics: what is known of the step, such as {"loss": 0.3}, as `Store.save` takes it: numbers of
-        Python, numpy or torch; those of the lowest rank that gives any count.
-    staging: `overlap` returns before the state is copied. `guard(optimizer)` lets the copy come
-        before the optimizer's next step, or wait for the future's `staged` before anything of the
-        state changes. A tensor that is seen to change too early ends the save on all ranks, by
-        name. Within a step of an optimizer this is `copy`.
+    metrics: what was measured at the step, such as {"loss": 0.3}, as `Store.save` takes it: numbers
+        of Python, numpy or torch. If several ranks give some, those of the lowest rank count.
+    staging: `copy`, or `overlap`, which returns before the state is copied. Have `guard()` make the
+        optimizers' next step wait for the copy, or wait for the future's `staged` yourself before
+        anything changes the state. A tensor that is seen to change too early ends the save on all
+        ranks with an error that names it. Within a step of an optimizer `overlap` means `copy`.
 
-    Raises Refused by path for what cannot be stored, and for a metric that is no finite number,
-    before anything is staged: on all ranks when one refuses. Raises the error of an earlier save
-    that nobody has heard of.
+    Raises Refused, with its path, for what cannot be stored, and for a metric that is no finite
+    number, before anything is staged; if one rank refuses, all do. Raises the error of an earlier
+    save that was not raised yet.
     """
     begun_s = time.monotonic()
     who = find_who(process_group, no_dist)
@@ -249,8 +249,8 @@ def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
 
 
 class CommitFuture(Future[Commit]):
-    """The outcome of a save. If nobody asks me for its error, because I was dropped for example,
-    the store raises that in its next save, or when it is closed.
+    """The outcome of a save. If nobody asks me for its error, for example because I was dropped,
+    the store raises it in its next save, or when it is closed.
     """
 
     def __init__(self, save: Save) -> None:

@@ -152,7 +152,7 @@ class Checkpoint(HereOnly):
 
     @property
     def redundancy(self) -> RedundancyAtCommit:
-        """What it survived losing when it was committed."""
+        """The losses that it survived when it was committed."""
         info = self.info
         return RedundancyAtCommit(
             info.targets_survivable, info.domains_survivable, info.domain_level
@@ -180,8 +180,8 @@ class Checkpoint(HereOnly):
         return self._pinned.resolved.skipped
 
     def tensors(self) -> list[TensorInfo]:
-        """All tensors that it holds, ascending by name: dtype, shape, shards, whose they are. Reads
-        its index, and no tensor. Raises Unavailable and Lost.
+        """All tensors that it holds, ascending by name, with dtype, shape, shards, and the ranks
+        that they belong to. Reads its index, and no tensor. Raises Unavailable and Lost.
         """
         from ckpt_client.load.tensor_info import tensor_infos
 
@@ -195,12 +195,12 @@ class Checkpoint(HereOnly):
 
         like: a tree that says what to load. A Box gives a new array; arrays and Shards are filled
             in place, and must have the saved dtype and global shape; plain values are as saved.
-            What belongs to ranks comes from the caller's rank, or from rank 0 when the launch that
-            saved had no such rank.
-        strict: refuse names that only one of `like` and the checkpoint has, instead of taking what
-            is there.
-        whole: the union of all ranks' trees. Global tensors are whole arrays, also where some
-            ranks have None since they hold nothing of them; what belongs to ranks is a PerRank.
+            Values that belong to a rank come from the caller's rank, or from rank 0 if the launch
+            that saved had no such rank.
+        strict: refuse a name that only `like`, or only the checkpoint, has. False loads what both
+            have.
+        whole: the union of all ranks' trees. Global tensors are whole arrays, even if some ranks
+            have None because they hold nothing of them; values that belong to a rank are a PerRank.
 
         Raises Refused, by path where a leaf does not fit, and for a caller of another world size
         that passes neither `like` nor `whole`; Unavailable; Lost. After an error, arrays that were

@@ -97,9 +97,9 @@ def _meeting_of(run: RunName) -> RunName:
 
 
 class PreemptionGuard:
-    """Says which step is the last one of all ranks; `Store.preemption` makes it.
+    """Says which step is the last, the same for all ranks. `Store.preemption` returns it.
 
-    Close it, or use it in a `with`: then signals do again what they did before. It ends with its
+    Close it, or use it in a `with`: afterwards signals do what they did before. It ends with its
     store.
     """
 
@@ -160,11 +160,11 @@ class PreemptionGuard:
         """Whether to save this step and end: the same on all ranks, when all ask about the same
         steps, in ascending order.
 
-        While nobody is preempted this is a look at memory. When somebody is, it may wait until the
-        ranks have agreed: milliseconds, 15 s or half of the grace at the most. Then it is False,
-        and the log `ckpt.preemption` says why there is no common step.
+        While nobody is preempted this is a look at memory. Otherwise it may wait until the ranks
+        have agreed: milliseconds, at most 15 s or half of the grace. If they have not by then, it
+        is False, and the log `ckpt.preemption` says why there is no common step.
 
-        Once it is True the log says whether the time that is left is enough.
+        Once it is True, the log says whether the time that is left is enough.
         """
         number = Step(operator.index(step))
         with self._lock:
@@ -193,15 +193,15 @@ class PreemptionGuard:
 
     @property
     def why_not(self) -> str:
-        """Why there is no common step, when there is none: the training goes on until it is
-        killed. Else empty.
+        """Why there is no common step, if there is none: the training goes on until it is killed.
+        Empty otherwise.
         """
         return self._machine.gave_up
 
     @property
     def left_s(self) -> float | None:
-        """How many seconds of `grace_s` are left since this rank heard of the preemption, not less
-        than 0; None while nobody is preempted.
+        """How many seconds of `grace_s` are left, counted from when this rank heard of the
+        preemption; 0 or more, None while nobody is preempted.
         """
         if self._since_s is None:
             return None

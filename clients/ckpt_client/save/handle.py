@@ -33,20 +33,20 @@ class Commit:
     generation: Generation
     """Which attempt to write the step it is; grows when the step is saved again."""
     bytes: int
-    """Of all ranks, without parity."""
+    """Bytes of all ranks, without parity."""
     world_size: int
     """How many ranks saved it."""
     code: str
-    """`k+m`: of so many data and parity fragments any k give the bytes back."""
+    """`k+m`: k data and m parity fragments, any k of which give the bytes back."""
     targets_survivable: int
-    """So many targets, any of them, may be lost without losing this checkpoint."""
+    """How many targets, whichever they are, may be lost without losing this checkpoint."""
     domains_survivable: int
     """The same for whole failure domains, which `domain_level` names."""
     domain_level: str
     columns_missing: int
     """Columns that are not on a target; a column is one target's fragments of a rank's bytes."""
     stall_s: float
-    """The longest that a rank's training stood still, in seconds, `fault_in_s` not counted."""
+    """The longest that a rank's training stood still, in seconds, without `fault_in_s`."""
     fault_in_s: float
     """Seconds that the slowest rank spent on its stager's start and its memory's first touch."""
     commit_s: float
@@ -56,13 +56,13 @@ class Commit:
     slowest_rank: int
     slowest_target: str
     warnings: tuple[str, ...] = ()
-    """What the saver should know, such as replicas that differ and were kept apart."""
+    """What the user should know, such as replicas that differ and were kept apart."""
     bytes_referenced: int = 0
-    """So many of `bytes` did not change: they were not written again, and lie in earlier steps."""
+    """How many of `bytes` did not change: they were not written again, and lie in earlier steps."""
     homes: tuple[int, ...] = ()
     """Those earlier steps. What this one needs of them stays when they are deleted."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What the lowest rank that gave any has said of the step."""
+    """The step's metrics; if several ranks gave some, those of the lowest rank."""
 
 
 def commit_from_info(info: CommitInfo) -> Commit:
@@ -136,7 +136,7 @@ class Save(HereOnly):
         self.staged_bytes = 0
         """Bytes that this rank stores."""
         self.stall_s = 0.0
-        """Seconds that `Store.save` took here, `fault_in_s` not counted."""
+        """Seconds that `Store.save` took here, without `fault_in_s`."""
         self.fault_in_s = 0.0
         """Seconds of the same call that the stager's start and its memory's first touch took."""
         self.skipped = False
@@ -179,7 +179,7 @@ class Save(HereOnly):
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> Commit:
-        """Wait for the commit: all ranks' bytes are on stable storage then. Warns of what it says.
+        """Wait for the commit: then all ranks' bytes are on stable storage. Issues its warnings.
 
         Raises the error that ended the save; Unavailable when it is still under way after
         `timeout_s` seconds (it goes on, wait again); Busy when it was skipped.

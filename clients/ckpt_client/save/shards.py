@@ -38,13 +38,13 @@ class Shard:
     `__array__`.
     """
     global_shape: tuple[int, ...]
-    """Of the tensor, in elements."""
+    """The tensor's shape, in elements."""
     offset: tuple[int, ...]
     """Where the box's first element lies in the tensor: an index for each axis."""
     holders: tuple[int, ...] = ()
-    """Ranks that declare exactly this box, ascending, the own one among them: they share the
-    writing of its bytes, and their copies are compared. All of them must say the same. Empty: the
-    rank stores it whole.
+    """Ranks that declare exactly this box, ascending, this one included: they share the writing of
+    its bytes, and their copies are compared. All of them must give the same. Empty: this rank
+    stores all of it.
     """
 
     def __post_init__(self) -> None:
@@ -92,9 +92,9 @@ class Box:
     """
 
     offset: tuple[int, ...]
-    """Of the box's first element in the tensor: an index for each axis."""
+    """Where the box's first element lies in the tensor: an index for each axis."""
     shape: tuple[int, ...]
-    """Of the box, in elements."""
+    """The box's shape, in elements."""
 
     def __post_init__(self) -> None:
         offset = _whole_numbers("offset", self.offset)
@@ -107,7 +107,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerRank(Generic[Value]):
-    """A leaf that belongs to ranks, as `whole=True` gives it: `leaf[rank]` of each that has it."""
+    """A leaf with a value for each rank, as `whole=True` gives it: `leaf[rank]`, if that rank has
+    one.
+    """
 
     values: Mapping[int, Value]
     """Rank -> its value."""

@@ -68,13 +68,15 @@ class CkptIO(CheckpointIO):
     Saves go on beside the training; `teardown` waits for them.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    allow_pickle: keep what is not plain data as pickles, for callbacks and hyperparameters that
-        need it; else it is refused by path.
-    check_finite: refuse a model or optimizer state with a tensor that holds NaN or infinity, by
-        path. Callbacks keep such values of their own: ModelCheckpoint an infinite `kth_value`.
-    staging: `overlap` lets the training go on before the checkpoint is copied, and every optimizer
-        of this process step after the copy, until `teardown`. What else changes the state earlier,
-        such as a BatchNorm's forward, ends the save by name: see `ckpt_torch.async_save`.
+    allow_pickle: store objects that are not plain data as pickles, for callbacks and
+        hyperparameters that need it; else they are refused by path.
+    check_finite: refuse a model or optimizer state with a tensor that holds NaN or infinity, and
+        name its path. States of callbacks are not checked: ModelCheckpoint has an infinite
+        `kth_value`.
+    staging: with `overlap` the training goes on before the checkpoint is copied, and until
+        `teardown` every optimizer of this process waits for the copy before it steps. Anything else
+        that changes the state earlier, such as a BatchNorm's forward, ends the save with an error
+        that names it: see `ckpt_torch.async_save`.
     """
 
     def __init__(
@@ -103,11 +105,11 @@ class CkptIO(CheckpointIO):
     ) -> None:
         """Copy the checkpoint of one process that holds all of it.
 
-        storage_options: None, or `{"metrics": {...}}`, what is known of the step, as
+        storage_options: None, or `{"metrics": {...}}`, what was measured at the step, as
             `ckpt_torch.save` takes it: `trainer.save_checkpoint(path, storage_options=...)`.
 
-        Raises Refused by path for what cannot be stored, for other options, and for a metric that
-        is no finite number.
+        Raises Refused: with its path for what cannot be stored, for other options, and for a metric
+        that is no finite number.
         """
         self.save(checkpoint, path, no_dist=True, metrics=given_with(storage_options))
         if threading.current_thread() is not threading.main_thread():
@@ -159,8 +161,8 @@ class CkptIO(CheckpointIO):
     # ----------------------------------------------------------------------- for strategies too
 
     def prepare(self, state: dict[str, object], *, no_dist: bool) -> None:
-        """Make this rank ready for saves of checkpoints that hold such a state, beside the training
-        and once, unless it has saved already; with `no_dist` it is alone.
+        """Make this rank ready, once and beside the training, for saves of checkpoints that hold
+        such a state, unless it has saved already; with `no_dist` it saves alone.
         """
         if not self._is_ready:
             self._is_ready = True
@@ -182,10 +184,10 @@ class CkptIO(CheckpointIO):
         no_dist: bool,
         metrics: Metrics | None = None,
     ) -> None:
-        """Copy what this rank holds; with `no_dist` it is alone. Raises Refused for a path that can
-        be no name, or that two callbacks have for theirs, before anything is copied.
+        """Copy what this rank holds; with `no_dist` it saves alone. Raises Refused, before anything
+        is copied, for a path that cannot be a name, or that two callbacks use.
 
-        metrics: in the place of what CkptMetrics has put into the checkpoint.
+        metrics: in place of what CkptMetrics has put into the checkpoint.
         """
         held = {key: value for key, value in checkpoint.items() if key != KEY}
         measured = cast(Metrics | None, checkpoint.get(KEY))

@@ -14,12 +14,12 @@ KEY: Final = "ckpt_metrics"
 
 
 class CkptMetrics(Callback):
-    """Each step is saved with its `metrics`: the finite numbers of `trainer.callback_metrics`.
-    Where there are more than a step has room for, what a ModelCheckpoint monitors counts first.
+    """Each step is saved with its `metrics`: the finite numbers of `trainer.callback_metrics`. If
+    there are more than a step has room for, those that a ModelCheckpoint monitors come first.
 
-    A number counts for the first step that is saved after it was measured: a validation's, which
-    the trainer goes on to show, is not said again of later steps. Lightning asks callbacks nothing
-    where it saves weights alone (`save_weights_only`), so there a step has none.
+    A number belongs to the first step that is saved after it was measured: a validation's, which
+    the trainer goes on to show, is not given to later steps. With `save_weights_only` Lightning
+    asks no callback, so such a step has no metrics.
     """
 
     def __init__(self) -> None:

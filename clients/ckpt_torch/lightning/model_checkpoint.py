@@ -15,11 +15,11 @@ from ckpt_torch.lightning.strategy import CkptModelParallelStrategy
 
 
 class CkptModelCheckpoint(ModelCheckpoint):
-    """Lightning's own, under CkptIO: a path that another callback, an earlier save or an earlier
-    training of the run has taken gets `-v1`, `-v2`, as among files. Lightning's looks among local
-    files alone, finds none, and saves over it.
+    """Lightning's own ModelCheckpoint, for use with CkptIO: a path that another callback, an
+    earlier save or an earlier training of the run has taken gets `-v1`, `-v2`, as with files.
+    Lightning's class looks only among local files, finds none, and saves over it.
 
-    After the first step I make the process ready for saves, unless the fit has one alone.
+    After the first step I make the process ready for saves, unless the fit saves only once.
     """
 
     def on_train_batch_end(

@@ -37,20 +37,20 @@ def async_load(
     """Begin a `load` and return when the checkpoint is found; a thread reads it.
 
     order: paths that are read first, in that order, such as ["model"]; each has a future in
-        `Loading.prefixes`. All else as in `load`.
+        `Loading.prefixes`. The other arguments are those of `load`.
 
-    A prefix's future is done when every tensor there holds the bytes of the step, verified, in its
-    place on its device. From then on this load never writes them again. Only the whole load
-    settles which step all ranks load: when the rest turns out to be damaged beyond repair, or
-    other ranks load another generation, a `load` without futures would begin again with that one.
-    This one ends with Lost instead, once a prefix was handed out, and what was handed out stays as
-    it is: load again from the beginning. So use what you were given, but keep nothing that was
-    made with it (a step of the optimizer, a save) before `Loading.result` has returned.
+    A prefix's future is done when every tensor there holds the step's bytes, verified, in its place
+    on its device. This load never writes them again. But which step all ranks load is only settled
+    when the whole load is. If the rest turns out to be damaged beyond repair, or other ranks load
+    another generation, a `load` without futures begins again with that one. This one ends with Lost
+    instead, once a prefix was handed out, and leaves what was handed out as it is: load again from
+    the beginning. So use what you were given, but keep nothing that you made with it (a step of the
+    optimizer, a save) before `Loading.result` has returned.
 
-    Until `result` has returned, leave tensors alone whose future is not done.
+    Until `result` has returned, do not touch tensors whose future is not done.
 
-    Raises Refused for an `order` that does not fit the state, NotFound, Unavailable, Lost; what
-    goes wrong later is raised by the futures and by `result`.
+    Raises Refused for an `order` that does not fit the state; NotFound, Unavailable, Lost. The
+    futures and `result` raise what goes wrong later.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)
@@ -82,12 +82,12 @@ class Loading:
         self._is_given_back = False
 
     def result(self, timeout_s: float | None = None) -> int:
-        """Wait for the whole load and return the step; whatever is no tensor is replaced now, and
-        objects with `load_state_dict()` get their part, in the calling thread. Call it before the
-        backward pass of what such objects have computed: they write their parameters once more,
-        with the bytes that are there.
+        """Wait for the whole load and return the step. Now whatever is not a tensor is replaced,
+        and objects with `load_state_dict()` get their part, in the calling thread. Call it before
+        the backward pass of what such objects have computed: they write their parameters once more,
+        with the same bytes.
 
-        Raises as `load`, or TimeoutError while it is still read.
+        Raises as `load` does, and TimeoutError while the rest is still being read.
         """
         found, step = self._read.result(timeout_s)
         if not self._is_given_back:

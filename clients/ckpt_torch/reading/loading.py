@@ -1,9 +1,9 @@
 """`load`: DCP's call, without planner and storage reader. It fills the caller's own state dict.
 
-Each rank reads the bytes of its own boxes, whatever the sharding that they were saved with; what
-several ranks want at the same time is read by one of them and passed on
-(ckpt_client.load.together.sharing). Plain values come from the rank's own tree, else from
-whichever rank had the name. What lies on a device goes there through a ring of host memory
+Each rank reads the bytes of its own boxes, whatever sharding they were saved with. If several ranks
+want the same bytes at the same time, one reads them and passes them on
+(ckpt_client.load.together.sharing). Plain values come from the rank's own tree, else from whichever
+rank had the name. Tensors on a device are read through a ring of host memory
 (ckpt_torch.reading.device_reads).
 """
 
@@ -40,24 +40,25 @@ def load(
     order: Sequence[str] = (),
     ring_bytes: int = RING_BYTES,
 ) -> int:
-    """Fill the tensors of `state_dict` in place, replace all else in it; returns the step.
+    """Fill the tensors of `state_dict` in place, and replace everything else in it. Returns the
+    step.
 
     state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
         saved dtype and global shape. Objects with `state_dict()` get their part through
         `load_state_dict()`.
     checkpoint_id, store: as in `async_save`; without a step the newest, the same for all ranks.
     process_group, no_dist: as in `async_save`.
-    allow_pickle: load objects that were saved with it; runs whatever code they name.
-    strict: refuse a checkpoint that holds names which `state_dict` does not ask for.
+    allow_pickle: load objects that were saved as pickles; this runs whatever code they name.
+    strict: refuse a checkpoint that holds names that `state_dict` does not ask for.
     timeout_s: how many seconds to wait for a checkpoint that is out of reach.
-    order: paths, such as ["model"]: what lies there is read first, in that order, the same on all
-        ranks. `async_load` lets it be used before the rest is here.
-    ring_bytes: page-locked host memory through which tensors of devices are read, of each process:
-        all there is for them, whatever their size. The same on all ranks.
+    order: paths that are read first, in that order, such as ["model"]; the same on all ranks.
+        `async_load` lets you use them before the rest is here.
+    ring_bytes: how much page-locked host memory each process uses to read tensors to devices,
+        whatever their size. The same on all ranks.
 
-    Raises Refused by path for a name that the checkpoint lacks, another dtype or global shape, and
-    pickles that are not allowed, before anything is changed; NotFound, Unavailable, Lost; Aborted
-    when a device fails. After an error that comes later, the tensors may hold anything.
+    Raises Refused, with the path, for a name that the checkpoint lacks, another dtype or global
+    shape, and pickles that are not allowed, before anything is changed; NotFound, Unavailable,
+    Lost; Aborted when a device fails. After a later error the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)

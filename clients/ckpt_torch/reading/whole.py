@@ -1,6 +1,6 @@
 """`load_whole`: a checkpoint as new tensors, without a state dict to fill.
 
-For what frameworks load before anything exists to load into. Each process gets everything.
+For frameworks that load before there is anything to load into. Each process gets everything.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def load_whole(
     """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor
     of the saved dtype and global shape.
 
-    checkpoint_id, store: as in `load`; without a step the newest. Ranks may all call it, or one of
-        them alone: all that do get the same checkpoint.
-    allow_pickle: load objects that were saved as pickles; runs whatever code they name.
+    checkpoint_id, store: as in `load`; without a step the newest. All ranks may call it, or only
+        some: those that do get the same checkpoint.
+    allow_pickle: load objects that were saved as pickles; this runs whatever code they name.
 
-    Raises Refused by path for pickles that are not allowed and for an element type that torch does
-    not have; NotFound, Unavailable, Lost.
+    Raises Refused, with the path, for pickles that are not allowed and for an element type that
+    torch does not have; NotFound, Unavailable, Lost.
     """
     where, who = find_where(checkpoint_id, store), find_who(None, no_dist=False)
     with where.store.resolve(

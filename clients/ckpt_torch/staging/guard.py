@@ -25,8 +25,8 @@ _log = logging.getLogger("ckpt.save")
 
 
 class StagingGuard:
-    """I let saves with `staging="overlap"` copy before what I guard changes, until `remove` or the
-    end of a `with`.
+    """I make what I guard wait, before it changes the state, for saves that still copy it
+    (`staging="overlap"`), until `remove` or the end of a `with`.
     """
 
     def __init__(self, guarded: tuple[torch.optim.Optimizer | torch.nn.Module, ...]) -> None:
@@ -80,13 +80,13 @@ class StagingGuard:
 
 
 def guard(*guarded: torch.optim.Optimizer | torch.nn.Module) -> StagingGuard:
-    """Let every step of these optimizers come after the copies of saves that are under way.
+    """Make every step of these optimizers wait for the copies of saves that are under way.
 
-    guarded: optimizers, none for all of this process; and modules whose forward changes their
-        state, such as the running means of a BatchNorm.
+    guarded: optimizers (none: all of this process), and modules whose forward changes their state,
+        such as the running means of a BatchNorm.
 
-    The wait is only for what is left. What an accelerator copies is waited for by its own queue:
-    the call queues on, and the step's kernels run when the copy is through.
+    The step waits only for what is left. For what an accelerator copies, its own queue waits: the
+    call returns, and the step's kernels run when the copy is through.
 
     Raises Refused for anything else.
     """

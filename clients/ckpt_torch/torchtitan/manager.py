@@ -50,10 +50,10 @@ class CkptManager(BaseCheckpointManager):  # type: ignore[misc]
 
         folder: the run, `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in $CKPT_STORE's.
             The trainer's dump_folder is not put before it.
-        keep_latest_k: said to the store at the first save, in the place of what `ckpt keep` has
-            said of the run; what has a name, a pin or a reader stays besides. 0 says nothing.
+        keep_latest_k: the first save sets it in the store, in place of earlier rules of `ckpt keep`
+            for the run; steps with a name, a pin or a reader stay as well. 0 sets no rule.
 
-        Raises Refused for last_save_in_hf, and for a mode or an export_dtype that there is not.
+        Raises Refused for last_save_in_hf, and for a mode or an export_dtype that does not exist.
         """
 
         async_mode: _Mode = "disabled"

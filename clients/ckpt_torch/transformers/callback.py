@@ -31,24 +31,26 @@ if TYPE_CHECKING:
 
 
 class CkptCallback(TrainerCallback):
-    """I copy the training's state whenever it is to be saved; sending goes on beside the training.
+    """I copy the training's state whenever it is due to be saved; sending goes on beside the
+    training.
 
     run: `ckpt://HOST:PORT/RUN`, `ckpt+local:///DIR/RUN`, or RUN in `store`, else in $CKPT_STORE's.
-    every: how many steps lie between saves. The last step is saved as well, also of a training
-        that stops early, unless the best weights took its place (`load_best_model_at_end`).
-        None: `save_strategy` and `save_steps` say when, and I save in the Trainer's place, which
-        then writes no folder. `load_best_model_at_end` loads from the store then.
-    check_finite: refuse a state with a tensor that holds NaN or infinity, by path.
+    every: how many steps lie between saves. The last step is saved as well, even if the training
+        stops early, unless the best weights took its place (`load_best_model_at_end`). None:
+        `save_strategy` and `save_steps` say when, and I save in place of the Trainer, which then
+        writes no folder; `load_best_model_at_end` then loads from the store.
+    check_finite: refuse a state with a tensor that holds NaN or infinity, and name its path.
     grace_s: how many seconds a process has from SIGTERM or SIGUSR1 to its kill. With it, all ranks
         end the training with one saved step once any of them gets such a signal
         (`Store.preemption`); without it signals do what they always did.
-    staging: `overlap` lets the training go on before the state is copied, and the Trainer's next
-        optimizer step wait for what is left. What else changes the state earlier, such as a
-        BatchNorm's forward, ends the save by name: see `ckpt_torch.async_save`.
+    staging: with `overlap` the training goes on before the state is copied, and the Trainer's next
+        optimizer step waits for the rest of the copy. Anything else that changes the state earlier,
+        such as a BatchNorm's forward, ends the save with an error that names it: see
+        `ckpt_torch.async_save`.
 
-    With `save_total_limit` the store keeps as many steps of the run, and the best among them, in
-    the place of earlier rules of `ckpt keep`. With `metric_for_best_model` a step that is evaluated
-    is saved after that, with what was measured as its `metrics`.
+    With `save_total_limit` the store keeps that many steps of the run, the best among them, in
+    place of earlier rules of `ckpt keep`. With `metric_for_best_model` a step that is evaluated is
+    saved after the evaluation, with its results as `metrics`.
     """
 
     def __init__(
@@ -158,8 +160,8 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Save when it is due, or when the training is to end; after the first step make this
-        process ready for that. Raises Refused by path, and the error of an earlier save.
+        """Save when a save is due, or when the training is to end; after the first step, make this
+        process ready for saves. Raises Refused by path, and the error of an earlier save.
         """
         due = self._is_due(state, control)
         if self._guard is not None and self._guard.should_save(state.global_step):

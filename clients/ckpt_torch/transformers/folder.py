@@ -20,8 +20,8 @@ def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None)
     """Write the newest committed step as a folder that `Trainer.train(resume_from_checkpoint=)`
     takes; returns its path, or None when nothing is committed.
 
-    output_dir: where the folder `checkpoint-STEP` goes. One that was made of the same checkpoint
-        stays, one that was made of another is replaced. Ranks may all call this: they get the
+    output_dir: where the folder `checkpoint-STEP` goes. A folder that was made from the same
+        checkpoint stays; one made from another is replaced. All ranks may call this: they get the
         same step.
 
     Raises Unavailable, Lost, and Refused for a folder of that name that somebody else made, and for
