@@ -24,6 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import ckpt
 import ckpt_jax
+import ckpt_torch
 from tests.client.test_operations import shell
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_save import whole
@@ -101,7 +102,8 @@ def dcp_job() -> None:
     model = fully_shard(torch.nn.Linear(8, 13))
     state = {"model": model.state_dict()}
     saved = model.weight.full_tensor().clone()
-    run_examples(README, "dcp", {"dcp": Emptying, "state": state, "step": 5})
+    names = {"ckpt_torch": ckpt_torch, "dcp": Emptying, "state": state, "step": 5}
+    run_examples(README, "dcp", names)
     assert torch.equal(model.weight.full_tensor(), saved)
 
 
