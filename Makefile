@@ -168,7 +168,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 docs: $(DOCS_READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/ckptbench roofline

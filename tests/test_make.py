@@ -45,6 +45,14 @@ def test_a_command_makes_its_own_environment_first(tmp_path: Path, target: str, 
     assert not any(re.search(r"\b(sudo|apt-get|git)\b", line) for line in commands)
 
 
+def test_a_link_that_leads_nowhere_ends_make_docs() -> None:
+    """With --quiet mkdocs drops its warnings before --strict counts them, and ends with 0."""
+    *_, build = plan(ROOT, "docs")
+    words = build.split()
+    assert "--strict" in words
+    assert not {"-q", "--quiet"} & set(words)
+
+
 def test_a_make_around_the_tests_changes_no_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,8 +115,8 @@ class CheckpointManager:
         """Copy the state (see `ckpt_jax.save`); you may change it when this returns, unless staging
         is `overlap`. Returns False, and saves nothing, if the step is neither due nor forced.
 
-        args: in place of `state`, the state as Orbax takes it: `ckpt_jax.args.StandardSave(state)`,
-            or a Composite of these.
+        `args`: in place of `state`, the state as Orbax takes it:
+            `ckpt_jax.args.StandardSave(state)`, or a Composite of these.
         metrics: numbers by name, for `best_fn` and for people; the lowest process's count.
 
         Raises Refused, with its path, for what cannot be stored, before anything is staged; and the
@@ -159,7 +159,7 @@ class CheckpointManager:
         """A new state like `like`, of that step, or of the newest. See `ckpt_jax.load`, also for
         what this raises.
 
-        args: in place of `like`, the request as Orbax takes it:
+        `args`: in place of `like`, the request as Orbax takes it:
             `ckpt_jax.args.StandardRestore(like)`, or a Composite of these, which gives a Composite
             of their states. Only the items that a Composite names are read.
 
