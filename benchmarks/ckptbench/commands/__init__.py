@@ -1,3 +1,3 @@
-"""What can be called: run (job files and verbs), goals (burst, restore), offload, roofline,
-growth, repair, compare, plan, agent. Each has `main(argv) -> exit code`.
+"""What can be called: run (job files and verbs), goals (burst, restore), roofline, gpu, growth,
+repair, compare, plan, agent. Each has `main(argv) -> exit code`.
 """
