@@ -18,6 +18,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -41,7 +42,6 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import (
-    ByteRuns,
     ManifestData,
     RangeDamaged,
     RangeData,
@@ -89,7 +89,14 @@ from ckpt.transfer.read_job import (
     ReceiverStatistics,
 )
 from ckpt.transfer.target_links import nearest_address
-from ckpt.transfer.under_way import Asked, PeerLink, Read, is_apart, statistics_of
+from ckpt.transfer.under_way import (
+    Asked,
+    PeerLink,
+    Read,
+    is_apart,
+    is_within_cells,
+    statistics_of,
+)
 
 TICK_US: Final = 100_000
 
@@ -308,24 +315,27 @@ class PayloadReceiver:
                 cluster=self._options.cluster,
                 server_name=where.target,
             ),
-            sink=self._sink,
+            sink=partial(self._sink, where.target),
             unchecked=frozenset({RangeData}),
         )
 
-    def _sink(self, head: FrameHead, message: Message) -> memoryview | None:
-        """Where a range lands: in its place, if exactly it is owed."""
+    def _sink(self, target: TargetId, head: FrameHead, message: Message) -> memoryview | None:
+        """Where a range lands: in its place, if this target owes exactly it."""
         asked = self._asked.get(head.request)
-        if not isinstance(message, RangeData) or asked is None or asked.owed is None:
+        if asked is None or asked.target != target or asked.owed is None:
             return None
-        runs = from_wire(message.ranges)
+        runs = from_wire(message.ranges) if isinstance(message, RangeData) else None
         # No more of them are looked at than bytes come.
-        fits = runs and total(runs) == head.bulk_bytes
-        if not runs or not fits or not asked.owed.take(runs):
+        if not runs or total(runs) != head.bulk_bytes:
             return None
-        asked.landed[runs[0][0]] = runs
+        if not is_within_cells(asked.read.job.layout, runs) or not asked.owed.take(runs):
+            return None
         if is_apart(runs):
-            return self._apart.take(head.bulk_bytes)
-        return asked.read.assembly.land(asked.column, runs[0][0], head.bulk_bytes)
+            place = self._apart.take(head.bulk_bytes)
+        else:
+            place = asked.read.assembly.land(asked.column, runs[0][0], head.bulk_bytes)
+        asked.places.append((runs, place))
+        return place
 
     def _take(self, event: LinkEvent) -> None:
         match event:
@@ -355,10 +365,13 @@ class PayloadReceiver:
         asked = self._asked.get(request)
         if asked is None:
             return
+        peer = self._peers.get(asked.target)
+        if peer is None or peer.link is not link:
+            self._cut_off(link, "answers what another one was asked")
+            return
         now, read = now_us(), asked.read
         match message:
-            case RangeData(wire, crc) if bulk is not None and _first(wire) in asked.landed:
-                runs = asked.landed.pop(_first(wire))
+            case RangeData(_, crc) if bulk is not None and (runs := asked.landed(bulk.view)):
                 whole = self._store(asked, runs, bulk, crc)
                 kind = RangesStored if whole else RangesBroken
                 self._feed(read, kind(now, request, runs))
@@ -368,6 +381,9 @@ class PayloadReceiver:
             case RangeDamaged(start, end, reason) if asked.owed is not None:
                 if start < end and asked.owed.take(((start, end),)):
                     self._feed(read, RangeErased(now, request, start, end, reason))
+            case RangesDone() | Failed() if asked.places:
+                # It would land where parity is decoded to, or after the read is over.
+                self._cut_off(link, "goes on with what it has answered")
             case RangesDone():
                 del self._asked[request]
                 self._feed(read, AskAnswered(now, request))
@@ -377,8 +393,14 @@ class PayloadReceiver:
                 del self._asked[request]
                 self._feed(read, AskRefused(now, request, code, text))
             case _:
-                self._loop.close(link)
-                self._gone(asked.target, f"target {asked.target} answers out of turn")
+                self._cut_off(link, "answers out of turn")
+
+    def _cut_off(self, link: Link, what: str) -> None:
+        """Nothing that comes from there is believed any more."""
+        target = self._target_of(link)
+        self._loop.close(link)
+        if target is not None:
+            self._gone(target, f"target {target} {what}")
 
     def _store(self, asked: Asked, runs: RunSet, bulk: Bulk, crc: int) -> bool:
         """Bytes that landed count from now on, if they are what their target sent."""
@@ -454,8 +476,3 @@ class PayloadReceiver:
         done = sum(found.wanted_bytes for _, found in self._ended)
         done += sum(read.machine.done_bytes for read in self._reads)
         self._progress(self._wanted_bytes if last else min(done, self._wanted_bytes))
-
-
-def _first(wire: Sequence[ByteRuns]) -> int:
-    """Where the first one begins; no place for none."""
-    return wire[0].start if wire else -1

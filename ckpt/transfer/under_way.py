@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ckpt.aio.net.link import Link
 from ckpt.base.ids import ColumnNumber, TargetId
+from ckpt.format.combs import ranges_of
+from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.protocol.reader.events import ReadStatistics
 from ckpt.protocol.reader.payload_reader import PayloadReader
@@ -40,9 +42,16 @@ class Asked:
     owed: Owed | None
     """What may still land; None: the manifest, which is collected in `document`."""
     document: bytearray = field(default_factory=bytearray)
-    landed: dict[int, RunSet] = field(default_factory=dict)
-    """Runs of frames, by their first start, whose bytes were given their place and did not come
-    whole yet."""
+    places: list[tuple[RunSet, memoryview]] = field(default_factory=list)
+    """Runs of frames that were given this place and are not heard of yet, in their order."""
+
+    def landed(self, bulk: memoryview) -> RunSet:
+        """The runs whose place this is, once; none: it lies elsewhere, and nobody vouches for
+        what their place holds.
+        """
+        if not self.places or self.places[0][1] is not bulk:
+            return ()
+        return self.places.pop(0)[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +66,21 @@ class PeerLink:
 def is_apart(runs: RunSet) -> bool:
     """Their bytes do not lie together where they belong."""
     return len(runs) > 1 or not is_plain(runs)
+
+
+def is_within_cells(layout: Layout, runs: RunSet) -> bool:
+    """Whether all lie in a column, and none of their spans and teeth goes over a border of cells:
+    such a one has no place.
+    """
+    cell_bytes = layout.cell_bytes
+    if runs[-1][1] > layout.column_bytes:
+        return False
+    for run in runs:
+        if run[0] // cell_bytes != (run[1] - 1) // cell_bytes:
+            starts, ends = ranges_of((run,)).T
+            if (starts // cell_bytes != (ends - 1) // cell_bytes).any():
+                return False
+    return True
 
 
 def statistics_of(

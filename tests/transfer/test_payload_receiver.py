@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +21,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import (
+    ByteRuns,
     ManifestData,
     RangeDamaged,
     RangeData,
@@ -26,6 +29,7 @@ from ckpt.format.messages.reading import (
     ReadManifest,
     ReadRanges,
 )
+from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.reader.events import ReadLimits
 from ckpt.protocol.runs.range_frames import range_frames
@@ -38,17 +42,27 @@ from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, Rec
 from tests.aio.netkit import SECRET, serving
 from tests.protocol.range_content import Column
 from tests.protocol.reading import PAYLOAD, Columns
+from tests.waiting import wait_until
 
 CODE = Code(4, 2)
 CELL = 64 * 1024
 SIZE = 24 * CELL * CODE.k + 12_345
 PATIENT = ReceiverOptions(SECRET, "reader")
+OTHERS_MAX = 64
+STRAYS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "over-border": ((CELL // 2, CELL + CELL // 2),),
+    "over-borders": ((0, 100), (CELL // 2, CELL + CELL // 2)),
+    "endless": ((0, 100, 2, 1 << 63),),
+}
+"""Start and end of each range, then count and step of a comb."""
 HASTY = replace(PATIENT, limits=ReadLimits(ask_bytes=1 << 20, hedge_us=200_000, timeout_us=500_000))
 
 
 class SmallHolder:
     """One target that holds one column. `how` names its fault: silent, cut, damaged, broken,
-    greedy, absent."""
+    greedy, absent; over-border, over-borders, endless: its answer fits no cell; meddling: it
+    answers for all others; vouching: of a cell the right bytes by another name, then half of wrong
+    ones; refusing: it refuses, and then brings half; held: its questions wait for the test."""
 
     def __init__(self, column: int, data: Columns, how: str, prefix: str = "t") -> None:
         self.id = TargetId(f"{prefix}{column}")
@@ -57,9 +71,12 @@ class SmallHolder:
         self.manifest = data.manifest
         self.handler = RecordingHandler(answer=self._answer)
         self.server: Server
+        self.do: Callable[[Callable[[], None]], None]
         self.address = ""
         self.unix = ""
         self.asked_bytes = 0
+        self.held: list[Heard] = []
+        self.rest: tuple[socket.socket, bytes]
         self._broken = 2
 
     @property
@@ -86,7 +103,21 @@ class SmallHolder:
     def _ranges(self, heard: Heard, message: ReadRanges) -> None:
         if self.how == "absent":
             self._send(heard, Failed("not_found", "not here"))
-        if self.how in ("silent", "absent"):
+        if self.how == "meddling":
+            for request in {*range(1, OTHERS_MAX)} - {heard.request}:
+                self._send(replace(heard, request=request), Failed("not_found", "not here"))
+        if self.how == "vouching" and not self.asked_bytes:
+            self.asked_bytes, first = 1, message.ranges[0]
+            part = bytes(self.content[first.start : first.end])
+            self.bring_half(heard.session, heard, (RangeData((ByteRuns(0, 1),), crc32(part)), part))
+        if self.how == "refusing":
+            self.bring_half(heard.session, heard, (Failed("not_found", "not here"), b""))
+        if self.how == "held":
+            self.held.append(heard)
+        if self.how in ("silent", "absent", "vouching", "refusing", "held"):
+            return
+        if self.how in STRAYS:
+            self._stray(heard, message.ranges[0].start)
             return
         if not self.how:
             self._together(heard, message)
@@ -106,6 +137,48 @@ class SmallHolder:
             if self.how == "greedy":
                 self._send(heard, RangeData((each,), crc), part)
         self._send(heard, RangesDone())
+
+    def _stray(self, heard: Heard, start: int) -> None:
+        """Bytes that were asked for, cut as nobody asks."""
+        ranges = tuple(
+            ByteRuns(start + low, start + high, *comb) for low, high, *comb in STRAYS[self.how]
+        )
+        part = bytes(sum(each.count * (each.end - each.start) for each in ranges))
+        self._send(heard, RangeData(ranges, crc32(part)), part)
+
+    def answer_held(self) -> None:
+        """Each range alone, as one of whole blocks comes."""
+        for heard in self.held:
+            assert isinstance(heard.message, ReadRanges)
+            for each in heard.message.ranges:
+                part = bytes(self.content[each.start : each.end])
+                self._send(heard, RangeData((each,), crc32(part)), part)
+            self._send(heard, RangesDone())
+
+    def bring_half(
+        self, session: Session, question: Heard, before: tuple[Message, bytes] | None = None
+    ) -> None:
+        """Half of what was asked there, and other bytes than these; `before`: an answer that goes
+        along.
+        """
+        assert isinstance(question.message, ReadRanges)
+        channel = self.server._watches[session].channel
+        first = question.message.ranges[0]
+        part = bytes(first.end - first.start)
+        half = len(part) // 2
+        words = b""
+        if before is not None:
+            message, bulk = before
+            words = channel._writer.encode(message, question.request, bulk) + bulk
+        words += channel._writer.encode(RangeData((first,), crc32(part)), question.request, part)
+        channel.sock.send(words + part[:half])
+        self.rest = channel.sock, part[half:]
+
+    def bring_rest(self) -> None:
+        """The other half, if anybody still listens."""
+        sock, rest = self.rest
+        with suppress(OSError):
+            sock.send(rest)
 
     def _together(self, heard: Heard, message: ReadRanges) -> None:
         """As targets answer: short ranges share a frame."""
@@ -135,7 +208,7 @@ def holders(
                     unix=holder.unix or None,
                 )
             )  # fmt: skip
-            holder.server = thread.server
+            holder.server, holder.do = thread.server, thread.do
             holder.address = f"127.0.0.1:{thread.server.port or 1}"
         yield made
 
@@ -181,6 +254,66 @@ def test_two_columns_with_a_fault_are_replaced_by_parity(data: Columns, fault: s
     with holders(data, {1: fault, 2: fault}) as made:
         found = read_whole(data, made, HASTY)
     assert found.rebuilt_bytes > 0
+
+
+@pytest.mark.parametrize("fault", STRAYS)
+def test_an_answer_that_fits_no_cell_costs_its_target_the_column(data: Columns, fault: str) -> None:
+    with holders(data, {1: fault}) as made:
+        found = read_whole(data, made)
+    assert found.targets_out == {"t1"}
+
+
+def test_no_target_answers_for_another(data: Columns) -> None:
+    """All columns but its own would be proved absent."""
+    with holders(data, {1: "meddling"}) as made:
+        found = read_whole(data, made)
+    assert found.targets_out == {"t1"}
+
+
+def test_right_bytes_that_nobody_asked_for_vouch_for_no_others(data: Columns) -> None:
+    with holders(data, {1: "vouching"}) as made:
+        found = read_whole(data, made, HASTY)
+    assert found.targets_out == {"t1"}
+
+
+def test_nothing_lands_where_the_bytes_of_a_column_that_was_refused_are_decoded(
+    data: Columns,
+) -> None:
+    with holders(data, {1: "refusing"}) as made, PayloadReceiver(PATIENT) as receiver:
+        whole, first = np.zeros(SIZE, np.uint8), np.zeros(100, np.uint8)
+        for memory in (whole, first):
+            landings = Landings()
+            landings.add_range(0, memory)
+            receiver.read([job(data, made, landings)])
+            assert whole.tobytes() == data.payload
+            made[1].do(made[1].bring_rest)
+
+
+def test_what_one_target_begins_to_bring_for_another_has_no_place(data: Columns) -> None:
+    """Else the other's checksum would vouch for its bytes."""
+    memory, landings = np.ones(SIZE, np.uint8), Landings()
+    landings.add_range(0, memory)
+    with holders(data, {0: "held", 1: "held"}) as made, PayloadReceiver(HASTY) as receiver:
+        late, thief = made[:2]
+
+        def steal() -> None:
+            wait_until(lambda: len(late.held) == len(thief.held) == 2, "both are asked")
+            question, session = late.held[0], thief.held[0].session
+            thief.do(thief.answer_held)
+            thief.do(lambda: thief.bring_half(session, question))
+
+            def taken_or_given_up() -> bool:
+                asked = receiver._asked.get(question.request)
+                return asked is None or bool(asked.places)
+
+            wait_until(taken_or_given_up, "it is heard, or nobody waits any more")
+            late.do(late.answer_held)
+
+        thread = threading.Thread(target=steal)
+        thread.start()
+        receiver.read([job(data, made, landings)])
+        thread.join()
+    assert memory.tobytes() == data.payload
 
 
 def test_bytes_flipped_on_their_way_are_read_again(data: Columns) -> None:
