@@ -66,9 +66,11 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 
 @pytest.fixture(scope="module")
-def ranks(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(
+    warm: Warm, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Ranks]:
     """Four processes for gloo groups."""
-    pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")))
+    pool = Ranks(warm, 4, Path(tmp_path_factory.mktemp("gloo")), jobs=[request.path])
     yield pool
     pool.close()
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -67,8 +67,10 @@ class Job:
 class Ranks:
     """I own the processes. Close me."""
 
-    def __init__(self, warm: Warm, count: int, directory: Path) -> None:
+    def __init__(self, warm: Warm, count: int, directory: Path, jobs: Sequence[Path] = ()) -> None:
+        """`jobs`: the modules that have them, whose packages are then imported once for all."""
         self._warm = warm
+        self._jobs = jobs
         self._directory = directory
         self._runs = 0
         self._seats = [self._seat(number) for number in range(count)]
@@ -76,7 +78,7 @@ class Ranks:
     def _seat(self, number: int) -> Seat:
         script = Path(__file__).with_name(RANK.rpartition(".")[2] + ".py")
         ours, theirs = multiprocessing.Pipe()
-        pid, life = self._warm.start(number, script, theirs.fileno())
+        pid, life = self._warm.start(number, script, theirs.fileno(), self._jobs)
         theirs.close()
         ours.send_bytes(multiprocessing.current_process().authkey)
         return Seat(pid, life, ours)

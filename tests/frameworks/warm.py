@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,6 +34,8 @@ ORDER_BYTES_MAX = 128 << 10
 SERVERS = 2
 LAZY = ("torch._dynamo",)
 """What torch imports at the first optimizer."""
+NOT_BESIDE = ("jax", "ckpt_jax", "tests")
+"""JAX is not to be forked; what a test's module keeps is its process's own."""
 STAGERS, SERVER_NAME = "tests.warm_start", "WARM_START"
 """Starts a script's stagers warm as well, by the server that its environment names."""
 
@@ -53,10 +55,14 @@ class Warm:
         """A command line that does what `python SCRIPT ARGUMENT...` does."""
         return [sys.executable, "-S", __file__, "run", *self.sockets, "--", str(script), *arguments]
 
-    def start(self, number: int, script: Path, stdin: int) -> tuple[int, socket.socket]:
-        """Its pid, and what must stay open: the child is killed when it closes."""
+    def start(
+        self, number: int, script: Path, stdin: int, beside: Sequence[Path] = ()
+    ) -> tuple[int, socket.socket]:
+        """Its pid, and what must stay open: the child is killed when it closes. `beside`: modules
+        that it will run; the packages that they import are there before it.
+        """
         path = self.sockets[number % len(self.sockets)]
-        return _order(path, [str(script)], (stdin, 1, 2))
+        return _order(path, [str(script)], (stdin, 1, 2), beside)
 
 
 @contextmanager
@@ -114,8 +120,13 @@ def run(sockets: Sequence[str], line: list[str]) -> int:
     return status
 
 
-def _order(path: str, line: list[str], files: tuple[int, int, int]) -> tuple[int, socket.socket]:
-    order = {"line": line, "environ": dict(os.environ), "directory": os.getcwd()}
+def _order(
+    path: str, line: list[str], files: tuple[int, int, int], beside: Sequence[Path] = ()
+) -> tuple[int, socket.socket]:
+    order = {
+        "line": line, "environ": dict(os.environ), "directory": os.getcwd(),
+        "beside": [str(one) for one in beside],
+    }  # fmt: skip
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(path)
     socket.send_fds(connection, [json.dumps(order).encode()], list(files))
@@ -132,6 +143,8 @@ class Order:
     line: list[str]
     environ: dict[str, str]
     directory: str
+    beside: list[str]
+    """Modules whose packages are imported as well."""
 
     def carry_out(self) -> NoReturn:
         os.environ.clear()
@@ -202,6 +215,8 @@ class Server:
             return None
         order = Order(**json.loads(message))
         import_for(Path(order.line[0]))
+        for module in order.beside:
+            import_for(Path(module), without=NOT_BESIDE)
         gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork takes one thread along, not {threads}"
@@ -232,16 +247,21 @@ class Server:
         self._gone.discard(client)
 
 
-def import_for(script: Path) -> None:
-    """What the script imports first of all; what cannot be imported is the child's to report."""
+def import_for(script: Path, without: Collection[str] = ()) -> None:
+    """What the script imports first of all, but for those packages; what cannot be imported is the
+    child's to report.
+    """
     body = ast.parse(script.read_text()).body
     for node in [*body, *_only_as_main(body)]:
         with suppress(Exception):
             match node:
                 case ast.Import(names=names):
                     for one in names:
-                        import_module(one.name)
+                        if one.name.partition(".")[0] not in without:
+                            import_module(one.name)
                 case ast.ImportFrom(module=str(module), names=names):
+                    if module.partition(".")[0] in without:
+                        continue
                     __import__(module, fromlist=[one.name for one in names])
     if "torch" in sys.modules:
         for name in LAZY:
