@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import ckpt
 from tests.frameworks.gloo import Ranks
-from tests.frameworks.test_torch_examples import run_example
+from tests.frameworks.test_torch_examples import first_start, run_example
 from tests.frameworks.warm import Warm
 
 pytest.importorskip("nvidia_resiliency_ext", reason="it has no wheel for Python 3.13 or newer")
@@ -126,8 +126,9 @@ def test_a_step_that_is_gone_is_the_packages_error(cluster: str) -> None:
 
 
 def test_the_example_goes_on_where_it_was_interrupted(cluster: str, warm: Warm) -> None:
-    calm = run_example("nvrx_local.py", cluster, "nvrx/calm", 6, ranks=2)
-    first = run_example("nvrx_local.py", cluster, "nvrx/broken", 3, ranks=2, warm=warm)
-    second = run_example("nvrx_local.py", cluster, "nvrx/broken", 6, ranks=2, warm=warm)
+    script = "nvrx_local.py"
+    calm = run_example(script, cluster, "nvrx/calm", 6, ranks=2, warm=first_start(script, warm))
+    first = run_example(script, cluster, "nvrx/broken", 3, ranks=2, warm=warm)
+    second = run_example(script, cluster, "nvrx/broken", 6, ranks=2, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
     assert second == ("3", "6", calm[2])

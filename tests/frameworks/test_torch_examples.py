@@ -22,6 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RUN_TIMEOUT_S = 280.0
 TURNS = {
     "lightning_fit.py": 0,
+    "nvrx_local.py": 0,
     "accelerate_fit.py": 1,
     "torch_checkpointing_fit.py": 1,
     "transformers_trainer.py": 2,
