@@ -14,7 +14,7 @@ import pytest
 
 from tests.landing import in_turn
 from tests.unpacking import unpack
-from tests.wheel.environments import BUILD, Environments
+from tests.wheel.environments import BUILD, Environments, once
 
 LIBRARY = "ckpt/native/libckpt.so.1"
 TIMEOUT_S = 100.0
@@ -28,9 +28,13 @@ FOREIGN = [("x86_64", *GNU), ("x86_64", *MUSL), ("aarch64", *MUSL), ("aarch64", 
 @pytest.fixture
 def tree(built_files: tuple[Path, Path], tmp_path: Path) -> Path:
     """The sdist, unpacked: what is built there is nobody else's."""
-    unpack(built_files[0], tmp_path)
-    (folder,) = tmp_path.iterdir()
-    return folder
+    return tree_of(built_files[0], tmp_path)
+
+
+def tree_of(sdist: Path, folder: Path) -> Path:
+    unpack(sdist, folder)
+    (tree,) = folder.iterdir()
+    return tree
 
 
 def build(tree: Path, **environ: str) -> tuple[int, str]:
@@ -52,13 +56,25 @@ def wheel_of(tree: Path) -> tuple[str, bytes]:
         return wheel.stem.split("-", 4)[4], archive.read(LIBRARY)
 
 
+@pytest.fixture(scope="session")
+def without_a_compiler(built_files: tuple[Path, Path], meeting: Path) -> Path:
+    """The wheel that such a machine builds, once a run: of whichever Python will have it."""
+    folder = meeting / "without-a-compiler"
+
+    def make() -> None:
+        folder.mkdir(exist_ok=True)
+        code, out = build(tree_of(built_files[0], folder))
+        assert code == 0, out
+
+    once(folder, make)
+    (wheel,) = folder.glob("*/dist/*.whl")
+    return wheel
+
+
 def test_a_machine_without_a_compiler_builds_one_that_works(
-    tree: Path, tmp_path: Path, python: Path
+    without_a_compiler: Path, tmp_path: Path, python: Path
 ) -> None:
-    code, out = build(tree)
-    assert code == 0, out
-    (wheel,) = (tree / "dist").glob("*.whl")
-    made = Environments(tmp_path / "environments", wheel=wheel).of(python)
+    made = Environments(tmp_path / "environments", wheel=without_a_compiler).of(python)
     said = made.run("ckpt", "--version")
     assert re.fullmatch(r"ckpt [\d.]+ \(clang [^,]+, \w+\)\n", said.out), said
     asked = made.script(
