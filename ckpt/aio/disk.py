@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import threading
@@ -26,7 +25,6 @@ from typing import Final, Protocol
 from ckpt.aio.durable import sync_directory
 from ckpt.aio.lending import address_of
 from ckpt.aio.slots import Slot, SlotPool
-from ckpt.base.errors import Busy
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES
 from ckpt.base.units import KiB, MiB, align_down, align_up
 from ckpt.protocol.events import Buffer
@@ -141,6 +139,8 @@ SMALL_READ_BYTES: Final = 64 * KiB
 """Headers and the like, up to so many bytes, are read into memory of their own: the pool, whose
 huge pages cost their first touch, is made when somebody reads data."""
 FILES_OPEN_MAX: Final = 256
+_UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""What opening a file for writing says where the device, or the file, takes none."""
 
 
 class _OpenFile:
@@ -392,10 +392,14 @@ class RealDisk:
 
     def _to_read(self, file: str, *, direct: bool, at_rest: bool) -> _OpenFile:
         """The same. At rest it is opened by its name, and closed after use: a file that is open
-        already may have lost its name.
+        already may have lost its name. So is one that takes no writes, which can be read.
         """
         if not at_rest:
-            return self._opened(file, direct=direct, create=False)
+            try:
+                return self._opened(file, direct=direct, create=False)
+            except OSError as error:
+                if error.errno not in _UNWRITABLE:
+                    raise
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         opened = _OpenFile(self._open_file(self._path(file), flags, 0o600), self._lock)
         opened.user_count, opened.doomed = 1, True
@@ -444,42 +448,6 @@ def _read_all(descriptor: int, offset: int, whole: memoryview) -> int:
 def _forget_cached(descriptor: int, offset: int, size: int) -> None:
     """What is in the page cache of a part of the file, and is on the device as well."""
     os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-
-
-class DirectoryLock:
-    """One process serves one directory: holds `lock` until closed.
-
-    Raises Busy when another does.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._path = directory / "lock"
-        self._descriptor = os.open(self._path, flags, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise Busy(
-                f"another process serves {directory}",
-                hint="one `ckptd target` per directory; stop the other or name another directory",
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def is_in_place(self) -> bool:
-        """Whether the directory's name leads to what is locked: not once it was removed or moved,
-        or something is mounted over it.
-        """
-        return leads_to(self._path, self._descriptor)
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 def leads_to(path: Path, descriptor: int) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import DirectoryLock, Disk, RealDisk
-from ckpt.base.errors import Busy
+from ckpt.aio.disk import Disk, RealDisk
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.events import Buffer
 from ckpt.testing.disk import FakeDisk, Fault, Keep
@@ -272,14 +271,6 @@ def test_no_descriptor_stays_of_files_that_are_gone_or_beyond_the_bound(
     disk.close()
 
 
-def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
-    lock = DirectoryLock(tmp_path)
-    with pytest.raises(Busy, match="another process serves"):
-        DirectoryLock(tmp_path)
-    lock.close()
-    DirectoryLock(tmp_path).close()
-
-
 def test_a_scan_of_an_empty_directory_makes_its_rooms(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     loaded = scan(disk, now_us=5)
@@ -419,3 +410,23 @@ def test_fragments_go_around_the_page_cache_where_the_file_system_can(tmp_path: 
     disk.write_at("a/x", 0, memoryview(block))
     disk.close()
     assert direct == [True]
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_what_takes_no_writes_is_read_also_when_it_was_not_open(tmp_path: Path, code: int) -> None:
+    """As after a file system's error, which makes it read-only under whoever uses it."""
+    before = RealDisk(tmp_path)
+    before.write_at("a", 0, b"x" * PAGE_BYTES)
+    before.close()
+
+    def open_file(path: str, flags: int, mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(code, os.strerror(code))
+        return os.open(path, flags, mode)
+
+    disk = RealDisk(tmp_path, open_file=open_file)
+    assert read(disk, "a", 0, PAGE_BYTES) == b"x" * PAGE_BYTES
+    with pytest.raises(OSError, match=os.strerror(code)):
+        disk.write_at("a", 0, bytes(PAGE_BYTES))
+    assert read(disk, "a", 0, PAGE_BYTES) == b"x" * PAGE_BYTES
+    disk.close()

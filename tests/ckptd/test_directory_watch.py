@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
+from ckptd.target.directory_lock import DirectoryLock
 from ckptd.target.directory_watch import FOLDERS, DirectoryWatch
 
 

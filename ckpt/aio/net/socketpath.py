@@ -21,14 +21,14 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def socket_path(directory: str | Path, name: str) -> str:
-    """`directory/name` when it fits; else a path in this user's runtime directory
+    """`directory/name` when it fits and can be made; else a path in this user's runtime directory
     named by its hash.
 
-    The same arguments give the same path to every process of one user and one environment. Raises
-    as `runtime_directory`.
+    The same arguments give the same path to every process of one user and one environment, while
+    the directory takes writes, or takes none. Raises as `runtime_directory`.
     """
     wanted = str(Path(directory).absolute() / name)
-    if len(os.fsencode(wanted)) <= UNIX_PATH_BYTES_MAX:
+    if len(os.fsencode(wanted)) <= UNIX_PATH_BYTES_MAX and not _is_read_only(directory):
         return wanted
     digest = hashlib.sha256(os.fsencode(wanted)).hexdigest()[:_HASH_DIGITS]
     short = str(runtime_directory() / digest)
@@ -62,3 +62,11 @@ def runtime_directory() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o077:
         raise Refused(f"{directory} is not a directory of this user alone", hint=hint)
     return directory
+
+
+def _is_read_only(directory: str | Path) -> bool:
+    """Of a device that has become so: no socket can be made there."""
+    try:
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

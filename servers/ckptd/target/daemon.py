@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ckpt.aio.disk import DirectoryLock, RealDisk
+from ckpt.aio.disk import RealDisk
 from ckpt.aio.net.address import TcpAddress, parse_addresses
 from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
@@ -45,6 +45,7 @@ from ckptd.directory import check_owner, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter
+from ckptd.target.directory_lock import DirectoryLock
 from ckptd.target.directory_watch import DirectoryWatch
 from ckptd.target.handlers import CoordinatorHandler, Relay
 from ckptd.target.identity import TargetFile, adopt_identity, place_of

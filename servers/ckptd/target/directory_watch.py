@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.disk import DirectoryLock
 from ckpt.base.errors import CkptError
 from ckpt.protocol.target.core import COLUMNS, DOCUMENTS
 from ckptd.log import Reporter
+from ckptd.target.directory_lock import DirectoryLock
 from ckptd.target.identity import FILE_NAME
 
 LOOK_S: Final = 1.0
