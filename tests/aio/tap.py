@@ -46,6 +46,10 @@ class Tap:
         self._socks: list[socket.socket] = [self._door]
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lead_to(self, port: int) -> None:
+        """Who comes from now on goes there; who is here stays where it is."""
+        self._target = port
+
     def _accept(self) -> None:
         while True:
             try:

@@ -30,6 +30,7 @@ from ckpt.testing.catalog_entries import (
     every_entry,
 )
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, Writes, fold
+from ckptd.catalog.etcd.keys import KINDS
 from ckptd.catalog.etcd.loading import images_of, load
 from ckptd.catalog.etcd.values import whole
 
@@ -159,6 +160,9 @@ def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
     }
     assert all(len(found) == 1 for found in met.values()), met
     assert {row for found in met.values() for row in found} == set(rows)
+    kinds = {name: [kind for kind in KINDS if name.startswith(kind)] for name in written}
+    assert all(len(found) == 1 for found in kinds.values()), kinds
+    assert {kind for found in kinds.values() for kind in found} == set(KINDS)
 
 
 def test_the_second_image_is_alike_and_shares_nothing_that_an_entry_changes() -> None:

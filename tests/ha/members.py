@@ -43,6 +43,11 @@ class Member:
     def peer_url(self) -> str:
         return f"http://{self.host}:{self.peer_port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def launch(self, flags: Sequence[str], scheme: str = "http") -> None:
         """It may not answer yet on return."""
         here = f"{scheme}://{self.address}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -250,7 +251,11 @@ def test_metrics_and_readiness_say_who_leads(tmp_path: Path, etcd: Etcd) -> None
         (other,) = {"a", "b"} - {leader}
         wait_until(lambda: two.logged(leader, '"leads"') == 1, "it serves")
         assert "ckpt_coordinator_leading 1" in metrics(two, leader)
-        assert "ckpt_catalog_transaction_seconds_count" in metrics(two, leader)
+        found = metrics(two, leader)
+        assert f"ckpt_coordinator_term {two.term()}" in found
+        assert "ckpt_coordinator_takeovers_total 1" in found
+        assert re.search(r"^ckpt_catalog_transaction_seconds_count [1-9]", found, re.MULTILINE)
+        assert "ckpt_catalog_written_bytes_total 0" in metrics(two, other)
         assert "ckpt_coordinator_leading 0" in metrics(two, other)
         assert "ckpt_coordinator_takeovers_total 0" in metrics(two, other)
         status, text = got(two, other, "/readyz")

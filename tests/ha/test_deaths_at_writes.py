@@ -113,6 +113,7 @@ def test_what_somebody_says_is_done_once_when_the_leader_dies_at_its_write(
         (Kind("label/", "best"), ("tag", f"{run}@2", "best")),
         (Kind("retention/"), ("keep", run, "--last", "9")),
         (Kind("row/", '"tombstoned"'), ("rm", f"{run}@1")),
+        (Kind("repair"), ("repair", "set", "--floor-bytes", f"{5 + FAULTS.index(fault)}MiB")),
     )
     for kind, words in said:
         doomed.die_at(fault, kind, partial(doomed.say, *words))

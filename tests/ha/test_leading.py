@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +31,26 @@ def wait_serves(coordinators: Coordinators, id: str, term: int) -> None:
     wait_until(lambda: coordinators.logged(id, line) == 1, f"{id} serves in term {term}")
 
 
+def why(coordinators: Coordinators, id: str, term: int) -> str:
+    """It began that term, as it logged."""
+    lines = map(json.loads, coordinators.log_of(id).read_text().splitlines())
+    (found,) = (line for line in lines if line.get("term") == term and "campaign_s" in line)
+    return str(found["why"])
+
+
+def ends_of(id: str) -> tuple[str, str]:
+    """What its successor may know of the end of its process: of two that stand by the other one may
+    have freed the key, and who is terminated frees it first.
+    """
+    return f"the process of {id} has ended", f"{id} stepped down, or its lease ran out"
+
+
 def test_one_leads_and_the_others_know_where(three: Coordinators) -> None:
     leader = three.leader()
     assert three.key()["address"] == three.listen[leader]
     assert on_the_roll(three) == {"a", "b", "c"}
     wait_serves(three, leader, 1)
+    assert why(three, leader, 1) == "nobody led"
     for id in {"a", "b", "c"} - {leader}:
         assert three.running[id].ready["leader"] == three.listen[leader]
         assert "term" not in three.running[id].ready
@@ -48,6 +64,7 @@ def test_another_one_leads_when_the_leader_is_killed_again_and_again(three: Coor
         after = three.leader(but=before)
         assert three.term() == count + 1
         wait_serves(three, after, count + 1)
+        assert why(three, after, count + 1) in ends_of(before)
         assert f'"term": {count + 1}' in three.warm_lines(after), "it followed by a watch"
         assert three.start(before).ready["leader"] == three.listen[after]
 
@@ -65,7 +82,11 @@ def test_who_ends_frees_the_key_and_leaves_the_roll(three: Coordinators) -> None
     before = three.leader()
     assert three.kill(before, signal.SIGTERM) == 0
     assert before not in on_the_roll(three)
-    assert three.leader() != before
+    after = three.leader()
+    assert after != before
+    term = three.term()
+    wait_serves(three, after, term)
+    assert why(three, after, term) in ends_of(before)
     for id in tuple(three.running):
         assert three.kill(id, signal.SIGTERM) == 0
     assert names_in(three.etcd, three.place) == {"meta", "protocol", "sequence", "term"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,12 +16,13 @@ from ckpt.protocol.coordinator.catalog import AttemptDecided
 from ckpt.testing.catalog_contract import on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint, every_entry
 from ckptd.catalog.etcd.client import EtcdClient
-from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import all_keys
 from ckptd.catalog.etcd.url import parse_etcd_url
 from ckptd.catalog.etcd.words import Compact, Compacted, KeyChanges, WatchFrom, WatchKeys
-from tests.ha.members import Etcd
+from tests.aio.tap import Tap
+from tests.ha.members import Etcd, Member, free_ports
 from tests.ha.places import Prefix, asked, proxied
 from tests.stores.proxy import Fault, Request
 from tests.waiting import wait_until
@@ -40,7 +42,7 @@ class Standby:
         """It takes the key, as who leads next does: the copy is what is stored then."""
         loop = asyncio.get_running_loop()
         fence = await self.space.take(loop.time() + WAIT_S)
-        mirrored = await self.mirror.pairs_at(fence.revision, WAIT_S)
+        mirrored = await self.mirror.pairs_at(fence, WAIT_S)
         stored = await all_keys(self.space, math.inf)
         assert mirrored is not None
         assert dict(mirrored) == dict(stored)
@@ -97,6 +99,68 @@ async def test_it_is_read_again_where_a_watch_was_cut(etcd: Etcd) -> None:
 
 
 @on_a_loop
+async def test_a_watch_that_never_begins_is_given_up(etcd: Etcd) -> None:
+    """Its member takes the connection, and says nothing."""
+    place = Prefix(etcd.addresses)
+
+    def decide(request: Request) -> Fault:
+        return Fault.STALL if request.path == "/v3/watch" else Fault.NONE
+
+    with proxied(etcd.members[0], decide) as proxy:
+        by_way = place.by_way_of(f"127.0.0.1:{proxy.port},{etcd.addresses}")
+        async with standing_by(by_way.url) as standby:
+            async with writing(place) as writer:
+                await reads(standby, 2)
+                await writer.write(attempt(1))
+            await standby.check()
+
+
+@on_a_loop
+async def test_a_copy_of_what_came_after_a_snapshot_is_no_copy_of_that(tmp_path: Path) -> None:
+    """The hosts of etcd are gone without a word, and others have its older snapshot: a watch of the
+    first ones stands, with more revisions than the others have.
+    """
+    with Etcd(tmp_path / "etcd") as etcd:
+        place, (member,) = Prefix(etcd.addresses), etcd.members
+        async with writing(place) as writer:
+            await writer.write(attempt(1))
+        older = snapshot(member, tmp_path / "older")
+        tap = Tap(member.port)
+        async with standing_by(place.by_way_of(f"127.0.0.1:{tap.port}").url) as standby:
+            await reads(standby, 1)
+            async with writing(place) as writer:
+                for step in range(2, 20):
+                    await writer.write(attempt(step))
+            newest = int(asked(member, "/v3/kv/range", {"key": "eA=="})["header"]["revision"])
+            there = lambda: standby.mirror.revision >= newest  # noqa: E731
+            await asyncio.to_thread(wait_until, there, "it has followed")
+            member.stop()
+            older.launch(["--initial-cluster", f"{older.name}={older.peer_url}"])
+            try:
+                older.wait_up()
+                tap.lead_to(older.port)
+                loop = asyncio.get_running_loop()
+                fence = await standby.space.take(loop.time() + WAIT_S)
+                assert fence.revision < newest
+                assert await standby.mirror.pairs_at(fence, 0.1) is None
+            finally:
+                older.kill()
+        tap.close()
+
+
+def snapshot(member: Member, folder: Path) -> Member:
+    """One that begins with what this one has now."""
+    folder.mkdir()
+    first, second = free_ports(2)
+    other = Member(member.name, folder, (first, second))
+    member.kill()
+    shutil.copytree(member.log.with_suffix(".data"), folder / f"{member.name}.data")
+    member.start()
+    member.wait_up()
+    return other
+
+
+@on_a_loop
 async def test_a_watch_that_begins_before_what_is_compacted_ends_and_says_so(etcd: Etcd) -> None:
     place = Prefix(etcd.addresses)
     async with writing(place) as writer:
@@ -149,9 +213,9 @@ async def test_it_goes_to_another_member_when_its_own_is_gone_or_hangs(tmp_path:
 async def test_who_is_not_there_in_time_says_so(etcd: Etcd) -> None:
     place = Prefix(etcd.addresses)
     async with standing_by(place.url) as standby:
-        assert await standby.mirror.pairs_at(1 << 40, 0.01) is None
+        assert await standby.mirror.pairs_at(Fence(1, 1 << 40, 0, 2), 0.01) is None
         await standby.mirror.stop()
-        assert await standby.mirror.pairs_at(1, 0.01) is None
+        assert await standby.mirror.pairs_at(Fence(1, 1, 0, 2), 0.01) is None
 
 
 @pytest.mark.parametrize("size", [100, 100_000, 1_000_000])

@@ -52,6 +52,7 @@ async def test_a_password_that_changes_in_etcd_first_is_waited_for(tmp_path: Pat
         place = Prefix(etcd.addresses, "mine", f"?user=ckpt&password_file={file}")
         async with asking(place) as known, asking(place) as new:
             assert await known.one(KEY, -1.0) is None
+            known.was_let_in = True
             change_password(member, "another-word")
             with pytest.raises(Unavailable, match=f"{file} has not the password of ckpt any more"):
                 await known.one(KEY, -1.0)

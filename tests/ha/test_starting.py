@@ -50,7 +50,8 @@ def test_one_that_is_ended_before_anybody_leads_leaves_the_roll(none: Coordinato
     lost: list[Request] = []
 
     def decide(request: Request) -> Fault:
-        if in_base64(f"{none.place.name}:leader").encode() not in request.body:
+        about_it = in_base64(f"{none.place.name}:leader").encode() in request.body
+        if request.path != "/v3/kv/range" or not about_it:
             return Fault.NONE
         lost.append(request)
         return Fault.CUT_BEFORE

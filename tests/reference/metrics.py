@@ -86,7 +86,8 @@ def coordinator_metrics() -> list[Family]:
         stores=[store],
         pressure=Pressure(),
     )
-    leading = leading_families(leads=True, takeovers=1, written_s=Histogram((1.0,)))
+    times = Histogram((1.0,))
+    leading = leading_families(leads=True, takeovers=1, written_s=times, written_bytes=1)
     return [*families, *leading]
 
 

@@ -204,6 +204,7 @@ class Colleagues:
         return leading_families(
             leads=bool(self._term.number), takeovers=self._term.takeovers,
             written_s=self._space.times.histogram,
+            written_bytes=self._space.times.written_bytes,
         )  # fmt: skip
 
     # ----------------------------------------------------------------------- answers

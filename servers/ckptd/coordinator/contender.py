@@ -15,7 +15,6 @@ import socket
 from collections.abc import Coroutine
 from contextlib import suppress
 from importlib.metadata import version
-from math import inf
 from time import time
 from typing import Final
 
@@ -50,8 +49,9 @@ from ckpt.protocol.handshake import Caller
 from ckpt.protocol.target.term import PROCESS_BYTES
 from ckptd.catalog.etcd.catalog import OPEN_S, EtcdCatalog
 from ckptd.catalog.etcd.client import EtcdClient
-from ckptd.catalog.etcd.fence import Campaigner, Fence, FencedSpace
+from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.history import RevisionHistory
+from ckptd.catalog.etcd.leader_key import Campaigner, why_free
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import admitted, etcd_place
@@ -71,6 +71,7 @@ from ckptd.coordinator.front import (
 from ckptd.coordinator.leader_watch import LeaderWatch
 from ckptd.coordinator.process_end import ProcessEnd
 from ckptd.coordinator.shell import CoordinatorShell
+from ckptd.coordinator.silence import EtcdSilence
 from ckptd.log import Reporter
 
 LOOK_S: Final = 0.25
@@ -79,8 +80,6 @@ CAMPAIGN_S: Final = 2.0
 """Patience with one campaign; etcd may not answer."""
 MIRROR_S: Final = 0.5
 """How long a standby's copy may take to reach the new term; after that everything is read."""
-SILENT_S: Final = 1.0
-"""etcd counts as silent, without a majority, when nothing is heard of it for so long."""
 ROOM_S: Final = 1.0
 """Pause between two tries to write the roll's entry into an etcd that is full."""
 ROLL_S: Final = 2.0
@@ -101,6 +100,7 @@ async def contend(
     try:
         admission = FencedSpace(client)
         meta = await admitted(client, admission, known, secrets.token_hex(8), deadline)
+        client.was_let_in = True
         keep_cluster(config.directory, meta.cluster)
         async with listening(config, secret, meta.cluster) as front:
             contender = Contender(config, secret, report, end, front, client, meta.cluster)
@@ -125,8 +125,6 @@ class Contender:
         """Terms that I began."""
         self.limits_checked = False
         """A full etcd does not say how much it takes at once: it is asked before I lead."""
-        self.silence = ""
-        """Why etcd does not answer; empty while it does."""
         self.missing = ""
         """Why there is nothing to lead; empty while there is a catalog, as far as I know."""
         self._config = config
@@ -138,6 +136,7 @@ class Contender:
         self._secrets = SecretWatch(secret, cluster, report, end.fail)
         me = Campaigner(self.id, self.address, self._secrets.mark)
         self._space = FencedSpace(client, me)
+        self._silence = EtcdSilence(self._space)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
             version("ckpt-burst"), time(), config.code, PROTOCOL_VERSION,
@@ -154,8 +153,10 @@ class Contender:
         self._jobs: set[asyncio.Task[None]] = set()
         #: Of the key whose holder's process has ended: nobody is sent there any more.
         self._gone = 0
-        #: etcd spoke then, by the loop's clock.
-        self._heard_s = asyncio.get_running_loop().time()
+        #: Who had the key when I looked last.
+        self._predecessor: KeyHolder | None = None
+        #: Why it was free when I campaigned last.
+        self._why = ""
         #: Why I could not be written down, or begin a term, when I tried last.
         self._full: NoSpace | None = None
         #: Set when the key is to be looked at now.
@@ -207,6 +208,11 @@ class Contender:
         """The number of the term that this process leads; 0 while it does not lead."""
         leads = self.state is LeadingState.LEADING and self._fence is not None
         return self._fence.term if leads and self._fence is not None else 0
+
+    @property
+    def silence(self) -> str:
+        """Why etcd does not answer, or store what my term writes; empty while it does."""
+        return self._silence.why
 
     @property
     def full(self) -> NoSpace | None:
@@ -263,21 +269,7 @@ class Contender:
 
     def _note_silence(self, error: Unavailable | None) -> None:
         """etcd has no majority, where it stays silent: nobody can lead, nor read the key."""
-        clock = asyncio.get_running_loop().time
-        if error is None:
-            self._heard_s, self.silence = clock(), ""
-        elif min(clock() - self._heard_s, self._unkept_s) >= SILENT_S:
-            self.silence = error.message
-        self._say_why()
-
-    @property
-    def _unkept_s(self) -> float:
-        """Since etcd last renewed the lease of my term: only a majority does."""
-        if self._keeper is None:
-            return inf
-        return (now_us() - self._keeper.kept_us) / US_PER_S
-
-    def _say_why(self) -> None:
+        self._silence.note(error, self._keeper)
         if self._front.leader or self.state is LeadingState.LEADING:
             return
         full = "" if self._full is None else self._full.message
@@ -298,6 +290,7 @@ class Contender:
         # What I took, or lost, meanwhile it may not know of.
         if before == (self.state, self._fence):
             self._mirror.expects(0 if holder is None else holder.revision)
+            self._predecessor = holder or self._predecessor
             self._feed(HolderSeen(now_us(), holder))
 
     def _tick(self) -> float:
@@ -357,6 +350,7 @@ class Contender:
     def _perform(self, action: LeadingAction) -> None:
         match action:
             case Campaign():
+                self._why = why_free(self._predecessor, self._space.process, self._gone)
                 self._begin(self._campaign())
             case Unseat():
                 self._begin(self._unseat(action.revision))
@@ -422,7 +416,7 @@ class Contender:
         assert self._fence is not None
         assert self._keeper is not None
         deadline = asyncio.get_running_loop().time() + OPEN_S
-        known = await self._mirror.pairs_at(self._fence.revision, MIRROR_S)
+        known = await self._mirror.pairs_at(self._fence, MIRROR_S)
         self._warm = known is not None
         try:
             self._catalog = await EtcdCatalog.load(
@@ -450,6 +444,7 @@ class Contender:
             {
                 "id": self.id,
                 "term": catalog.image.term,
+                "why": self._why,
                 "campaign_s": (took_us - began_us) / US_PER_S,
                 "load_s": (loaded_us - took_us) / US_PER_S,
                 "warm": "yes" if self._warm else "no",

@@ -84,7 +84,9 @@ def coordinator_families(
     yield from _door(pressure)
 
 
-def leading_families(*, leads: bool, takeovers: int, written_s: Histogram) -> Iterator[Family]:
+def leading_families(
+    *, leads: bool, takeovers: int, written_s: Histogram, written_bytes: int
+) -> Iterator[Family]:
     """Of one of several coordinators, whether it leads or stands by."""
     yield Family(
         "ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads, else 0"
@@ -99,6 +101,10 @@ def leading_families(*, leads: bool, takeovers: int, written_s: Histogram) -> It
     )  # fmt: skip
     written.histograms.append(((), written_s))
     yield written
+    yield Family(
+        "ckpt_catalog_written_bytes_total", Kind.COUNTER,
+        "Keys and values that this process has stored in etcd, without etcd's own",
+    ).add(written_bytes)  # fmt: skip
 
 
 def _cluster(

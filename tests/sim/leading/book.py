@@ -22,8 +22,8 @@ from ckpt.base.ids import RunName, Step
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import Batch, EtcdCatalog
-from ckptd.catalog.etcd.fence import Leader
 from ckptd.catalog.etcd.folding import Writes
+from ckptd.catalog.etcd.leader_key import Leader
 from ckptd.catalog.etcd.loading import load
 from ckptd.catalog.etcd.words import Transaction, TransactionDone
 from tests.sim.leading.client import URL

@@ -319,9 +319,10 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         TRY_LATER_CODE,
         means="saves and loads wait; bytes on their way to targets go on, nothing is lost",
         cause="no member of etcd answers as part of a majority: members are down, or cannot be"
-        " reached",
+        " reached; or etcd refuses what is asked: its user has lost rights, or it has an alarm",
         mend="look at `ckpt coordinator ls`; start the members that are down, mend the network to"
-        " those that cannot be reached; if a majority is gone for good, restore etcd's own"
+        " those that cannot be reached; give the rights back, mend what the alarm names, end it; if"
+        " a majority is gone for good, restore etcd's own"
         " snapshot, or `ckpt catalog rebuild etcd://… --targets 'HOST:PORT …'`",
         clears="when a majority answers again; the same coordinator or another one leads within a"
         " second",

@@ -14,7 +14,7 @@ import math
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
@@ -64,7 +64,9 @@ _Answer = TypeVar("_Answer")
 _NO_SUCH_PATH: Final = 404
 #: gRPC's codes.
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 5, 7, 8, 16
-_AUTH_WORDS: Final = ("user name is empty", "authentication failed", "authentication is not")
+_NAMELESS: Final = "user name is empty"
+_NOT_ENABLED: Final = "authentication is not enabled"
+_AUTH_WORDS: Final = (_NAMELESS, _NOT_ENABLED, "authentication failed")
 _STALE_WORDS: Final = ("invalid auth token", "revision of auth store is old")
 
 
@@ -80,8 +82,10 @@ class EtcdClient:
         self._members = list(url.members)
         self._credentials = Credentials(url)
         self._token = ""
-        #: The password was right once.
-        self._was_in = False
+        self.was_let_in = False
+        """Nobody is turned away for good any more: people change rights and passwords."""
+        #: etcd asks nobody for a name yet.
+        self._is_open = False
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
@@ -98,10 +102,10 @@ class EtcdClient:
 
     async def call(
         self, path: str, request: Struct, kind: type[_Answer], deadline: float = -math.inf,
-        *, attempt_s: float = ATTEMPT_S,
+        *, attempt_s: float = ATTEMPT_S, failed: Callable[[Unavailable], None] | None = None,
     ) -> _Answer:  # fmt: skip
         """The answer to POST /v3/PATH; asked again until that time of the loop's clock. Each member
-        has `attempt_s` to answer.
+        has `attempt_s` to answer. `failed` hears of each time after which it is asked again.
 
         Raises Unavailable naming why each member did not answer, NoSpace, NotFound (no such
         lease), Unauthorized, Refused for all else that etcd does not take.
@@ -110,7 +114,7 @@ class EtcdClient:
         async def ask(member: str) -> _Answer:
             return decode(await self._post(member, f"/v3/{path}", request), kind)
 
-        return await self._insist(ask, deadline, attempt_s)
+        return await self._insist(ask, deadline, attempt_s, failed)
 
     async def check_version(self, deadline: float) -> None:
         """Raises Refused for an etcd that is too old."""
@@ -188,14 +192,17 @@ class EtcdClient:
         silence. Raises Unavailable when the watch ends.
         """
         member = self.url.members[turn % len(self.url.members)]
-        if self.url.user and not self._token:
+        if self._lacks_token:
             await self._authenticate(member)
         headers = {"Authorization": self._token} if self._token else {}
         url = f"{self.url.scheme}://{member}/v3/watch"
+        asked = self._session.post(
+            url, data=io.BytesIO(encode(request)), headers=headers, ssl=self._credentials.tls
+        )
         try:
-            async with self._session.post(
-                url, data=io.BytesIO(encode(request)), headers=headers, ssl=self._credentials.tls
-            ) as answer:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(ATTEMPT_S):
+                    answer = await stack.enter_async_context(asked)
                 async for line in _lines(answer.content, silence_s):
                     yield None if line is None else decode(line, WatchLine).result
         except ssl.SSLError as error:
@@ -205,15 +212,18 @@ class EtcdClient:
         raise Unavailable(f"{member} ends the watch")
 
     async def _insist(
-        self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float
-    ) -> _Answer:
+        self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float,
+        failed: Callable[[Unavailable], None] | None = None,
+    ) -> _Answer:  # fmt: skip
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
             try:
                 return await self._ask_each(ask, attempt_s)
-            except Unavailable:
+            except Unavailable as error:
                 if loop.time() + wait_s > deadline:
                     raise
+                if failed is not None:
+                    failed(error)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
@@ -225,7 +235,9 @@ class EtcdClient:
             try:
                 async with asyncio.timeout(attempt_s):
                     answer = await ask(member)
-            except (Unavailable, TimeoutError) as error:
+            except (Unavailable, Unauthorized, TimeoutError) as error:
+                if isinstance(error, Unauthorized) and not self.was_let_in:
+                    raise
                 reasons.append(f"{member}: {str(error) or 'no answer in time'}")
                 self._credentials.renew()
                 continue
@@ -238,8 +250,12 @@ class EtcdClient:
             hint="see that a majority of its members runs, and that this host reaches them",
         )
 
+    @property
+    def _lacks_token(self) -> bool:
+        return bool(self.url.user) and not (self._token or self._is_open)
+
     async def _post(self, member: str, path: str, request: Struct) -> bytes:
-        if self.url.user and not self._token:
+        if self._lacks_token:
             await self._authenticate(member)
         try:
             return await self._say(member, "POST", path, encode(request))
@@ -251,18 +267,21 @@ class EtcdClient:
             raise Unavailable(error.message) from None
 
     async def _authenticate(self, member: str) -> None:
-        self._token = ""
+        self._token, self._is_open = "", False
         self._credentials.renew()
         request = Authenticate(self.url.user, self._credentials.password)
         try:
             content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
         except Unauthorized as error:
-            if not self._was_in:
+            if _NOT_ENABLED in error.message:
+                self._is_open = True
+                return
+            if not self.was_let_in:
                 raise
             # Whoever renews it changes it in etcd and in the file, one after the other.
             text = f"{self.url.password_file} has not the password of {self.url.user} any more"
             raise Unavailable(text, hint=error.hint) from None
-        self._token, self._was_in = decode(content, Authenticated).token, True
+        self._token = decode(content, Authenticated).token
 
     async def _say(self, member: str, method: str, path: str, body: bytes) -> bytes:
         """What one member answers. Raises as `call`; Unavailable without the member's name."""
@@ -327,7 +346,8 @@ def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
             return Unavailable("it has no JSON gateway: start it with --enable-grpc-gateway")
         return Unavailable(f"HTTP status {status}")
     text = said.error or f"HTTP status {status}"
-    if any(word in text for word in _STALE_WORDS) or said.code == _UNAUTHENTICATED:
+    stale = any(word in text for word in _STALE_WORDS) or (url.user and _NAMELESS in text)
+    if stale or said.code == _UNAUTHENTICATED:
         return _StaleToken(text)
     if said.code == _DENIED or any(word in text for word in _AUTH_WORDS):
         hint = "give user= and password_file= of one who may read and write below the prefix"

@@ -19,13 +19,12 @@ Warning: nothing is safe because a lease lasts. The lease only says when another
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -37,6 +36,7 @@ from ckpt.protocol.coordinator.leading import KeyHolder
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, REQUEST_BYTES_MAX, Writes
+from ckptd.catalog.etcd.leader_key import Campaigner, Leader, holder_of, leader_of, name_of
 from ckptd.catalog.etcd.times import TransactionTimes
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
@@ -78,33 +78,6 @@ class Meta(Struct, frozen=True):
     cluster: str
 
 
-class Leader(Struct, frozen=True):
-    """Of `leader`: for people, to know one's own, and where it listens."""
-
-    process: str
-    host: str
-    pid: int
-    term: int
-    lease_s: int
-    id: str = ""
-    address: str = ""
-    since_s: float = 0.0
-    """By its own wall clock, for people."""
-    secret_mark: str = ""
-    """Which secret it has; the secret does not follow from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Campaigner:
-    """What the leader's key says of who takes it."""
-
-    id: str = ""
-    address: str = ""
-    secret_mark: str = ""
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-
-
 @dataclass(slots=True)
 class Fence:
     """What a coordinator that has the catalog must show."""
@@ -117,6 +90,8 @@ class Fence:
     """Granted; etcd gives more than was asked for where its election takes longer."""
     sequence: int = 0
     """Of the newest transaction that is known to be done."""
+    key: bytes = b""
+    """What the leader's key says since then."""
 
 
 class FencedSpace:
@@ -199,11 +174,13 @@ class FencedSpace:
         return [(self._space.name(each.key), each.value) for each in found.kvs]
 
     async def check_limits(self, deadline: float) -> None:
-        """Raises Refused for an etcd that takes less at once than the writer may ask of it. Nothing
-        is written: no key has a version below 0.
+        """Raises Refused for an etcd that takes less at once than the writer may ask of it,
+        Unauthorized where not each key may be written. Nothing is: none has a version below 0.
         """
         full = self._space.full
-        small = tuple(_put(full(f"probe/{index}"), b"") for index in range(OPERATIONS_MAX))
+        # Of each kind: a role may have rights to some alone.
+        names = [*keys.KINDS, *(f"probe/{index}" for index in range(OPERATIONS_MAX))]
+        small = tuple(_put(full(name), b"") for name in names[:OPERATIONS_MAX])
         never = Compare(full(keys.META), "VERSION", version=0, result="LESS")
         # As large as a put would be, which counts against the space that is left.
         large = Compare(full(keys.META), "VALUE", value=bytes(_PROBE_BYTES))
@@ -243,7 +220,11 @@ class FencedSpace:
     async def holder(self, deadline: float) -> KeyHolder | None:
         """Who has the leader's key now; None: nobody."""
         found = await self._one(keys.LEADER, deadline)
-        return None if found is None else _holder(found)
+        if found is not None and not found.lease:
+            # Somebody wrote it by hand: on no lease it would stay for ever.
+            await self.unseat(found.create_revision, deadline)
+            return None
+        return None if found is None else holder_of(found)
 
     async def take(self, deadline: float, *, copied_from: str = "") -> Fence:
         """Begin a term. Waits for the lease of who may be gone; raises Busy when they are not.
@@ -263,7 +244,7 @@ class FencedSpace:
                     return fence
             waited_s = loop.time() - began
             if found is not None and waited_s > HELD_LEASES * _lease_s(found):
-                raise Busy(f"{_who(found)} works on {self._client.url}")
+                raise Busy(f"{name_of(found)} works on {self._client.url}")
             if found is None and loop.time() > deadline:
                 raise Unavailable(f"{self._client.url} is slow: a lease of {LEASE_S} s runs out")
             await asyncio.sleep(_LOOK_S)
@@ -313,7 +294,7 @@ class FencedSpace:
             if found is None and not copied_from:
                 await self._check_there(deadline)
             return None
-        return Fence(term, found.create_revision, found.lease, granted.TTL)
+        return Fence(term, found.create_revision, found.lease, granted.TTL, key=found.value)
 
     async def _check_there(self, deadline: float) -> None:
         if await self._one(keys.META, deadline) is None:
@@ -353,22 +334,28 @@ class FencedSpace:
         put = _put(self._space.full(keys.SEQUENCE), str(number).encode())
         request = self._fenced(fence, (*self._operations(writes), put))
         began_s = time.monotonic()
-        try:
-            done = await self._client.call("kv/txn", request, TransactionDone, deadline)
-        except NoSpace:
-            # It may be stored all the same: etcd says no space of the transaction that fills it,
-            # and applies it. And etcd says so ahead of every comparison; what only reads it takes.
-            done = await self._client.call(
-                "kv/txn", self._fenced(fence, ()), TransactionDone, deadline
-            )
-            if done.succeeded:
-                raise
+        with self.times.waiting() as failed:
+            ask = partial(self._transact, deadline=deadline, failed=failed)
+            try:
+                done = await ask(request)
+            except NoSpace:
+                # It may be stored all the same: etcd says so of the transaction that fills it, and
+                # applies it. It says so ahead of every comparison; what only reads it takes.
+                done = await ask(self._fenced(fence, ()))
+                if done.succeeded:
+                    raise
         self.times.took(time.monotonic() - began_s)
         if done.succeeded:
             self.written = done.header.revision
+            self.times.written_bytes += writes.value_bytes
         else:
             self._explain(fence, done, number)
         fence.sequence = number
+
+    async def _transact(
+        self, request: Transaction, deadline: float, failed: Callable[[Unavailable], None]
+    ) -> TransactionDone:
+        return await self._client.call("kv/txn", request, TransactionDone, deadline, failed=failed)
 
     def _fenced(self, fence: Fence, operations: tuple[Operation, ...]) -> Transaction:
         """All of that where nothing was done under this fence since; else says what there is."""
@@ -395,7 +382,7 @@ class FencedSpace:
 
     def _deposed(self, fence: Fence, holder: KeyValue | None, term: KeyValue | None) -> Busy:
         if holder is not None:
-            why = f"{_who(holder)} has taken it over"
+            why = f"{name_of(holder)} has taken it over"
         elif _term_of(term) > fence.term:
             why = f"another coordinator had it in term {_term_of(term)}"
         else:
@@ -452,33 +439,8 @@ def _term_of(found: KeyValue | None) -> int:
     return term
 
 
-def _leader(holder: KeyValue) -> Leader | None:
-    """None for one of another version."""
-    try:
-        return msgspec.json.decode(holder.value, type=Leader)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
-def _holder(found: KeyValue) -> KeyHolder:
-    leader = _leader(found)
-    if leader is None:
-        return KeyHolder(found.create_revision, "")
-    return KeyHolder(
-        found.create_revision, leader.process, leader.id, leader.address, leader.term,
-        leader.secret_mark,
-    )  # fmt: skip
-
-
-def _who(holder: KeyValue) -> str:
-    leader = _leader(holder)
-    if leader is None:
-        return "another coordinator"
-    return f"the coordinator of term {leader.term} (pid {leader.pid} on {leader.host})"
-
-
 def _lease_s(holder: KeyValue) -> int:
-    leader = _leader(holder)
+    leader = leader_of(holder)
     return LEASE_S if leader is None else max(LEASE_S, leader.lease_s)
 
 

@@ -50,6 +50,11 @@ class Writes:
         return size + sum(2 * len(name) + 2 * around for name in self.sweeps)
 
     @property
+    def value_bytes(self) -> int:
+        """Of names and values alone."""
+        return sum(len(name) + len(value or b"") for name, value in self.values.items())
+
+    @property
     def fits(self) -> bool:
         """Whether one transaction can have them all."""
         return self.count <= WRITES_MAX and self.bytes <= BYTES_MAX

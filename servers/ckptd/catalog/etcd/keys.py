@@ -64,6 +64,13 @@ SCHEMA_VERSION: Final = 2
 SCHEMA_UNFINISHED: Final = 1
 """Of a catalog that an earlier version began, and may go on with."""
 
+KINDS: Final = (
+    META, LEADER, COORDINATORS, TERM, SEQUENCE, POSITION, FORGOTTEN, OUTDATED, REBUILT, COPYING,
+    "row/", "record/", "label/", "moved/", "unsettled/", "passed_over/", "launch/", "store/",
+    "target/", "retention/", REPAIR, PROTOCOL,
+)  # fmt: skip
+"""What names begin with, or are."""
+
 OF_CHECKPOINTS: Final = ("row", "record", "label", "unsettled", "passed_over")
 """Kinds of keys that a generation has, at most one of each."""
 

@@ -7,7 +7,8 @@ all keys beside the leader, by a watch.
 
 Plan: changes are whole values, so that those which a page has already do no harm. The copy is that
 of a revision when all changes up to there are in it, which one's own transaction says that has just
-taken the leader's key: nobody else writes after it.
+taken the leader's key: nobody else writes after it. The key that it wrote must be in the copy: an
+etcd that was put back to a snapshot counts the same revisions once more.
 
 A watch may fall silent without an end, as its member does. Whoever looks at the leader's key says
 which revision there is by now (`expects`); a watch that does not come to it goes to another member.
@@ -23,7 +24,7 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.rests import Rests
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
-from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.opening import all_keys
 from ckptd.catalog.etcd.words import KeyChange, KeyChanges, Range, RangeFound, WatchFrom, WatchKeys
 
@@ -69,16 +70,19 @@ class Mirror:
         """Note that etcd has reached at least this revision."""
         self._expected = max(self._expected, revision)
 
-    async def pairs_at(self, revision: int, patience_s: float) -> list[tuple[str, bytes]] | None:
-        """All (name, value) at that revision, after which nobody wrote; None if the mirror does not
-        reach it in time.
+    async def pairs_at(self, fence: Fence, patience_s: float) -> list[tuple[str, bytes]] | None:
+        """All (name, value) as the transaction left them that took this fence, after which nobody
+        wrote; None if the mirror does not come to it in time.
         """
         try:
             async with asyncio.timeout(patience_s):
-                while not 0 < revision <= self.revision:
+                while not 0 < fence.revision <= self.revision:
                     self._moved.clear()
                     await self._moved.wait()
         except TimeoutError:
+            return None
+        if self._values.get(keys.LEADER) != fence.key:
+            # It followed an etcd that was since put back to an older snapshot: revisions of before.
             return None
         return list(self._values.items())
 

@@ -1,0 +1,151 @@
+"""What people and other programs do to the etcd of a cluster while its coordinators run: each is
+said, nobody has to start anything again, and no save fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from ckpt_client.cli.main import main
+from tests.ha.clusters import SharedCluster
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd, Member
+from tests.ha.places import Prefix, asked, in_base64
+from tests.ha.test_admission import admit, file_with
+from tests.ha.test_takeovers import RUN, WAIT_S, check_loads, one_record_a_step, state
+from tests.waiting import ASKED_S, wait_until
+
+SILENT = "CATALOG_NO_QUORUM"
+
+
+@contextmanager
+def sharing(
+    folder: Path, etcd: Etcd, place: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SharedCluster]:
+    with SharedCluster(folder, etcd, place, ids="ab") as made:
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(made.secret_file))
+        yield made
+
+
+def said(capsys: pytest.CaptureFixture[str], cluster: SharedCluster) -> dict[str, str]:
+    """What `ckpt status` finds, by the check."""
+    main(["status", "--json", "--store", cluster.url])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    return {each["name"]: each["message"] for each in checks}
+
+
+def as_root(member: Member, path: str, request: dict[str, object]) -> None:
+    root = {"name": "root", "password": "root-word"}
+    token = str(asked(member, "/v3/auth/authenticate", root)["token"])
+    asked(member, path, request, token=token)
+
+
+def reached(coordinators: Coordinators, term: int) -> bool:
+    return coordinators.term() >= term
+
+
+def test_a_leader_s_key_that_somebody_wrote_by_hand_is_freed(tmp_path: Path, etcd: Etcd) -> None:
+    """It hangs on no lease then, and would stay for ever."""
+    with Coordinators(tmp_path, etcd, Prefix(etcd.addresses), ids="ab") as two:
+        for value in ("{}", "nonsense", json.dumps(two.key())):
+            second, third = two.term() + 1, two.term() + 2
+            key = in_base64(f"{two.place.name}:leader")
+            asked(etcd.members[0], "/v3/kv/put", {"key": key, "value": in_base64(value)})
+            wait_until(partial(reached, two, second), "another term")
+            two.kill(two.leader())
+            wait_until(partial(reached, two, third), "and one after it")
+            for id in {"a", "b"} - two.running.keys():
+                two.start(id)
+
+
+def test_users_are_let_in_from_now_on_and_rights_that_go_for_a_while_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Coordinators have the password before etcd asks for it."""
+    own = f"?user=ckpt&password_file={file_with(tmp_path / 'word', 'ckpt-word')}"
+    with (
+        Etcd(tmp_path / "etcd") as etcd,
+        sharing(
+            tmp_path / "shared", etcd, Prefix(etcd.addresses, "mine", own), monkeypatch
+        ) as cluster,
+        ckpt.open(cluster.url) as store,
+    ):  # fmt: skip
+        (member,) = etcd.members
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        term, processes = cluster.term(), [each.process for each in cluster.running.values()]
+        admit(member)
+        store.save(RUN, 2, state(2)).wait(WAIT_S)
+        as_root(member, "/v3/auth/user/revoke", {"name": "ckpt", "role": "ckpt"})
+        save = store.save(RUN, 3, state(3))
+        wait_until(
+            lambda: "permission denied" in said(capsys, cluster).get(SILENT, ""),
+            "it is said", poll_s=ASKED_S,
+        )  # fmt: skip
+        assert not save.ended
+        as_root(member, "/v3/auth/user/grant", {"user": "ckpt", "role": "ckpt"})
+        save.wait(WAIT_S)
+        check_loads(store, 3)
+        assert SILENT not in said(capsys, cluster)
+        assert [each.poll() for each in processes] == [None, None]
+        as_root(member, "/v3/auth/disable", {})
+        store.save(RUN, 4, state(4)).wait(WAIT_S)
+        assert cluster.term() == term
+        one_record_a_step(cluster, 4)
+
+
+def test_an_etcd_that_lets_nobody_in_without_a_name_any_more_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        Etcd(tmp_path / "etcd") as etcd,
+        sharing(tmp_path / "shared", etcd, Prefix(etcd.addresses), monkeypatch) as cluster,
+        ckpt.open(cluster.url) as store,
+    ):
+        (member,) = etcd.members
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        processes = [each.process for each in cluster.running.values()]
+        admit(member)
+        save = store.save(RUN, 2, state(2))
+        wait_until(
+            lambda: "user name is empty" in said(capsys, cluster).get(SILENT, ""),
+            "it is said", poll_s=ASKED_S,
+        )  # fmt: skip
+        assert not save.ended
+        as_root(member, "/v3/auth/disable", {})
+        save.wait(WAIT_S)
+        check_loads(store, 2)
+        assert [each.poll() for each in processes] == [None, None]
+        one_record_a_step(cluster, 2)
+
+
+def test_an_etcd_that_finds_itself_corrupt_is_said_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It renews leases, and stores nothing."""
+    with (
+        Etcd(tmp_path / "etcd") as etcd,
+        sharing(tmp_path / "shared", etcd, Prefix(etcd.addresses), monkeypatch) as cluster,
+        ckpt.open(cluster.url) as store,
+    ):
+        (member,) = etcd.members
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        id = asked(member, "/v3/maintenance/status", {})["header"]["member_id"]
+        alarm = {"memberID": id, "alarm": "CORRUPT"}
+        asked(member, "/v3/maintenance/alarm", {"action": "ACTIVATE", **alarm})
+        save = store.save(RUN, 2, state(2))
+        wait_until(
+            lambda: "corrupt" in said(capsys, cluster).get(SILENT, ""), "it is said", poll_s=ASKED_S
+        )
+        assert not save.ended
+        asked(member, "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        save.wait(WAIT_S)
+        check_loads(store, 2)
+        assert SILENT not in said(capsys, cluster)
+        one_record_a_step(cluster, 2)
