@@ -227,7 +227,8 @@ class _Round:
     def __init__(self, who: Who, record: bytes) -> None:
         device = _device_of(who.group)
         mine = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device)
-        self._records = list(torch.empty(who.world_size, len(record), dtype=mine.dtype).to(device))
+        records = torch.empty(who.world_size, len(record), dtype=mine.dtype, device=device)
+        self._records = list(records)
         self._work = dist.all_gather(self._records, mine, group=who.group, async_op=True)
 
     def wait(self) -> list[bytes]:

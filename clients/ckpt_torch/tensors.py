@@ -78,12 +78,14 @@ def as_shape(tensor: torch.Tensor) -> AnyArray:
     alone; also of an accelerator. Raises as `as_array`.
     """
     check_plain(tensor)
-    return shape_alone(tuple(tensor.shape), _numpy_dtype(tensor.dtype))
+    return shape_alone(tuple(tensor.shape), numpy_dtype(tensor.dtype))
 
 
 @cache
-def _numpy_dtype(kind: torch.dtype) -> np.dtype[np.generic]:
-    return as_array(torch.empty((), dtype=kind)).dtype
+def numpy_dtype(kind: torch.dtype) -> np.dtype[np.generic]:
+    """The numpy type of a torch type. Raises Refused for one that numpy does not have."""
+    # A script may have set another device for new tensors.
+    return as_array(torch.empty(0, dtype=kind, device="cpu")).dtype
 
 
 def from_array(array: AnyArray) -> torch.Tensor:

@@ -184,7 +184,9 @@ class TorchAccelerator:
 
     def _gather_buffer(self, number: int) -> _Buffer:
         # Whoever prepares a save plans beside whoever copies one.
-        with self._queueing, _device_errors(self.name), torch.no_grad(), self._gathering:
+        # The buffers stay when the caller has left inference mode.
+        normal = torch.inference_mode(False)
+        with self._queueing, _device_errors(self.name), normal, torch.no_grad(), self._gathering:
             while len(self._buffers) <= number:
                 memory = torch.zeros(GATHER_BYTES, dtype=torch.uint8, device=self._device)
                 self._buffers.append(_Buffer(memory, self._record(self._gathering).event))

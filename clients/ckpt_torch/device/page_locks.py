@@ -53,10 +53,12 @@ def locked_memory(device: torch.device, size: int) -> torch.Tensor:
     """New bytes of host memory that the device copies from and to by itself; plain memory where
     torch has no such thing for it.
     """
-    with suppress(RuntimeError):
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    # As who copies into it, beside any mode and default of the caller's.
+    with torch.inference_mode(False), suppress(RuntimeError):
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     _log.warning("torch has no page-locked memory for %s: its copies wait for the host", device)
-    return torch.empty(size, dtype=torch.uint8)
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def _address(memory: memoryview) -> int:

@@ -77,6 +77,8 @@ class TorchCopier:
     def accelerators(self) -> Sequence[Accelerator]:
         return tuple(self._accelerators.values())
 
+    # What these two make serves later saves as well, which may be outside of inference mode.
+    @torch.inference_mode(False)
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
         array = NUMPY.place(memory, dtype, shape)
         try:
@@ -84,6 +86,7 @@ class TorchCopier:
         except Refused:  # Torch has no such type: its source is a numpy array.
             return array
 
+    @torch.inference_mode(False)
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
         plain, host = [], []
         by_device: dict[torch.device, list[int]] = {}

@@ -7,7 +7,6 @@ state is laid out.
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from typing import cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.staging.watch import Whole
-from ckpt_torch.tensors import as_array, check_plain
+from ckpt_torch.tensors import as_array, check_plain, numpy_dtype
 
 
 class StandIns:
@@ -42,7 +41,7 @@ class StandIns:
             array = as_array(tensor)
         else:
             check_plain(tensor)
-            array = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+            array = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
         self._tensors[id(array)] = array, tensor
         if isinstance(whole, DTensor):
             self._wholes[id(array)] = whole
@@ -77,9 +76,3 @@ class StandIns:
     def _tensor_of(self, array: object) -> object:
         found = self._tensors.get(id(array))
         return array if found is None else found[1]
-
-
-@cache
-def _numpy_dtype(kind: torch.dtype) -> np.dtype[np.generic]:
-    """Raises Refused for a type that numpy does not have."""
-    return as_array(torch.empty(0, dtype=kind)).dtype

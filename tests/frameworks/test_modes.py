@@ -1,0 +1,119 @@
+"""Saves and loads under what torch lets users switch on for all of a thread: inference mode, which
+Lightning has on while it validates and saves, and a device where tensors are made by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+from ckpt.base.units import MiB
+from ckpt_torch import tensors
+from tests.frameworks.device.emulated import NAME, Emulated
+from tests.frameworks.gloo import Ranks
+
+WAIT_S = 60.0
+State = dict[str, torch.Tensor]
+both = pytest.mark.parametrize("staging", ["copy", "overlap"])
+where = pytest.mark.parametrize("place", ["cpu", NAME])
+
+
+@pytest.fixture
+def store(cluster: str, device: Emulated, request: pytest.FixtureRequest) -> Iterator[ckpt.Store]:
+    """Of a launch of its own: nothing is kept of an earlier test's saves."""
+    with ckpt.open(cluster, launch=request.node.name) as found:
+        yield found
+
+
+def made(value: int, place: str) -> State:
+    """Some that an accelerator gathers, and one that crosses alone."""
+    kinds = (torch.float32, torch.bfloat16, torch.int64)
+    small = {f"{n}": torch.full((100 + n,), value + n, device=place).to(kinds[n]) for n in range(3)}
+    return {**small, "large": torch.full((1100, 1000), float(value), device=place)}
+
+
+def save(store: ckpt.Store, name: str, state: State, staging: str) -> None:
+    future = ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging=staging)
+    future.result(WAIT_S)
+
+
+def check_loads(store: ckpt.Store, name: str, wanted: State, place: str) -> None:
+    found = {key: torch.zeros_like(one, device=place) for key, one in wanted.items()}
+    # More slots than are made ahead, on a thread of their own.
+    ckpt_torch.load(found, checkpoint_id=name, store=store, ring_bytes=1 * MiB)
+    for key, one in wanted.items():
+        assert torch.equal(found[key].cpu(), one.cpu()), key
+
+
+@both
+@where
+def test_a_save_within_inference_mode_spoils_none_that_follow(
+    store: ckpt.Store, place: str, staging: str
+) -> None:
+    run = f"inference-{place}-{staging}"
+    for step in (1, 2):
+        with torch.inference_mode():
+            save(store, f"{run}/{step}", made(step, place), staging)
+    for step in (3, 4, 5):
+        save(store, f"{run}/{step}", made(step, place), "copy" if step == 3 else "overlap")
+    for step in range(1, 6):
+        check_loads(store, f"{run}/{step}", made(step, "cpu"), place)
+
+
+@where
+def test_tensors_of_inference_mode_are_loaded_beside_the_caller(
+    store: ckpt.Store, place: str
+) -> None:
+    run = f"filled-{place}"
+    save(store, f"{run}/1", made(1, place), "copy")
+    with torch.inference_mode():
+        found: dict[str, Any] = {"own": made(0, place)}
+    ckpt_torch.save({"own": made(7, place)}, checkpoint_id=f"{run}/2", store=store)
+    loading = ckpt_torch.async_load(found, order=["own"], checkpoint_id=f"{run}/2", store=store)
+    assert loading.result(WAIT_S) == 2
+    for key, one in made(7, "cpu").items():
+        assert torch.equal(found["own"][key].cpu(), one), key
+
+
+@contextmanager
+def made_there(place: str) -> Iterator[None]:
+    """`torch.set_default_device`, as many scripts begin: nothing was saved before."""
+    tensors.numpy_dtype.cache_clear()
+    torch.set_default_device(place)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@both
+@pytest.mark.parametrize("default", ["meta", NAME])
+@where
+def test_where_tensors_are_made_by_default_changes_nothing(
+    store: ckpt.Store, place: str, default: str, staging: str
+) -> None:
+    run = f"default-{place}-{default}-{staging}"
+    with made_there(default):
+        for step in (1, 2):
+            save(store, f"{run}/{step}", made(step, place), staging)
+            check_loads(store, f"{run}/{step}", made(step, "cpu"), place)
+
+
+def together_job(url: str) -> list[float]:
+    mine = {"same": torch.full((30,), 5.0)}
+    with made_there("meta"):
+        for step in (1, 2):
+            ckpt_torch.save(mine, checkpoint_id=f"{url}/{step}")
+        found = torch.zeros(30, device="cpu")
+        ckpt_torch.load({"same": found}, checkpoint_id=f"{url}/2")
+    return list(found.unique().tolist())
+
+
+def test_ranks_speak_whatever_the_default_is(cluster: str, ranks: Ranks) -> None:
+    assert ranks.run(2, together_job, f"{cluster}/spoken") == [[5.0]] * 2
