@@ -51,9 +51,11 @@ class ChangeWatch:
         """Numbers of those that differ; found once, since afterwards all may change."""
         with self._lock:
             if self._changed is None:
-                after = self._look()
-                pairs = zip(self._before, after, strict=True)
-                found = {n for n, (before, now) in enumerate(pairs) if before != now}
+                after, found = self._look(), set[int]()
+                # Mostly they are equal, which C finds sooner.
+                if after != self._before:
+                    pairs = zip(self._before, after, strict=True)
+                    found = {n for n, (before, now) in enumerate(pairs) if before != now}
                 self._changed = sorted(found | self._noted)
                 self._before = after
             return self._changed

@@ -87,7 +87,7 @@ class Staging:
                 let_return(caller, lambda: staged.is_met(caller))
                 self._refuse_changed(copier)
             except BaseException as failure:
-                self.failure = failure
+                self.failure = self._explained(failure, copier)
             try:
                 self._end(save)
             except CkptError as error:
@@ -162,6 +162,16 @@ class Staging:
         copier.finish()
         half.check_finite(self.packing)
         return touch_s
+
+    def _explained(self, failure: BaseException, copier: OverlapCopier) -> BaseException:
+        """What ended the copy: a change of the state, where it stumbled over one."""
+        if isinstance(failure, CkptError) or not isinstance(failure, Exception):
+            return failure
+        try:
+            self._refuse_changed(copier)
+        except Exception as cause:
+            return cause if isinstance(cause, CkptError) else failure
+        return failure
 
     def _refuse_changed(self, copier: OverlapCopier) -> None:
         """A torn state is no checkpoint."""

@@ -28,16 +28,16 @@ CPU: Final = torch.device("cpu")
 
 def devices_of(arrays: Sequence[object]) -> Devices:
     """Where numpy arrays and tensors lie."""
-    tensors = [one for one in arrays if type(one) not in ARRAYS]
-    if all(map(_is_cpu, tensors)):
+    if ARRAYS.isdisjoint(map(type, arrays)):
+        return None if all(map(_is_cpu, arrays)) else tuple(map(_device_of, arrays))
+    if all(one.is_cpu for one in arrays if isinstance(one, torch.Tensor)):
         return None
-    if len(tensors) == len(arrays):
-        return tuple(map(_device_of, tensors))
     return tuple(CPU if type(one) in ARRAYS else _device_of(one) for one in arrays)
 
 
 _is_cpu: Final = attrgetter("is_cpu")
 _device_of: Final = attrgetter("device")
+_detach: Final = torch.Tensor.detach
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,17 @@ class TorchCopier:
         """What devices copy is queued first, so that they do it beside the host's part."""
         assert isinstance(prepared, _Prepared)
         for device, pick, plan in prepared.queued:
-            self._queue(device, plan, pick(arrays))
+            self._queue(device, plan, self._held(pick(arrays)))
         for number, place in prepared.plain:
             np.copyto(place, cast(AnyArray, arrays[number]))
         if prepared.host_places:
-            sources = list(cast(Sequence[torch.Tensor], prepared.host(arrays)))
+            sources = list(self._held(prepared.host(arrays)))
             with torch.no_grad():
                 torch._foreach_copy_(prepared.host_places, sources)
 
     def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        if isinstance(array, torch.Tensor):
+            (array,) = self._held([array])
         if not isinstance(array, torch.Tensor) or array.is_cpu:
             copy_bytes(_array_of(array), start, target)
             return
@@ -140,6 +142,18 @@ class TorchCopier:
     def changed(self) -> Sequence[int]:
         assert self._watch is not None
         return self._watch.changed()
+
+    def _held(self, arrays: Sequence[object]) -> Sequence[torch.Tensor]:
+        """Tensors as they are now: `parameter.data = ...` beside the copy frees no memory of these,
+        and changes nothing of them.
+        """
+        tensors = cast(Sequence[torch.Tensor], arrays)
+        if not self.watched:
+            return tensors
+        # Under the interpreter lock no tensor is changed half.
+        held = list(map(_detach, tensors))
+        self._kept += held
+        return held
 
     def _queue(self, device: torch.device, plan: OutPlan, sources: Sequence[object]) -> None:
         accelerator = self._accelerators[device]

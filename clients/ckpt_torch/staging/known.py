@@ -119,23 +119,30 @@ def _fits(state: Mapping[str, object], root: Form) -> Callable[[list[object]], b
     first = Found()
     root.gather(state, first)
     devices = devices_of(first.arrays)
+    # Of another dtype none is taken for what it was.
+    has_complex = any(isinstance(one, torch.Tensor) and one.is_complex() for one in first.arrays)
 
     def all_fit(found: list[object]) -> bool:
-        return _are_plain(found) and devices_of(found) == devices
+        return _are_plain(found, has_complex) and devices_of(found) == devices
 
     return all_fit
 
 
-def _are_plain(found: list[object]) -> bool:
-    tensors = [one for one in found if type(one) not in ARRAYS]
+def _are_plain(found: list[object], has_complex: bool) -> bool:
+    """Loops of C's: each question asked of thousands of tensors is a part of the stall."""
+    kinds = set(map(type, found))
+    tensors = found
+    if not kinds.isdisjoint(ARRAYS):
+        tensors = [one for one in found if type(one) not in ARRAYS]
     return (
-        PLAIN_TENSORS.issuperset(map(type, tensors))
-        and _DENSE.issuperset(map(attrgetter("layout"), tensors))
-        and not any(map(torch.Tensor.is_conj, tensors))
+        PLAIN_TENSORS.issuperset(kinds - ARRAYS)
+        and set(map(_layout_of, tensors)) <= _DENSE
+        and not (has_complex and any(map(torch.Tensor.is_conj, tensors)))
         and not any(map(torch.Tensor.is_neg, tensors))
     )
 
 
+_layout_of: Final = attrgetter("layout")
 _DENSE: Final = frozenset((torch.strided,))
 
 

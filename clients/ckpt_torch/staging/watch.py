@@ -4,14 +4,15 @@ versions     torch counts what it writes, as the call that writes ends
 steps        of optimizers that nobody guards: not all that they change is counted
 elements     some of each tensor in host memory, others in each save: what is written past
              torch's counting, by `tensor.data`, a collective, a numpy view or a kernel
-addresses    `parameter.data = other` puts other memory under a tensor, and counts nothing
+addresses    `parameter.data = other` puts other memory under a tensor, and counts nothing; on
+             devices as well
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final, cast
 
@@ -35,6 +36,9 @@ MEMORY_BYTES: Final = 1 << 60
 """More than any address of a process."""
 _version_of: Final = attrgetter("_version")
 _bytes_of: Final = attrgetter("nbytes")
+_is_cpu: Final = attrgetter("is_cpu")
+_address_of: Final = torch.Tensor.data_ptr
+_memory_of: Final = torch.Tensor.untyped_storage
 
 
 class TensorWatch:
@@ -42,65 +46,109 @@ class TensorWatch:
 
     def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
         """wholes: what some of the arrays are local parts of."""
-        self._arrays = arrays
-        elements = _Elements(arrays)
-        #: Numbers of the arrays whose marks the watch compares.
-        self._numbers = [*range(len(arrays)), *(n for n, _ in wholes), *elements.owners]
-        shift, more = random.random(), [whole for _, whole in wholes]
-        self._watch = ChangeWatch(
-            lambda: [*_marks(arrays, shift), *_marks(more, shift), *elements.look()]
-        )
+        self._marks = _Marks(arrays, wholes)
+        self._watch = ChangeWatch(self._marks.now)
         watch_steps(self)
 
     def note_step(self, addresses: set[int]) -> None:
         """See StepWatcher."""
-        self._watch.note(n for n, one in enumerate(self._arrays) if _storage(one) in addresses)
+        self._watch.note(self._marks.places_in(addresses))
 
     def changed(self) -> list[int]:
         """Their numbers, once."""
-        return sorted({self._numbers[place] for place in self._watch.changed()})
+        return sorted(set(map(self._marks.owner, self._watch.changed())))
 
 
-class _Elements:
+class _Marks:
+    """What differs once one of the arrays is changed, of all of them: mostly by C's loops, since a
+    training stands still meanwhile.
+
+        | versions | addresses | versions of wholes | samples of numpy's | words of the host's |
+    """
+
+    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
+        self._numbers: Sequence[int] = range(len(arrays))
+        self._tensors = cast(Sequence[torch.Tensor], arrays)
+        #: (number, array) of those that are numpy's.
+        self._others: list[tuple[int, AnyArray]] = []
+        if not ARRAYS.isdisjoint(map(type, arrays)):
+            self._numbers = [n for n, one in enumerate(arrays) if type(one) not in ARRAYS]
+            self._tensors = [cast(torch.Tensor, arrays[n]) for n in self._numbers]
+            self._others = [
+                (n, cast(AnyArray, one)) for n, one in enumerate(arrays) if type(one) in ARRAYS
+            ]
+        self._wholes = wholes
+        self._shift = random.random()
+        #: Nobody else gets this memory, so that an address stands for what lies there now.
+        self._memory = list(map(_memory_of, self._tensors))
+        self._words = _Words(self._tensors)
+
+    def now(self) -> list[object]:
+        addresses = list(map(_address_of, self._tensors))
+        return [
+            *_versions(self._tensors),
+            *addresses,
+            *_versions([whole for _, whole in self._wholes]),
+            *(sample(one, self._shift) for _, one in self._others),
+            *self._words.now(addresses),
+        ]
+
+    def owner(self, place: int) -> int:
+        """The number of the array whose mark that is."""
+        tensors = len(self._tensors)
+        if place < 2 * tensors:
+            return self._numbers[place % tensors]
+        place -= 2 * tensors
+        few = [*(n for n, _ in self._wholes), *(n for n, _ in self._others)]
+        if place < len(few):
+            return few[place]
+        return self._numbers[self._words.owner(place - len(few))]
+
+    def places_in(self, addresses: set[int]) -> Iterator[int]:
+        """Of a mark of each tensor whose memory, as a whole, is at one of these addresses."""
+        return (n for n, one in enumerate(self._memory) if one.data_ptr() in addresses)
+
+
+class _Words:
     """Some words of tensors in host memory, evenly spread; of small ones what there is."""
 
-    def __init__(self, arrays: Sequence[object]) -> None:
-        numbers: Sequence[int] = range(len(arrays))
-        if not ARRAYS.isdisjoint(map(type, arrays)):
-            numbers = [n for n in numbers if type(arrays[n]) not in ARRAYS]
-        tensors = [cast(torch.Tensor, arrays[n]) for n in numbers]
-        if not all(map(attrgetter("is_cpu"), tensors)):
-            numbers = [n for n, one in zip(numbers, tensors, strict=True) if one.is_cpu]
-            tensors = [one for one in tensors if one.is_cpu]
-        self._tensors = tensors
-        #: Of their first elements. Where it differs, nothing is read: the memory may be gone.
-        self._addresses = list(map(torch.Tensor.data_ptr, tensors))
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._addresses = list(map(_address_of, tensors))
+        #: Of the tensors that lie here.
+        self._here: Sequence[int] = range(len(tensors))
+        if not all(map(_is_cpu, tensors)):
+            self._here = [n for n, one in enumerate(tensors) if one.is_cpu]
+            tensors = [tensors[n] for n in self._here]
+        firsts = np.array([self._addresses[n] for n in self._here], np.int64)
         each = max(1, min(ELEMENTS_EACH_MAX, ELEMENTS // max(1, len(tensors))))
         shares = (np.arange(each) + random.random()) / each
         sizes = np.fromiter(map(_bytes_of, tensors), np.int64, len(tensors))
         # One whose memory was freed under it has none to look at.
-        sizes[np.array(self._addresses, np.uint64) == 0] = 0
+        sizes[firsts == 0] = 0
         dense = np.fromiter(map(torch.Tensor.is_contiguous, tensors), np.bool_, len(tensors))
         starts = (shares[:, None] * sizes).astype(np.int64) // WORD_BYTES * WORD_BYTES
         lengths = np.minimum(sizes - starts, WORD_BYTES)
         for n in np.flatnonzero(~dense & (sizes > 0)):
-            starts[:, n] = _strided(tensors[n], shares)
-            lengths[:, n] = tensors[n].itemsize
-        words, place = np.nonzero(lengths > 0)
-        first = np.array(self._addresses, np.int64)[place] + starts[words, place]
-        beside = np.minimum(np.arange(WORD_BYTES), lengths[words, place][:, None] - 1)
+            tensor = tensors[int(n)]
+            starts[:, n] = _strided(tensor, shares)
+            lengths[:, n] = tensor.itemsize
+        words, self._places = np.nonzero(lengths > 0)
+        first = firsts[self._places] + starts[words, self._places]
+        beside = np.minimum(np.arange(WORD_BYTES), lengths[words, self._places][:, None] - 1)
         #: Addresses of the bytes of each word; of a short one the last is named several times.
         self._bytes = first[:, None] + beside
-        self._places: list[int] = place.tolist()
-        self.owners = [numbers[n] for n in self._places]
-        """Of each word, the number of its array."""
 
-    def look(self) -> Sequence[object]:
-        """The words as they are now; None of memory that is not the tensor's any more."""
-        now = list(map(torch.Tensor.data_ptr, self._tensors))
-        if now == self._addresses:
+    def owner(self, word: int) -> int:
+        """Which of the tensors it is a word of."""
+        return self._here[int(self._places[word])]
+
+    def now(self, addresses: list[int]) -> Sequence[object]:
+        """The words as they are, of tensors that are at these addresses; None of one that was
+        elsewhere: its memory may be gone.
+        """
+        if addresses == self._addresses:
             return _words_at(self._bytes)
-        stays = np.equal(now, self._addresses)[self._places]
+        stays = np.equal(addresses, self._addresses)[np.array(self._here, np.int64)][self._places]
         words = iter(_words_at(self._bytes[stays]))
         return [next(words) if one else None for one in stays]
 
@@ -123,22 +171,9 @@ def _strided(tensor: torch.Tensor, shares: NDArray[np.float64]) -> NDArray[np.in
     return cast(NDArray[np.int64], sum((at * by for at, by in steps), first) * tensor.itemsize)
 
 
-def _storage(array: object) -> int:
-    return array.untyped_storage().data_ptr() if isinstance(array, torch.Tensor) else 0
-
-
-def _marks(arrays: Sequence[object], shift: float) -> Sequence[object]:
-    """See `_mark`; of tensors alone the loop is C's."""
+def _versions(tensors: Sequence[torch.Tensor]) -> Sequence[object]:
+    """That torch counts; None of those of inference mode, for which it counts nothing."""
     try:
-        return list(map(_version_of, arrays))
-    except (AttributeError, RuntimeError):  # An array of numpy's, a tensor of inference mode.
-        return [_mark(array, shift) for array in arrays]
-
-
-def _mark(array: object, shift: float) -> object:
-    """What differs once the array is changed: the version that torch counts for a tensor, none for
-    one of inference mode; a sample of an array's elements.
-    """
-    if not isinstance(array, torch.Tensor):
-        return sample(cast(AnyArray, array), shift)
-    return None if array.is_inference() else array._version
+        return list(map(_version_of, tensors))
+    except RuntimeError:
+        return [None if one.is_inference() else one._version for one in tensors]
