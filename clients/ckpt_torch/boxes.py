@@ -50,7 +50,9 @@ def is_tensor(value: object) -> bool:
 
 
 def held(value: object) -> Held:
-    """The rank's boxes of a tensor. Raises Refused for one whose parts are not summed yet."""
+    """The rank's boxes of a tensor. Raises Refused for one whose parts are not summed yet, and for
+    a nested one, which has no shape.
+    """
     if isinstance(value, DTensor):
         return _held_of_dtensor(value)
     if isinstance(value, ShardedTensor):
@@ -60,6 +62,8 @@ def held(value: object) -> Held:
         )
         return Held(tuple(value.size()), boxes)
     assert isinstance(value, torch.Tensor)
+    if value.is_nested and value.layout is torch.strided:
+        raise Refused("a nested tensor", hint="save the tensors that it is made of")
     shape = tuple(value.shape)
     return Held(shape, (LocalBox(value, (0,) * len(shape)),))
 

@@ -30,6 +30,7 @@ from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import path_text
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want
+from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
@@ -123,6 +124,7 @@ class CkptReader(StorageReader):
         self._check_pickles(items)
         shared = plan.storage_data or [False] * len(items)
         replicas = {id(item) for item, also in zip(items, shared, strict=True) if also}
+        wait_for_stagings()
         values = self._checkpoint.read(
             lambda contents: self._fill(contents, items, planner, replicas)
         )

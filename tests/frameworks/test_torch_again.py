@@ -19,7 +19,15 @@ from ckpt_client.default import process_store
 from ckpt_torch.place import Who
 from ckpt_torch.staging.known import Known, recall
 from tests.frameworks.gloo import Ranks
-from tests.frameworks.test_torch_save import FLOATS, build, caught, state_of, stepped, whole
+from tests.frameworks.test_torch_save import (
+    FLOATS,
+    build,
+    caught,
+    nested,
+    state_of,
+    stepped,
+    whole,
+)
 
 
 def known_of(url: str, rank: int = 0, world_size: int = 1) -> Known | None:
@@ -128,6 +136,8 @@ def test_every_element_type_and_layout_is_copied_by_a_recognised_save(cluster: s
         ({"a": datetime.date(2026, 1, 2)}, r"a: a datetime.date is not plain data"),
         ({"w": torch.zeros(3).to_sparse()}, "w: .*sparse"),
         ({"w": torch.zeros(3, device="meta")}, "w: a tensor on meta"),
+        ({"w": nested()}, "w: a nested tensor"),
+        ({"w": torch.zeros(3, dtype=torch.complex64).conj().imag}, "w: a lazily .* negated"),
         ({"c": torch.zeros(2, dtype=torch.complex64).conj()}, "c: a lazily conjugated"),
         ({"a": "\ud800"}, "a: .*valid Unicode"),
     ],
@@ -141,8 +151,12 @@ def test_a_leaf_that_went_bad_is_refused_by_path_and_nothing_is_staged(
         "c": torch.zeros(2, dtype=torch.complex64),
     }
     ckpt_torch.save(state, checkpoint_id=f"{cluster}/again-bad/1", no_dist=True)
-    with pytest.raises(ckpt.Refused, match=text):
-        ckpt_torch.save({**state, **change}, checkpoint_id=f"{cluster}/again-bad/2", no_dist=True)
+    for staging in ("copy", "overlap"):
+        with pytest.raises(ckpt.Refused, match=text):
+            ckpt_torch.async_save(
+                {**state, **change}, checkpoint_id=f"{cluster}/again-bad/2", no_dist=True,
+                staging=staging,
+            )  # fmt: skip
     with ckpt.open(cluster) as store:
         assert store.latest("again-bad") == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +321,12 @@ def test_every_element_type_comes_back_without_a_process_group(cluster: str) -> 
     dtype_job(cluster)
 
 
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch, which calls it a prototype.
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)])
+
+
 def refuse(url: str, state: Any, text: str, **options: Any) -> None:
     with pytest.raises(ckpt.CkptError, match=text):
         ckpt_torch.save(state, checkpoint_id=f"{url}/refused/1", no_dist=True, **options)
@@ -330,6 +337,9 @@ def test_what_cannot_be_kept_is_refused_by_path_before_anything_is_staged(cluste
     refuse(cluster, {"a": {"b": date}}, r"a/b: a datetime.date is not plain data")
     refuse(cluster, {"a": [torch.zeros(2).to_sparse()]}, r"a/#0: .*sparse")
     refuse(cluster, {"m": torch.zeros(2, device="meta")}, r"m: a tensor on meta")
+    refuse(
+        cluster, {"m": [nested()]}, r"m/#0: a nested tensor; save the tensors that it is made of"
+    )
     refuse(cluster, {"#pickle": 1}, r"the key '#pickle' is taken")
     refuse(cluster, 5, r"the state is of type int, not a dict")
     listed: Any = [torch.zeros(1)]

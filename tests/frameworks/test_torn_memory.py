@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ckpt
 import ckpt_torch
+from ckpt_torch import CkptReader, CkptWriter
 from tests.frameworks.device.emulated import NAME, Emulated
 from tests.frameworks.test_overlap import WAIT_S, begin, check_loads
+from tests.frameworks.test_torn_states import held_save, outcome
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TAKEN = """
@@ -74,3 +80,46 @@ def test_other_memory_under_a_device_s_tensor_is_seen(
         wanted = {"p": torch.full((size,), 3.0)}
         ckpt_torch.save({"p": wanted["p"].to(NAME)}, checkpoint_id=f"{run}/{step}", store=store)
         check_loads(store, f"{run}/{step}", wanted)
+
+
+def by_load(tensor: torch.Tensor, name: str) -> None:
+    ckpt_torch.load({"a": tensor}, checkpoint_id=name)
+
+
+def by_async_load(tensor: torch.Tensor, name: str) -> None:
+    ckpt_torch.async_load({"a": tensor}, order=["a"], checkpoint_id=name).result(WAIT_S)
+
+
+def by_dcp(tensor: torch.Tensor, name: str) -> None:
+    dcp.load({"a": tensor}, storage_reader=CkptReader(name), no_dist=True)
+
+
+def by_store(tensor: torch.Tensor, name: str) -> None:
+    url, run, step = name.rsplit("/", 2)
+    with ckpt.open(url) as store:
+        store.load(run, int(step), like={"a": tensor.numpy()}, strict=False)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("fill", [by_load, by_async_load, by_dcp, by_store])
+def test_a_load_into_a_state_comes_after_the_copy_of_its_save(
+    cluster: str, fill: Callable[[torch.Tensor, str], None]
+) -> None:
+    """As a training goes back when its loss is no number; a load's bytes are counted by nobody."""
+    run, state = f"{cluster}/back-{fill.__name__}", torch.zeros(1_000_000)
+    state[777] = 1
+    writer = CkptWriter(f"{run}/1")
+    dcp.save({"a": state}, storage_writer=writer, no_dist=True)
+    state[777], state[4444] = 0, 2
+    future = held_save(run, 2, {"a": state})
+    with ThreadPoolExecutor(1) as pool:
+        filling = pool.submit(fill, state, f"{run}/1")
+        # Who waits for its commit waits here already.
+        wait_until(lambda: filling.done() or len(future.staged._met) > 1, "the load")
+        assert outcome(future) == "step 2"
+        filling.result(WAIT_S)
+    assert state.nonzero().tolist() == [[777]]
+    found = np.zeros(1_000_000, np.float32)
+    with ckpt.open(cluster) as store:
+        store.load(run.rpartition("/")[2], 2, like={"a": found})
+    assert found.nonzero()[0].tolist() == [4444]

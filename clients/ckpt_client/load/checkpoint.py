@@ -39,6 +39,7 @@ from ckpt_client.load.reading import Reading, load_tree
 from ckpt_client.load.redundancy import RedundancyAtCommit
 from ckpt_client.load.tier_or_store import goes_to_store, open_reading
 from ckpt_client.load.together.meeting import share_key
+from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.warn import warn
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ class Checkpoint(HereOnly):
         self._check_open()
         if whole and like is not None:
             raise Refused("like= and whole= exclude each other")
+        if like is not None:
+            wait_for_stagings()
         asked = self._pinned.question
         return self._try(
             lambda reading: load_tree(

@@ -66,7 +66,10 @@ class StateForm:
         if not known or not self.arrays_fit(found.arrays):
             return None
         same = list(map(_dtype_of, found.arrays)) == self.dtypes
-        return found if same and list(map(_shape_of, found.arrays)) == self.shapes else None
+        try:
+            return found if same and list(map(_shape_of, found.arrays)) == self.shapes else None
+        except RuntimeError:  # Torch's nested tensors have none.
+            return None
 
 
 def form_of(state: object, replicated: bool) -> StateForm | None:

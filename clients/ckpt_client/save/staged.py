@@ -94,6 +94,14 @@ def staged_already() -> Staged:
     return staged
 
 
+def wait_for_stagings() -> None:
+    """Until all that is under way is copied: ahead of a load that fills memory in place, which
+    nobody counts as a change.
+    """
+    for staged in stagings_under_way():
+        staged.wait()
+
+
 def stagings_under_way() -> Iterable[Staged]:
     """All stagings of this process that are under way, in no order."""
     return list(_under_way)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
+from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
@@ -106,6 +107,7 @@ class LoadJob:
     def read(self, checkpoint: Checkpoint, devices: DeviceReads) -> NewLeaves:
         """Read all of it; what is not filled in place is what `give_back` takes. Raises as
         `load`."""
+        wait_for_stagings()
         return checkpoint.read(lambda contents: self._once(checkpoint, contents, devices))
 
     def _once(self, checkpoint: Checkpoint, contents: Contents, devices: DeviceReads) -> NewLeaves:
