@@ -148,9 +148,11 @@ def stage(
         packing = known.layout.packing(found) if known is not None and found is not None else None
         copier = _copier_of(known, found, packing, watched=overlaps)
         digests = digests_of(plain) if who.speaking else {}
-    exchange = Exchange(who, shape, digests)
+    with _refusing_alone(turn):
+        exchange = Exchange(who, shape, digests)
     if packing is None or known is None or copier is None:
-        holders = exchange.holders()
+        with _refusing_alone(turn):
+            holders = exchange.holders()
     else:
         agrees_first = overlaps or known.supposed
         staging_known = _stage_agreed if agrees_first else _copy_known
@@ -194,11 +196,12 @@ def _copy_known(
         with suppress(CkptError):
             _agreed(exchange, known)  # The others may have more to say, and wait for an answer.
         raise
-    try:
-        holders = _agreed(exchange, known)
-    except BaseException:  # They came to save nothing.
-        turn.drop()
-        raise
+    with _refusing_alone(turn):
+        try:
+            holders = _agreed(exchange, known)
+        except BaseException:  # They came to save nothing.
+            turn.drop()
+            raise
     if known.agrees(holders) or turn.copy_failed:
         return turn.hand_over(), holders
     turn.drop()
@@ -209,7 +212,8 @@ def _stage_agreed(
     turn: SaveTurn, packing: PackingPlan, copier: TorchCopier, exchange: Exchange, known: Known
 ) -> tuple[Save | None, Holders]:
     """The same, copied once the ranks agree; beside the training by a copier that watches it."""
-    holders = _agreed(exchange, known)
+    with _refusing_alone(turn):
+        holders = _agreed(exchange, known)
     if not known.agrees(holders):
         return None, holders
     turn.take(packing)
@@ -244,6 +248,20 @@ def refusing_together(turn: SaveTurn | None, who: Who) -> Iterator[None]:
         if who.speaking:
             tell_problem(who, error.message if isinstance(error, CkptError) else repr(error))
         elif turn is not None:
+            turn.refuse(error)
+        raise
+
+
+@contextmanager
+def _refusing_alone(turn: SaveTurn) -> Iterator[None]:
+    """Let the other ranks hear through the store what cuts this one off from their talk, such as an
+    abort of its process group: they may have heard all that they wait for, and save. What the ranks
+    have come to together is a CkptError, and raised on all.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, CkptError):
             turn.refuse(error)
         raise
 

@@ -12,15 +12,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.distributed_c10d import _abort_process_group
 
 import ckpt
 import ckpt_torch
 from ckpt_torch import CkptReader, CkptStager, CkptWriter
+from ckpt_torch.exchange import _Round
 from ckpt_torch.place import find_step
 from tests.frameworks.gloo import Ranks
 from tests.waiting import wait_until
 
 REFUSING = 1
+WAIT_S = 20.0
 TRIES = 3
 """All but the last are refused."""
 
@@ -128,3 +131,53 @@ def test_what_cannot_be_pickled_is_refused_by_name(cluster: str) -> None:
     with pytest.raises(ckpt.Refused, match=r"a\.f: an object of type function cannot be pickled"):
         stager.stage({"a": {"f": lambda: 0}})
     stager.close()
+
+
+def aborted_job(url: str, staging: str, known: bool) -> tuple[str, int | None, list[float]]:
+    """One rank's process group is aborted when the other has heard all that it waits for."""
+    path, heard = f"{url}/aborted-{staging}-{known}", _Round.wait
+    state = state_of("save", 1.0)
+    ckpt_torch.save(state if known else {"n": 3}, checkpoint_id=f"{path}/1")
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+
+    def cut_off(talk: _Round) -> list[bytes]:
+        found = heard(talk)
+        if dist.get_rank() == REFUSING:
+            dist.barrier()
+            _abort_process_group(group)
+            dist.get_rank(group)  # Raises: there is no such group any more.
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Round, "wait", cut_off)
+        try:
+            future = ckpt_torch.async_save(
+                state, checkpoint_id=f"{path}/2", process_group=group, staging=staging
+            )
+        except Exception as error:
+            text = repr(error)
+        else:
+            dist.barrier()
+            text = repr(future.exception(WAIT_S))
+    dist.barrier()
+    store = find_step(f"{path}/2", None).store
+    latest = store.latest(path.rpartition("/")[2])
+    dist.barrier()
+    ckpt_torch.save(state_of("save", 4.0), checkpoint_id=f"{path}/2")
+    back = state_of("save", 0.0)
+    ckpt_torch.load(back, checkpoint_id=f"{path}/2")
+    (values,) = [value for value in back.values() if isinstance(value, torch.Tensor)]
+    return text, latest, values.unique().tolist()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("staging", ["copy", "overlap"])
+def test_what_cuts_one_rank_off_from_the_others_ends_the_save_on_all(
+    cluster: str, ranks: Ranks, staging: str, known: bool
+) -> None:
+    """And leaves what was committed, and the next save of the step."""
+    found = ranks.run(2, aborted_job, cluster, staging, known)
+    assert [one[1:] for one in found] == [(1, [4.0])] * 2
+    assert f"rank {REFUSING}" in found[1 - REFUSING][0]
+    assert all("is not registered" in text for text, _, _ in found)
