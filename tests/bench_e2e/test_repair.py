@@ -13,8 +13,8 @@ from ckptbench.cli import main
 from ckptbench.cluster import BenchCluster
 
 FLAGS = (
-    "--code=2+2", "--size=256Ki", "--large=1Mi", "--payloads=4", "--sources=9", "--loops=1",
-    "--columns=40", "--rebuild-after-s=1", "--quick",
+    "--code=2+2", "--size=256Ki", "--large=1Mi", "--burst=256Ki", "--payloads=4", "--sources=9",
+    "--loops=1", "--bursts=1", "--floor-s=1", "--columns=40", "--rebuild-after-s=1", "--quick",
 )  # fmt: skip
 
 

@@ -73,7 +73,10 @@ def lose(cluster: RemoteCluster, id: str) -> None:
 
 
 def check(store: ckpt.Store, step: int) -> None:
-    found = store.load(RUN, step)
+    check_tree(store.load(RUN, step), step)
+
+
+def check_tree(found: object, step: int) -> None:
     assert isinstance(found, dict)
     for name, value in state(step).items():
         assert bits_of(found[name]) == bits_of(value), name
@@ -196,6 +199,28 @@ def test_a_column_that_has_rotted_is_made_again_elsewhere(mending: RemoteCluster
             worker.end(signal.SIGTERM)
         assert ckpt_command(mending, "verify", f"{RUN}@1") == 0
         check(store, 1)
+
+
+def test_who_holds_a_step_reads_it_where_it_has_gone(mending: RemoteCluster) -> None:
+    """Its reader knows where all columns were; none of these targets is left as it reads."""
+    worker = repair_worker(mending)
+    try:
+        with ckpt.open(mending.url) as store:
+            store.save(RUN, 1, state(1)).wait(AGAIN_S)
+            (was,) = shown(mending, 1).columns
+            with store.resolve(RUN, 1) as held:
+                check_tree(held.load(), 1)
+                for id in filter(None, was.targets):
+                    lose(mending, str(id))
+                    mending.wait_live()
+                    wait_until(
+                        lambda: is_whole(mending, 1), f"whole without {id}",
+                        timeout_s=AGAIN_S, poll_s=ASKED_S,
+                    )  # fmt: skip
+                    replace_target(mending, str(id))
+                check_tree(held.load(), 1)
+    finally:
+        worker.end(signal.SIGTERM)
 
 
 def flip(column: Path) -> None:

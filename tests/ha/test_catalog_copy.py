@@ -363,6 +363,8 @@ def test_each_moment_before_the_last_transaction_is_no_catalog(
     def at_last(request: Request) -> bool:
         key = in_base64(f"{place.name}:{last.decode()}").encode()
         puts = request.path == "/v3/kv/txn" and b'"request_put":{"key":"' + key in request.body
+        # What asks for its limits puts each kind of key where something never holds.
+        puts = puts and b'"result":"LESS"' not in request.body
         if last == b"copying" and puts:
             taken.append(request)
             return False

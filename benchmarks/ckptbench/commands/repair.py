@@ -24,10 +24,13 @@ from ckptbench.roofline import describe_machine
 BYTES: Final = (
     ("--size", "64Mi", "of each payload"),
     ("--large", "256Mi", "of one more, whose column is timed by itself"),
+    ("--burst", "256Mi", "of each of two ranks of a burst"),
 )
 COUNTS: Final = (
     ("--payloads", 12, "that are held"),
     ("--loops", 5, "rounds; medians of them"),
+    ("--bursts", 20, "saves that begin during rebuilds; the worst counts"),
+    ("--floor-s", 10, "seconds of saves during a rebuild"),
     ("--sources", 200, "payloads over which sources are compared"),
     ("--columns", 100_000, "that are lost before a coordinator"),
     ("--rebuild-after-s", 2, "how long a target that was killed is waited for"),
@@ -43,7 +46,10 @@ def main(argv: Sequence[str]) -> int:
         size=options.size,
         payloads=options.payloads,
         large=options.large,
+        burst=options.burst,
         loops=options.loops,
+        bursts=options.bursts,
+        floor_s=options.floor_s,
         sources=options.sources,
         lost_columns=options.columns,
         rebuild_after_s=options.rebuild_after_s,
@@ -73,9 +79,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="ckptbench repair",
         description="Targets of a cluster of its own lose what they hold, one after the other; "
         "`ckptd repair` makes it again. Rates beside reading the same sources and beside what the "
-        "cores can do, bytes, bursts beside a rebuild and a scrub, from a kill to full "
+        "cores can do, bytes, bursts beside rebuilds and a scrub, from a kill to full "
         "redundancy, and what many lost columns cost a coordinator.",
-        epilog="ckptbench repair --loops=2 --size=8Mi --quick is done in a minute or two.",
+        epilog="ckptbench repair --loops=2 --bursts=4 --size=8Mi --burst=8Mi --quick takes a "
+        "minute or two.",
     )
     parser.add_argument("--code", default="4+2", metavar="K+M", help="erasure code [4+2]")
     for name, default, text in BYTES:

@@ -20,6 +20,7 @@ WRITTEN_MAX: Final = 1.005
 SOURCES_MAX: Final = 1.1
 DURING_REBUILD_MAX: Final = 1.10
 DURING_REBUILD_WORST_MAX: Final = 1.5
+FLOOR_KEPT_MIN: Final = 0.9
 DURING_SCRUB_MAX: Final = 1.05
 KILL_SLACK_S: Final = 10.0
 KILL_BYTES: Final = 1.25
@@ -84,13 +85,19 @@ def worker_bytes(found: RepairFigures) -> int:
 
 def during_rebuild(found: RepairFigures) -> Spread | None:
     """Saves beside a rebuild over those alone; None where none was beside it to the end."""
-    bursts = [one.bursts for one in found.rounds]
-    ratios = [b.during_rebuild_s / b.alone_s for b in bursts if b.during_rebuild_s is not None]
+    alone = statistics.median(found.beside.alone_s)
+    ratios = [seconds / alone for seconds in found.beside.beside_s]
     return spread(ratios) if ratios else None
 
 
+def floor_kept(found: RepairFigures) -> float | None:
+    """What repair read while saves went on, over its floor; None: it was over before them."""
+    read = found.beside.read_bytes_per_s
+    return None if read is None else read / found.beside.floor_bytes_per_s
+
+
 def during_scrub(found: RepairFigures) -> Spread | None:
-    """Likewise."""
+    """Likewise, each beside one alone of its round."""
     bursts = [one.bursts for one in found.rounds]
     ratios = [b.during_scrub_s / b.alone_s for b in bursts if b.during_scrub_s is not None]
     return spread(ratios) if ratios else None
@@ -152,7 +159,11 @@ def _burst_goals(found: RepairFigures) -> Iterator[Goal]:
     beside = during_rebuild(found)
     if beside is not None:
         yield Goal("burst during a rebuild / alone", beside.median, DURING_REBUILD_MAX, False)
-        yield Goal("the worst of them", beside.high, DURING_REBUILD_WORST_MAX, False)
+        name = f"the worst of {beside.count}"
+        yield Goal(name, beside.high, DURING_REBUILD_WORST_MAX, False)
+    kept = floor_kept(found)
+    if kept is not None:
+        yield Goal("a rebuild during saves / its floor", kept, FLOOR_KEPT_MIN, True)
     scrub = during_scrub(found)
     if scrub is not None:
         yield Goal("burst during a scrub / alone", scrub.median, DURING_SCRUB_MAX, False)

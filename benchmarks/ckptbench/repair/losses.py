@@ -137,9 +137,15 @@ class Losses:
         """Until nothing lacks. Raises CkptError when something fails."""
         self._until(lambda: not self.is_under_way(), "not all columns are made again")
 
-    def bytes_made(self) -> int:
-        """Bytes of columns made again since the coordinator began."""
-        return self._cluster.repair().bytes_made
+    def wait_reading(self) -> bool:
+        """Until a worker reads; False when nothing lacks any more."""
+
+        def reads() -> bool:
+            view = self._cluster.repair()
+            return any(task.read_bytes for task in view.tasks) or not self.is_under_way()
+
+        self._until(reads, "no worker begins")
+        return self.is_under_way()
 
     def is_under_way(self) -> bool:
         """Something lacks. What is due says less: what was passed over is not due until the

@@ -27,13 +27,15 @@ def measure_repair(plan: RepairPlan, tell: Tell) -> RepairFigures:
         for number in range(plan.loops):
             tell(f"round {number + 1} of {plan.loops}")
             rounds.append(run.measure())
-        several, moved = run.lose_several(), run.move()
+        several, moved, beside = run.lose_several(), run.move(), run.beside()
     tell(f"{plan.sources} small payloads for which sources are compared")
     even = measure_sources(plan)
     tell(f"{plan.lost_columns} lost columns before a coordinator")
     queue = measure_queue(plan.code, plan.lost_columns)
     bound = rebuild_bound(costs, plan.code, core_count())
-    return RepairFigures(tuple(rounds), several, even, queue, costs, bound, core_count(), moved)
+    return RepairFigures(
+        tuple(rounds), several, even, queue, costs, bound, core_count(), beside, moved
+    )
 
 
 def check_plan(plan: RepairPlan) -> None:
@@ -43,7 +45,9 @@ def check_plan(plan: RepairPlan) -> None:
     if plan.targets <= plan.code.n:
         text = f"{plan.targets} targets: one that stays away needs more than the code's"
         raise Refused(f"{text} {plan.code.n}", hint=f"--targets={plan.code.n + 1}")
-    if min(plan.size, plan.payloads, plan.loops, plan.sources, plan.lost_columns) < 1:
-        raise Refused("size, payloads, loops, sources and lost columns are at least 1")
+    counts = plan.payloads, plan.loops, plan.bursts, plan.sources, plan.lost_columns
+    if min(plan.size, plan.burst, *counts) < 1 or plan.floor_s <= 0:
+        text = "size, payloads, loops, bursts, sources and lost columns are at least 1"
+        raise Refused(f"{text}, seconds above 0")
     if plan.large <= plan.size:
         raise Refused("the large payload is larger than the others", hint="raise --large")

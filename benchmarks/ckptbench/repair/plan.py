@@ -23,7 +23,13 @@ class RepairPlan:
     payloads: int = 12
     large: int = 256 * MiB
     """Of one payload more, whose column is timed alone: several windows."""
+    burst: int = 256 * MiB
+    """Of each rank of a burst."""
     loops: int = 5
+    bursts: int = 20
+    """Beside rebuilds: the worst of them counts."""
+    floor_s: float = 10.0
+    """So long saves go on while it is seen what repair gets."""
     sources: int = 200
     """Small payloads, of which each loses one column: do all targets give the same?"""
     lost_columns: int = 100_000
@@ -78,11 +84,24 @@ class TargetMade:
 
 @dataclass(frozen=True, slots=True)
 class BurstTimes:
-    """Three saves of one round, from the call to the commit; None: it was over before the save."""
+    """Two saves of one round, from the call to the commit; None: it was over before the save."""
 
     alone_s: float
-    during_rebuild_s: float | None
     during_scrub_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BesideRebuilds:
+    """Saves while columns are made again, and what repair gets meanwhile."""
+
+    alone_s: tuple[float, ...]
+    """The same saves with nothing beside them, among the others."""
+    beside_s: tuple[float, ...]
+    """Of those alone that a rebuild outlasted."""
+    floor_bytes_per_s: float
+    """Of sources' bytes: what repair is to get while somebody saves."""
+    read_bytes_per_s: float | None
+    """And what it got; None: nothing was left to be made before the saves ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,5 +152,6 @@ class RepairFigures:
     bound_gb_per_s: float
     """B*."""
     cores: int
+    beside: BesideRebuilds
     moved: TargetMade | None = None
     """What a target had that was drained."""

@@ -4,14 +4,16 @@
     column       a target comes back empty: one column is made by this process, timed by itself,
                  all others by a worker
     kill         a target stays away until all is there without it
-    rebuild      a target comes back empty, and a burst begins as a worker does
     scrub        a burst while all targets scrub
 
+After all rounds targets come back empty once more, one after the other, and bursts begin while a
+worker goes as fast as it can; at last saves go on for a while, and it is seen what repair gets.
 Another target in each round and each loss. What a burst saves is deleted after it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final
@@ -19,14 +21,25 @@ from typing import Final
 from ckpt.base.errors import CkptError
 from ckptbench.cluster import BenchCluster, ClusterPlan
 from ckptbench.repair.column import measure_column
+from ckptbench.repair.floor import MeasuredWorker, saving_goes_on
 from ckptbench.repair.losses import Losses
-from ckptbench.repair.plan import BurstTimes, RepairPlan, RepairRound, TargetMade
+from ckptbench.repair.plan import (
+    BesideRebuilds,
+    BurstTimes,
+    RepairPlan,
+    RepairRound,
+    TargetMade,
+)
 from ckptbench.repair.savers import StepSaver, saving
 from ckptbench.repair.scrubbing import scrubs
 
 RANKS: Final = 2
 """Of a step that is lost, and of a burst."""
 WARMUPS: Final = 2
+ALONE_EACH: Final = 4
+"""After so many bursts beside rebuilds there is one alone."""
+SETTLE_S: Final = 1.0
+"""Half a second after a save has begun a worker is at its floor."""
 
 Tell = Callable[[str], None]
 
@@ -58,7 +71,7 @@ class RepairRounds:
             self._cluster = stack.enter_context(BenchCluster(cluster_plan(plan)))
             self._losses = Losses(self._cluster, plan)
             self._save_held()
-            self._burst = stack.enter_context(saving(self._cluster, "burst", [plan.size] * RANKS))
+            self._burst = stack.enter_context(saving(self._cluster, "burst", [plan.burst] * RANKS))
             self._losses.note_held()
             for _ in range(WARMUPS):
                 self._save()
@@ -78,9 +91,7 @@ class RepairRounds:
         rest = lost.without(large, self._plan.code.k)
         target = self._losses.make(rest)
         kill = self._losses.kill(next(self._victims))
-        during_rebuild_s = self._save_during_rebuild()
-        during_scrub_s = self._save_during_scrub()
-        bursts = BurstTimes(alone_s, during_rebuild_s, during_scrub_s)
+        bursts = BurstTimes(alone_s, self._save_during_scrub())
         return RepairRound(column, target, kill, bursts)
 
     def lose_several(self) -> TargetMade | None:
@@ -99,6 +110,20 @@ class RepairRounds:
         moved = self._losses.make(self._losses.drain(name))
         self._losses.take_back(name)
         return moved
+
+    def beside(self) -> BesideRebuilds:
+        """Bursts beside rebuilds, and a rebuild beside saves."""
+        self._tell(f"{self._plan.bursts} bursts beside rebuilds")
+        alone = [self._save()]
+        beside: list[float] = []
+        for _ in range(2 * self._plan.bursts):
+            beside += self._save_during_rebuild(self._plan.bursts - len(beside))
+            if len(beside) >= ALONE_EACH * len(alone):
+                alone.append(self._save())
+            if len(beside) >= self._plan.bursts:
+                break
+        self._tell("a rebuild beside saves")
+        return BesideRebuilds(tuple(alone), tuple(beside), *self._rebuild_during_saves())
 
     # ----------------------------------------------------------------------- inside
 
@@ -121,18 +146,36 @@ class RepairRounds:
         self._burst.delete()
         self._losses.wait_deleted()
 
-    def _save_during_rebuild(self) -> float | None:
-        """None when it was not under way to the end, or made nothing meanwhile."""
+    def _save_during_rebuild(self, most: int) -> list[float]:
+        """As many as one rebuild outlasts. Each begins while a worker goes as fast as it can."""
         cluster, losses = self._cluster, self._losses
         losses.empty([next(self._victims)])
-        before = losses.bytes_made()
         worker = cluster.start_repair()
-        seconds = self._burst.save()
-        beside = losses.is_under_way() and losses.bytes_made() > before
+        found: list[float] = []
+        while len(found) < most and losses.wait_reading():
+            seconds = self._burst.save()
+            outlasted = losses.is_under_way()
+            self._delete()
+            if not outlasted:
+                break
+            found.append(seconds)
         losses.wait_made()
         cluster.end(worker)
-        self._delete()
-        return seconds if beside else None
+        return found
+
+    def _rebuild_during_saves(self) -> tuple[float, float | None]:
+        """Bytes a second of sources: the floor, and what was read, if there was enough."""
+        cluster, losses, plan = self._cluster, self._losses, self._plan
+        losses.empty([next(self._victims)])
+        with MeasuredWorker(cluster) as worker:
+            losses.wait_reading()
+            with saving_goes_on(cluster):
+                begun_s = time.monotonic()
+                while time.monotonic() - begun_s < SETTLE_S + plan.floor_s:
+                    self._save()
+                found = worker.bytes_per_s(begun_s + SETTLE_S) if losses.is_under_way() else None
+            losses.wait_made()
+        return plan.code.k * cluster.repair().floor_bytes, found
 
     def _save_during_scrub(self) -> float | None:
         """Likewise."""

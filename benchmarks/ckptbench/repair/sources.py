@@ -22,7 +22,7 @@ def measure_sources(plan: RepairPlan) -> TargetMade:
     """What one target held of so many payloads, made again. All code's columns are on as many
     targets: each of the others has one of every payload that is lost.
     """
-    small = replace(plan, size=SIZE, large=SIZE, targets=plan.code.n)
+    small = replace(plan, size=SIZE, large=SIZE, burst=SIZE, targets=plan.code.n)
     with BenchCluster(cluster_plan(small)) as cluster:
         with saving(cluster, "even", [SIZE]) as saver:
             saver.save_several(plan.sources)

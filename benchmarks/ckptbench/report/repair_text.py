@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import Final
 
 from ckpt.base.units import MiB, format_bytes
 from ckptbench.figures import Spread
@@ -11,6 +12,8 @@ from ckptbench.repair import goals
 from ckptbench.repair.plan import RepairFigures, RepairPlan, TargetMade
 from ckptbench.report.text import machine_line
 from ckptbench.results import Machine
+
+NEVER: Final = "never measured: it was over before the saves; raise --payloads"
 
 
 def repair_text(found: RepairFigures, plan: RepairPlan, machine: Machine) -> str:
@@ -68,15 +71,18 @@ def _moved(made: list[TargetMade]) -> str:
 def _bursts(found: RepairFigures, plan: RepairPlan) -> Iterator[str]:
     alone = statistics.median(one.bursts.alone_s for one in found.rounds)
     yield _line("a burst alone", f"{1000 * alone:.0f} ms")
-    for name, ratio in (
-        ("rebuild", goals.during_rebuild(found)),
-        ("scrub", goals.during_scrub(found)),
+    for name, ratio, tries in (
+        ("rebuild", goals.during_rebuild(found), plan.bursts),
+        ("scrub", goals.during_scrub(found), plan.loops),
     ):
         if ratio is None:
             text = f"never measured: no {name} outlasted a burst; raise --payloads"
         else:
-            text = f"{_ratio(ratio)}, {ratio.count} of {plan.loops} that it outlasted"
+            text = f"{_ratio(ratio)}, {ratio.count} of {tries} that it outlasted"
         yield _line(f"  during a {name} / alone", text)
+    read, floor = found.beside.read_bytes_per_s, found.beside.floor_bytes_per_s / MiB
+    text = f"{read / MiB:.1f} of {floor:.1f} MiB/s read" if read is not None else NEVER
+    yield _line("a rebuild during saves", text)
 
 
 def _times(found: RepairFigures, plan: RepairPlan) -> Iterator[str]:
