@@ -27,7 +27,7 @@ BYTES: Final = (
     ("--burst", "256Mi", "of each of two ranks of a burst"),
 )
 COUNTS: Final = (
-    ("--payloads", 12, "that are held"),
+    ("--payloads", 32, "that are held"),
     ("--loops", 5, "rounds; medians of them"),
     ("--bursts", 20, "saves that begin during rebuilds; the worst counts"),
     ("--floor-s", 10, "seconds of saves during a rebuild"),

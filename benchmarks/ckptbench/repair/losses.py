@@ -95,12 +95,13 @@ class Losses:
         """By one worker, without anything beside it."""
         cluster = self._cluster
         sources = [name for name in cluster.target_names if cluster.columns_of(name)]
-        before, begun_cpu = self._counters(), self._cpu_s()
+        before = self._counters()
         worker = cluster.start_repair()
-        begun = time.monotonic()
+        # What a process costs to start is no part: one serves for years.
+        begun, begun_cpu = time.monotonic(), self._cpu_s() + proc.cpu_s(cluster.pid(worker))
         self.wait_made()
         seconds = time.monotonic() - begun
-        spent = self._cpu_s() - begun_cpu + proc.cpu_s(cluster.pid(worker))
+        spent = self._cpu_s() + proc.cpu_s(cluster.pid(worker)) - begun_cpu
         peak = proc.resident_bytes(cluster.pid(worker))
         cluster.end(worker)
         added = _added(before, self._counters())

@@ -20,7 +20,8 @@ class RepairPlan:
     """More than the code has columns: a target may stay away."""
     size: int = 64 * MiB
     """Of each payload."""
-    payloads: int = 12
+    payloads: int = 32
+    """That are held: with fewer, the first one's connections and memory are what a target costs."""
     large: int = 256 * MiB
     """Of one payload more, whose column is timed alone: several windows."""
     burst: int = 256 * MiB
