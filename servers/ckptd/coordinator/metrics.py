@@ -72,7 +72,9 @@ def coordinator_families(
     yield build_info(version)
     yield from _cluster(machine.members, sessions, tickets_waiting)
     yield Family(
-        "ckpt_catalog_full", Kind.GAUGE, "1 while etcd has no room: no save begins, commits wait."
+        "ckpt_catalog_full",
+        Kind.GAUGE,
+        "1 while the catalog has no room: no save begins, commits wait.",
     ).add(int(catalog_full))
     yield from _commits(statistics)
     yield from _runs(machine.checkpoints, machine.drains)
@@ -88,36 +90,40 @@ def leading_families(
     *, leads: bool, takeovers: int, written_s: Histogram, written_bytes: int
 ) -> Iterator[Family]:
     """Of one of several coordinators, whether it leads or stands by."""
-    yield Family(
-        "ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads, else 0"
-    ).add(float(leads))
+    yield Family("ckpt_coordinator_leading", Kind.GAUGE, "1 while this coordinator leads.").add(
+        float(leads)
+    )
     yield Family(
         "ckpt_coordinator_takeovers_total", Kind.COUNTER,
-        "Terms that this process has begun, of a coordinator whose catalog is in etcd",
+        "How often this process took over as leader, where the catalog is in etcd.",
     ).add(takeovers)  # fmt: skip
     written = Family(
         "ckpt_catalog_transaction_seconds", Kind.HISTOGRAM,
-        "Transactions with etcd, from the first try to the answer",
+        "Time that a transaction with etcd took, from the first try to the answer.",
     )  # fmt: skip
     written.histograms.append(((), written_s))
     yield written
     yield Family(
         "ckpt_catalog_written_bytes_total", Kind.COUNTER,
-        "Keys and values that this process has stored in etcd, without etcd's own",
+        "Bytes of keys and values that this process has stored in etcd.",
     ).add(written_bytes)  # fmt: skip
 
 
 def _cluster(
     members: Membership, sessions: Counter[Role], tickets_waiting: int
 ) -> Iterator[Family]:
-    yield Family("ckpt_coordinator_term", Kind.GAUGE, "Grows by one at each start.").add(
-        members.term
-    )
+    yield Family(
+        "ckpt_coordinator_term",
+        Kind.GAUGE,
+        "The coordinator's term, one more at each start or takeover.",
+    ).add(members.term)
     yield Family(
         "ckpt_map_version", Kind.GAUGE, "Version of the cluster map, within the term."
     ).add(members.version)
     yield Family(
-        "ckpt_catalog_tickets_waiting", Kind.GAUGE, "Catalog entries that are not durable yet."
+        "ckpt_catalog_tickets_waiting",
+        Kind.GAUGE,
+        "Changes to the catalog that are not durable yet.",
     ).add(tickets_waiting)
     family = Family("ckpt_sessions", Kind.GAUGE, "Authenticated connections by the peer's role.")
     for role in Role:
@@ -130,23 +136,25 @@ def _commits(statistics: CommitStatistics) -> Iterator[Family]:
     yield Family(
         "ckpt_save_stall_seconds",
         Kind.HISTOGRAM,
-        "Training blocked by save(), of the slowest rank.",
+        "How long save() blocked training, on the slowest rank of each save.",
         histograms=[((), statistics.stall_s)],
     )
     yield Family(
         "ckpt_save_commit_seconds",
         Kind.HISTOGRAM,
-        "From the first payload handed over to the durable record.",
+        "Time from the first payload handed over until the commit record was durable.",
         histograms=[((), statistics.commit_s)],
     )
-    yield Family("ckpt_save_aborted_total", Kind.COUNTER, "Attempts that were aborted.").add(
+    yield Family("ckpt_save_aborted_total", Kind.COUNTER, "Saves that were aborted.").add(
         statistics.aborted_count
     )
-    yield Family("ckpt_committed_bytes_total", Kind.COUNTER, "Payload bytes committed.").add(
-        statistics.bytes
-    )
     yield Family(
-        "ckpt_rank_seconds_lost_total", Kind.COUNTER, "World size times stall, summed over commits."
+        "ckpt_committed_bytes_total", Kind.COUNTER, "Bytes of committed saves, without parity."
+    ).add(statistics.bytes)
+    yield Family(
+        "ckpt_rank_seconds_lost_total",
+        Kind.COUNTER,
+        "Rank-seconds blocked by saves: world size times stall, summed over commits.",
     ).add(statistics.rank_seconds_lost)
 
 
@@ -160,12 +168,14 @@ def _runs(checkpoints: Checkpoints, drains: DrainQueue) -> Iterator[Family]:
             newest[checkpoint.id.run] = checkpoint  # `all` is ascending within a run.
     by_state = Family(
         "ckpt_checkpoints", Kind.GAUGE,
-        "Generations in the catalog by state; stored: lost here, and whole in an object store.",
+        "Checkpoints in the catalog, by state; stored: lost from the tier, kept in an object store.",
     )  # fmt: skip
     for state in ("committed", STORED, "damaged", "tombstoned"):
         by_state.add(states[state], state=state)
     yield by_state
-    steps = Family("ckpt_last_committed_step", Kind.GAUGE, "Newest step that a load would find.")
+    steps = Family(
+        "ckpt_last_committed_step", Kind.GAUGE, "Newest step that a load of the run finds."
+    )
     times = Family(
         "ckpt_last_commit_timestamp_seconds", Kind.GAUGE, "Unix time of the newest commit of a run."
     )
@@ -180,14 +190,14 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
     degraded = Family(
         "ckpt_checkpoints_degraded",
         Kind.GAUGE,
-        "Committed checkpoints that lack columns, or copies of their index or record, now; also "
+        "Committed checkpoints that lack columns, or copies of their index or record, including "
         "those that cannot be read.",
     )
     least = Family(
         "ckpt_targets_survivable_min",
         Kind.GAUGE,
-        "How many more targets, whichever they are, may be lost before any committed checkpoint "
-        "cannot be read from the tier; -1 when one cannot be read now; absent without any.",
+        "How many more targets, whichever they are, can be lost while every committed checkpoint "
+        "stays readable from the tier; -1: one is unreadable now; absent without checkpoints.",
     )
     committed = [
         one
@@ -208,7 +218,11 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
 def _targets(members: Membership) -> Iterator[Family]:
     up = Family("ckpt_target_up", Kind.GAUGE, "1 when the target is live.")
     capacity = Family("ckpt_capacity_bytes", Kind.GAUGE, "Space of live targets, by state.")
-    columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns proved in the current boot.")
+    columns = Family(
+        "ckpt_target_columns",
+        Kind.GAUGE,
+        "Columns that the target has proved since its process started.",
+    )
     devices = device_families()
     counters: dict[str, Family] = {}
     used = free = 0
@@ -232,8 +246,8 @@ def _device_bytes(members: Membership) -> Family:
     family = Family(
         "ckpt_device_bytes",
         Kind.GAUGE,
-        "Of each device with live targets, less its reserve: columns and documents, space reserved "
-        "for saves, files that are not ckpt's, and what may still be taken.",
+        "Space of each device that has live targets, without its reserve: columns and documents, "
+        "reserved for saves, other files, and free.",
     )
     for space in device_spaces(members.live()):
         device = str(space.domain)
@@ -246,50 +260,68 @@ def _device_bytes(members: Membership) -> Family:
 
 def _repairs(view: RepairView) -> Iterator[Family]:
     yield Family(
-        "ckpt_repair_due_columns", Kind.GAUGE, "Lost columns that wait to be made again now."
+        "ckpt_repair_due_columns",
+        Kind.GAUGE,
+        "Lost columns that can be repaired now and wait for it.",
     ).add(view.columns_due)
     yield Family(
-        "ckpt_repair_left_bytes", Kind.GAUGE, "Of lost columns, that are not made yet."
+        "ckpt_repair_left_bytes", Kind.GAUGE, "Bytes of lost columns that are still to be repaired."
     ).add(view.bytes_left)
     yield Family(
-        "ckpt_repair_paused", Kind.GAUGE, "1 while somebody has paused it: ckpt repair resume."
+        "ckpt_repair_paused",
+        Kind.GAUGE,
+        "1 while repair is paused; `ckpt repair resume` lets it go on.",
     ).add(int(view.paused_at_s is not None))
-    yield Family("ckpt_repair_tasks", Kind.GAUGE, "Payloads that workers have in hand.").add(
+    yield Family("ckpt_repair_tasks", Kind.GAUGE, "Payloads that workers are repairing.").add(
         len(view.tasks)
     )
-    yield Family("ckpt_repair_columns_total", Kind.COUNTER, "Columns that were made again.").add(
+    yield Family("ckpt_repair_columns_total", Kind.COUNTER, "Columns that were repaired.").add(
         view.columns_made
     )
-    yield Family("ckpt_repair_bytes_total", Kind.COUNTER, "Bytes of their files.").add(
-        view.bytes_made
-    )
     yield Family(
-        "ckpt_repair_documents_total", Kind.COUNTER, "Documents that were copied or mended."
+        "ckpt_repair_bytes_total", Kind.COUNTER, "Bytes of the columns that were repaired."
+    ).add(view.bytes_made)
+    yield Family(
+        "ckpt_repair_documents_total",
+        Kind.COUNTER,
+        "Copies of indexes and commit records that were repaired.",
     ).add(view.documents_made)
     yield Family(
-        "ckpt_repair_failures_total", Kind.COUNTER, "Repairs that ended without all their columns."
+        "ckpt_repair_failures_total", Kind.COUNTER, "Repairs that failed for some of their columns."
     ).add(view.failed)
 
 
 def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:
-    backlog = Family("ckpt_drain_backlog", Kind.GAUGE, "Checkpoints that a store still needs.")
-    left = Family("ckpt_drain_backlog_bytes", Kind.GAUGE, "Payload bytes that it needs.")
+    backlog = Family("ckpt_drain_backlog", Kind.GAUGE, "Checkpoints that are not in the store yet.")
+    left = Family(
+        "ckpt_drain_backlog_bytes",
+        Kind.GAUGE,
+        "Bytes of checkpoints that are not in the store yet.",
+    )
     oldest = Family(
         "ckpt_drain_oldest_undrained_timestamp_seconds",
         Kind.GAUGE,
-        "Unix time of the oldest one's commit; absent without a backlog.",
+        "Commit time of the oldest checkpoint in the backlog; absent without a backlog.",
     )
     rate = Family(
-        "ckpt_drain_bytes_per_second", Kind.GAUGE, "Rate of all workers, while they drain."
+        "ckpt_drain_bytes_per_second",
+        Kind.GAUGE,
+        "Bytes drained per second by all workers together.",
     )
     end = Family(
-        "ckpt_drain_end_seconds", Kind.GAUGE, "Until the backlog is done; absent when unknown."
+        "ckpt_drain_end_seconds",
+        Kind.GAUGE,
+        "Estimated time until the backlog is drained; absent while unknown.",
     )
-    workers = Family("ckpt_drain_workers", Kind.GAUGE, "Workers that serve a store.")
+    workers = Family("ckpt_drain_workers", Kind.GAUGE, "Workers that serve the store.")
     drained = Family(
-        "ckpt_drain_checkpoints_total", Kind.COUNTER, "Checkpoints verified in a store."
+        "ckpt_drain_checkpoints_total",
+        Kind.COUNTER,
+        "Checkpoints drained to the store, and verified there.",
     )
-    failed = Family("ckpt_drain_failures_total", Kind.COUNTER, "Attempts to drain one that failed.")
+    failed = Family(
+        "ckpt_drain_failures_total", Kind.COUNTER, "Attempts to drain a checkpoint that failed."
+    )
     for store in stores:
         backlog.add(store.backlog, store=store.url)
         left.add(store.backlog_bytes, store=store.url)
@@ -305,22 +337,24 @@ def _drains(stores: Sequence[StoreStatus]) -> Iterator[Family]:
 
 
 def _evictions(evictor: Evictor) -> Iterator[Family]:
-    yield Family("ckpt_evicted_total", Kind.COUNTER, "Drained checkpoints that made room.").add(
-        evictor.evicted_count
-    )
-    yield Family("ckpt_evicted_bytes_total", Kind.COUNTER, "Payload bytes that were evicted.").add(
-        evictor.evicted_bytes
-    )
+    yield Family(
+        "ckpt_evicted_total", Kind.COUNTER, "Drained checkpoints that were evicted to make room."
+    ).add(evictor.evicted_count)
+    yield Family(
+        "ckpt_evicted_bytes_total", Kind.COUNTER, "Bytes of checkpoints that were evicted."
+    ).add(evictor.evicted_bytes)
 
 
 def _door(pressure: Pressure) -> Iterator[Family]:
-    full = Family("ckpt_connections_full", Kind.GAUGE, "1 while trainers and readers cannot stay.")
+    full = Family(
+        "ckpt_connections_full", Kind.GAUGE, "1 while trainers and readers are turned away."
+    )
     yield full.add(int(bool(pressure.need)))
     away = Family(
         "ckpt_peers_turned_away_total",
         Kind.COUNTER,
-        "Connections that did not stay: strangers that others took the seat of, peers for which "
-        "no descriptor was free, and peers that heard that there is no room.",
+        "Connections turned away: unauthenticated ones that made room for others (stranger), no "
+        "free descriptor (descriptors), or no room for another peer (full).",
     )
     away.add(pressure.evicted, reason="stranger").add(pressure.shortages, reason="descriptors")
     yield away.add(pressure.turned_away, reason="full")

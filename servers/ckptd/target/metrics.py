@@ -32,11 +32,15 @@ def family_of_counter(name: str) -> Family:
 def device_families() -> tuple[Family, Family]:
     """The empty families of what devices refuse, and of which fail, for `add_device`."""
     return (
-        Family("ckpt_target_device_failing", Kind.GAUGE, "1 while its device gets no new columns."),
+        Family(
+            "ckpt_target_device_failing",
+            Kind.GAUGE,
+            "1 while the device fails: it gets no new columns.",
+        ),
         Family(
             "ckpt_target_device_errors_total",
             Kind.COUNTER,
-            "What its device refused since the target began, by kind; space is no failure.",
+            "Errors of the device since the target started, by kind; a full one is no failure.",
         ),
     )
 
@@ -77,22 +81,24 @@ def target_families(
     yield Family(
         "ckpt_target_fsync_seconds",
         Kind.HISTOGRAM,
-        "Syncs of files and directories.",
+        "Time that a sync of a file or directory took.",
         histograms=[((("target", target),), sync_s)],
     )
 
 
 def _columns(machine: TargetMachine, target: str) -> Iterator[Family]:
-    up = Family("ckpt_target_up", Kind.GAUGE, "1 when the coordinator has taken the target in.")
+    up = Family(
+        "ckpt_target_up", Kind.GAUGE, "1 while the target is registered with the coordinator."
+    )
     yield up.add(int(machine.registered), target=target)
-    columns = Family("ckpt_target_columns", Kind.GAUGE, "Columns sealed and here.")
+    columns = Family("ckpt_target_columns", Kind.GAUGE, "Sealed columns on the target.")
     yield columns.add(machine.column_count, target=target)
     for name, value in sorted(machine.counters.items()):
         yield family_of_counter(name).add(value, target=target)
     by_reason = Family(
         "ckpt_target_columns_refused_by_reason_total",
         Kind.COUNTER,
-        "The refused columns, by the code of the answer.",
+        "Refused columns, by the code of the error.",
     )
     for reason, count in sorted(machine.refusals.items()):
         by_reason.add(count, target=target, reason=reason)
@@ -107,13 +113,15 @@ def _device(machine: TargetMachine, target: str) -> tuple[Family, Family]:
 
 
 def _space(space: Space, bytes_used: int, target: str) -> Iterator[Family]:
-    device = Family("ckpt_target_device_bytes", Kind.GAUGE, "Of the file system, as measured.")
+    device = Family(
+        "ckpt_target_device_bytes", Kind.GAUGE, "Size and free space of the file system."
+    )
     device.add(space.bytes_total, target=target, state="total")
     yield device.add(space.bytes_free, target=target, state="free")
     own = Family(
         "ckpt_target_capacity_bytes",
         Kind.GAUGE,
-        "Of this target: sealed columns and documents, aside files, and what may be promised yet.",
+        "The target's space: columns and documents, reserved for saves, and free.",
     )
     own.add(bytes_used, target=target, state="used")
     own.add(space.held_bytes, target=target, state="reserved")
@@ -121,8 +129,8 @@ def _space(space: Space, bytes_used: int, target: str) -> Iterator[Family]:
 
 
 def _pools(pools: Mapping[str, tuple[int, int]], target: str) -> Iterator[Family]:
-    used = Family("ckpt_target_pool_used_bytes", Kind.GAUGE, "Memory of slots that are in use.")
-    whole = Family("ckpt_target_pool_bytes", Kind.GAUGE, "Memory of all slots.")
+    used = Family("ckpt_target_pool_used_bytes", Kind.GAUGE, "Buffer memory in use.")
+    whole = Family("ckpt_target_pool_bytes", Kind.GAUGE, "Buffer memory in all.")
     for pool, (in_use, total) in pools.items():
         used.add(in_use, target=target, pool=pool)
         whole.add(total, target=target, pool=pool)
@@ -130,13 +138,17 @@ def _pools(pools: Mapping[str, tuple[int, int]], target: str) -> Iterator[Family
 
 
 def _peers(statistics: ServerStatistics, target: str) -> Iterator[Family]:
-    sessions = Family("ckpt_target_sessions", Kind.GAUGE, "Authenticated connections to its port.")
+    sessions = Family(
+        "ckpt_target_sessions", Kind.GAUGE, "Authenticated connections to the target."
+    )
     yield sessions.add(statistics.sessions, target=target)
     waits = Family(
-        "ckpt_target_slot_waits_total", Kind.COUNTER, "Bulks that waited because no slot was free."
+        "ckpt_target_slot_waits_total", Kind.COUNTER, "Transfers that waited for a free buffer."
     )
     yield waits.add(statistics.slot_waits, target=target)
-    cuts = Family("ckpt_target_peers_cut_total", Kind.COUNTER, "Peers that were cut off, by why.")
+    cuts = Family(
+        "ckpt_target_peers_cut_total", Kind.COUNTER, "Peers that were cut off, by reason."
+    )
     for reason in CUTS:
         cuts.add(getattr(statistics, reason), target=target, reason=reason)
     yield cuts
