@@ -6,7 +6,7 @@ found by the check that finds nothing in ckpt_torch as it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,10 @@ import torch
 import ckpt
 import ckpt_torch
 from ckpt_client.accelerator import OutPlan, StreamPoint
+from ckpt_client.save.beside import Beside
 from ckpt_torch.device.accelerators import GATHER_BYTES, TorchAccelerator, accelerator_of
 from ckpt_torch.device.page_locks import PageLocks
+from ckpt_torch.staging.copying import TorchCopier
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.device.emulated import NAME, Emulated, Fault
 from tests.waiting import wait_until
@@ -68,10 +70,12 @@ def change(state: State) -> None:
         tensor.add_(1)
 
 
-def begin(device: Emulated, store: ckpt.Store, name: str, state: State) -> Any:
+def begin(device: Emulated, store: ckpt.Store, name: str, state: State, **more: Any) -> Any:
     """A save whose call waits for nothing, whatever the device is doing."""
     waits = device.waits()
-    future = ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging="overlap")
+    future = ckpt_torch.async_save(
+        state, checkpoint_id=name, store=store, staging="overlap", **more
+    )
     assert device.waits() == waits
     return future
 
@@ -263,6 +267,7 @@ def test_a_buffer_that_is_filled_again_before_its_copy_is_through(
             future = begin(device, store, f"buffer-{planted}/{step}", state)
             device.wait_held()
             if planted:
+                future.staged.follow()  # All is queued.
                 gathering.synchronize()
         future.result(WAIT_S)
         with finding(planted):
@@ -369,3 +374,86 @@ def test_other_ranks_hear_what_befell_a_device(
         future.result(WAIT_S)
     with pytest.raises(ckpt.Aborted, match=r"rank 1.*the device is lost"):
         other.wait(WAIT_S)
+
+
+def test_what_was_locked_is_let_go_with_the_store(device: Emulated, tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "burst") as url:
+        with ckpt.open(url) as store:
+            for step in (1, 2):
+                begin(device, store, f"locked/{step}", on_device(numbers(step))).result(WAIT_S)
+            assert device.counters().registrations > 0
+        assert device.counters().registrations == 0
+
+
+@with_and_without
+def test_a_staging_that_begins_beside_another_of_its_rank(
+    device: Emulated, store: ckpt.Store, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """They would share the link with each other, and take more of it from the training."""
+    state = on_device({"a": torch.ones(1_200_000)})
+    begin(device, store, f"one-{planted}/1", state).result(WAIT_S)
+    done: list[str] = []
+
+    def at_once(beside: Beside, work: Callable[[], None]) -> None:
+        threading.Thread(target=work).start()
+
+    if planted:
+        monkeypatch.setattr(Beside, "run", at_once)
+
+    def noted(name: str) -> None:
+        whole = getattr(TorchCopier, name)
+
+        def call(self: TorchCopier, *given: Any) -> None:
+            if name == "copy":
+                done.append(name)
+            whole(self, *given)
+            if name == "finish":
+                done.append(name)
+
+        monkeypatch.setattr(TorchCopier, name, call)
+
+    noted("copy")
+    noted("finish")
+    with device.held_link():
+        futures = [begin(device, store, f"one-{planted}/{step}", state) for step in (2, 3)]
+        device.wait_held()
+        if planted:
+            wait_until(lambda: done == ["copy", "copy"], "a second staging")
+        assert not any(future.staged.wait(0.1) for future in futures)
+    for future in futures:
+        future.result(WAIT_S)
+    with finding(planted):
+        assert done == ["copy", "finish"] * 2
+
+
+def test_what_is_not_finite_is_looked_for_when_it_is_copied_and_nobody_waits_for_the_device(
+    device: Emulated, store: ckpt.Store
+) -> None:
+    state = on_device(numbers(1))
+    begin(device, store, "finite/1", state, check_finite=True).result(WAIT_S)
+    check_loads(store, "finite/1", numbers(1))
+    with device.held_link(), device.held_stream():
+        state["turned"].add_(float("inf"))
+        future = begin(device, store, "finite/2", state, check_finite=True)
+        assert not future.staged.done
+    with pytest.raises(ckpt.Refused, match=r"^turned: element \[0, 0\] of \(1000, 1050\) is inf"):
+        future.result(WAIT_S)
+    assert store.latest("finite") == 1
+
+
+def test_copies_have_the_least_priority_that_the_device_knows(device: Emulated) -> None:
+    fresh = TorchAccelerator(torch.device(NAME, 0))
+    assert device.priority(torch.Stream(device=NAME)) == 0
+    assert [device.priority(one) for one in (fresh._stream, fresh._gathering)] == [1, 1]
+
+
+@pytest.mark.parametrize("staging", ["copy", "overlap"])
+def test_a_tensor_without_memory_is_refused_by_name(
+    device: Emulated, store: ckpt.Store, staging: str
+) -> None:
+    for name in ("meta/1", "meta/2"):
+        state = {"a": torch.ones(3, device=NAME), "b": torch.ones(3, device="meta")}
+        with pytest.raises(ckpt.Refused, match=r"^b: a tensor on meta; only those of a CPU or an"):
+            ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging=staging)
+        state["b"] = torch.ones(3, device=NAME)
+        ckpt_torch.save(state, checkpoint_id=name, store=store)

@@ -40,7 +40,10 @@ import os, signal, sys
 import torch, ckpt_torch
 torch.manual_seed(3)
 state = {"w": torch.randn(20_000_000), "rank": "all"}
-future = ckpt_torch.async_save(state, checkpoint_id=sys.argv[1], use_collectives=False)
+future = ckpt_torch.async_save(
+    state, checkpoint_id=sys.argv[1], use_collectives=False, staging=sys.argv[2]
+)
+future.staged.wait()
 print(future.done(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -58,14 +61,16 @@ def under_torchrun(warm: Warm, agent: list[str], script: Path, line: list[str]) 
     return warm.command(TORCHRUN, *agent, "--no-python", *warm.command(script, *line))
 
 
+@pytest.mark.parametrize("staging", ["copy", "overlap"])
 def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
-    cluster: str, warm: Warm, tmp_path: Path
+    cluster: str, warm: Warm, tmp_path: Path, staging: str
 ) -> None:
+    """So who must end, as at a preemption, waits for the staging alone."""
     script = tmp_path / "leave.py"
     script.write_text(LEAVE)
     trainers = [
         subprocess.Popen(
-            warm.command(script, f"{cluster}/left/5"),
+            warm.command(script, f"{cluster}/left-{staging}/5", staging),
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
             stdout=subprocess.PIPE,
             text=True,
@@ -76,9 +81,11 @@ def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
     assert [trainer.returncode for trainer in trainers] == [-signal.SIGKILL] * 2
     assert "False" in committed, "the first to hand over was killed before the commit"
     with ckpt.open(cluster) as store:
-        wait_until(lambda: store.latest("left") == 5, "the stagers' commit", PATIENCE_S / 2)
+        wait_until(
+            lambda: store.latest(f"left-{staging}") == 5, "the stagers' commit", PATIENCE_S / 2
+        )
         state: dict[str, object] = {"w": torch.zeros(20_000_000), "rank": ""}
-        ckpt_torch.load(state, checkpoint_id="left/5", store=store, no_dist=True)
+        ckpt_torch.load(state, checkpoint_id=f"left-{staging}/5", store=store, no_dist=True)
     torch.manual_seed(3)
     assert torch.equal(state["w"], torch.randn(20_000_000))  # type: ignore[arg-type]
 

@@ -15,7 +15,9 @@ from torch.distributed.fsdp import fully_shard
 import ckpt
 import ckpt_torch
 from ckpt_torch.staging.copying import TorchCopier
+from ckpt_torch.staging.guard import SPOKEN_S
 from tests.frameworks.gloo import Ranks
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 HOW: dict[str, dict[str, Any]] = {
@@ -39,6 +41,13 @@ def held_save(url: str, step: int, state: dict[str, object]) -> ckpt_torch.savin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckpt_torch.saving.TorchCopier", HeldCopier)
         return ckpt_torch.async_save(state, checkpoint_id=f"{url}/{step}", staging="overlap")
+
+
+def open_late(future: ckpt_torch.saving.CommitFuture, training: threading.Thread) -> None:
+    """Once the training has waited long enough for the log."""
+    wait_until(lambda: future.staged.is_met(training), "the guard")
+    threading.Event().wait(2 * SPOKEN_S)
+    HeldCopier.may_copy.set()
 
 
 def outcome(future: ckpt_torch.saving.CommitFuture) -> str:
@@ -129,15 +138,20 @@ def test_an_average_of_weights_is_seen_and_a_guard_of_another_optimizer_helps_no
         assert "net/bias and 1 more changed" in outcome(future)
 
 
-def test_a_guard_lets_the_step_wait_for_a_copy_that_is_held(cluster: str) -> None:
+def test_a_guard_lets_the_step_wait_for_a_copy_that_is_held(
+    cluster: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ckpt.save")
     net, optimizer = trained(False, "fused")
     wanted = net.state_dict()["weight"].clone()
     with ckpt_torch.guard(optimizer) as guard:
         future = held_save(f"{cluster}/waits", 1, {"net": net.state_dict()})
-        threading.Timer(0.05, HeldCopier.may_copy.set).start()
+        threading.Thread(target=open_late, args=(future, threading.current_thread())).start()
         step(net, optimizer)
         assert future.staged.wait(WAIT_S)
-        assert guard.waited_s > 0
+        assert guard.waited_s > SPOKEN_S
+    cost = f"the training waited {guard.waited_s * 1000:.1f} ms for a save to be copied"
+    assert cost in caplog.messages
     assert outcome(future) == "step 1"
     found = {"net": {"weight": torch.zeros(8, 8), "bias": torch.zeros(8)}}
     ckpt_torch.load(found, checkpoint_id=f"{cluster}/waits/1")

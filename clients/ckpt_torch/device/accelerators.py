@@ -90,8 +90,9 @@ class TorchAccelerator:
     def __init__(self, device: torch.device) -> None:
         self.name = str(device)
         self._device = device
-        self._stream = torch.Stream(device=device)
-        self._gathering = torch.Stream(device=device)
+        priority = _least_priority(device)
+        self._stream = torch.Stream(device=device, priority=priority)
+        self._gathering = torch.Stream(device=device, priority=priority)
         self._locks = PageLocks(device)
         #: Held while copies out are queued, which share what follows.
         self._queueing = threading.Lock()
@@ -214,6 +215,15 @@ class TorchAccelerator:
         while len(self._slots) <= number:
             self._slots.append(locked_memory(self._device, GATHER_BYTES))
         return self._slots[number]
+
+
+def _least_priority(device: torch.device) -> int:
+    """So that the device does the training's work first, where it can choose. 0, which streams have
+    by themselves, is the least of CUDA's; others have one below it, or none at all.
+    """
+    stream = getattr(torch.get_device_module(device), "Stream", torch.Stream)
+    priority_range = getattr(stream, "priority_range", lambda: (0, 0))
+    return int(priority_range()[0])
 
 
 def _take_over(crossing: tuple[torch.Tensor, torch.Tensor, TorchStreamPoint] | None) -> None:

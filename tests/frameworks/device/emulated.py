@@ -189,6 +189,11 @@ class Emulated:
         count: int = self._c.emulated_waits(thread or threading.get_ident())
         return count
 
+    def priority(self, stream: torch.Stream) -> int:
+        """As it was asked for."""
+        found: int = self._c.emulated_priority(stream.stream_id)
+        return found
+
     def peek(self, pointer: int, size: int) -> bytes:
         """Bytes of the device as they are at this moment, past all streams."""
         target = ctypes.create_string_buffer(size)
@@ -204,10 +209,19 @@ class Emulated:
         return bool(self._c.emulated_host_unregister(pointer))
 
 
+class Stream(torch.Stream):
+    """Of a device that knows priorities, as XPU's does; its link does not look at them."""
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """(least, greatest): a lower number goes first."""
+        return 1, -1
+
+
 class DeviceModule:
     """What torch and adapters find as `torch.emulated`."""
 
-    Stream: Final = torch.Stream
+    Stream: Final = Stream
     Event: Final = torch.Event
 
     def __init__(self, device: Emulated) -> None:
@@ -262,6 +276,7 @@ def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
     c.emulated_hold_stream.argtypes = (number,)
     c.emulated_hold_stream.restype = pointer
     c.emulated_open_stream.argtypes = (pointer,)
+    c.emulated_priority.argtypes = (number,)
     c.emulated_fail.argtypes = (ctypes.c_int, number)
     c.emulated_waits.argtypes = (ctypes.c_uint64,)
     c.emulated_waits.restype = number

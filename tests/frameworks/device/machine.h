@@ -57,7 +57,7 @@ void free_pinned(void* host);
 
 StreamId current_stream();
 StreamId exchange_stream(StreamId stream);
-StreamId new_stream();
+StreamId new_stream(int priority);
 
 // A kernel. Raises what has befallen the device so far.
 void submit(StreamId stream, std::function<void()> kernel);

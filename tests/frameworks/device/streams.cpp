@@ -155,12 +155,13 @@ StreamId current_stream() { return the_current_stream; }
 
 StreamId exchange_stream(StreamId stream) { return std::exchange(the_current_stream, stream); }
 
-StreamId new_stream() {
+StreamId new_stream(int priority) {
   Machine& m = machine();
   Lock lock(m.mutex);
   const StreamId id = m.next_stream;
   // As CUDA does it: from a pool, in turn.
   m.next_stream = id % (STREAM_COUNT - 1) + 1;
+  m.streams[id].priority = priority;
   return id;
 }
 
@@ -367,6 +368,11 @@ void emulated_reset() {
   m.waits.clear();
   m.kernels = 0;
   for (Stream& stream : m.streams) stream.now_s = 0;
+}
+
+int emulated_priority(int64_t stream) {
+  Lock lock(machine().mutex);
+  return machine().streams[stream].priority;
 }
 
 int64_t emulated_waits(uint64_t thread) {

@@ -49,10 +49,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(Device) const override { return stream_of(current_stream()); }
   c10::Stream getDefaultStream(Device) const override { return stream_of(0); }
-  c10::Stream getStreamFromGlobalPool(Device, bool) const override {
-    return stream_of(new_stream());
+  c10::Stream getStreamFromGlobalPool(Device, bool is_high) const override {
+    return stream_of(new_stream(is_high ? -1 : 0));
   }
-  c10::Stream getNewStream(Device, int) const override { return stream_of(new_stream()); }
+  c10::Stream getNewStream(Device, int priority) const override {
+    return stream_of(new_stream(priority));
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return stream_of(exchange_stream(stream.id()));
   }
