@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from ckptbench.cli import main
 from ckptbench.engines import RESHARDS, make_engine
 from ckptbench.engines.base import EnginePlan, Resharding
 from ckptbench.engines.torch_arrays import full_disk_as_oserror
@@ -85,6 +87,18 @@ def test_what_a_save_costs_a_training_is_measured_on_a_cpu_too(tmp_path: Path) -
     assert all(0 < row["call_s"] <= row["staged_s"] for row in figures["staging"])
     assert 0 < figures["load"]["first_s"] <= figures["load"]["whole_s"]
     assert "training: round 1 of 1" in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_no_accelerator_the_measurement_says_so_and_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one: it would be measured")
+    assert main(["gpu", "--json", f"--directory={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("NO ACCELERATOR: nothing was measured; --device=cpu ")
     assert list(tmp_path.iterdir()) == []
 
 

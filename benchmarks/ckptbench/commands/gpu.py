@@ -20,7 +20,7 @@ from ckptbench.gpu.plan import GpuFigures, GpuPlan
 from ckptbench.report.gpu_text import gpu_text
 from ckptbench.roofline import describe_machine
 
-NONE = "no accelerator: skipped; --device=cpu measures the host's memory by the same lines"
+NONE = "NO ACCELERATOR: nothing was measured; --device=cpu measures the host's memory instead"
 
 
 def main(argv: Sequence[str]) -> int:
