@@ -7,7 +7,7 @@ It holds a state through one engine and answers each line with one JSON line:
     copy NS             warm copy of the state into private memory, tensor by tensor as a plain loop
                         would, beginning at monotonic NS
     save STEP NS        `engine.save` at NS; answers when training may go on
-    pace SECONDS        train for so long: as many small products of matrices as it can
+    think SECONDS       train for so long: as many small products of matrices as it can
     wait                until that save is as durable as the engine makes it
     load STEP NS RANK   at NS, what RANK saved, into memory that was never touched
     boxes STEP NS N     at NS, this rank's share of every tensor among N readers
@@ -100,7 +100,7 @@ class RankAnswer:
     columns_missing: int = 0
     stored_bytes: int = 0
     rounds_per_s: float = 0.0
-    """Of the training of `pace`."""
+    """Of the training of `think`."""
     equal: bool = False
     source: str = ""
     rebuilt_bytes: int = 0
@@ -151,7 +151,7 @@ class Rank:
                 return self._at(int(when), self._copy_state)
             case ["save", step, when]:
                 return self._at(int(when), lambda: self._save(int(step)))
-            case ["pace", seconds]:
+            case ["think", seconds]:
                 return RankAnswer(rounds_per_s=_pace(float(seconds)))
             case ["wait"]:
                 return self._wait()

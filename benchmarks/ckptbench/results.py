@@ -154,8 +154,8 @@ class CheckpointFigures:
     pace: float | None = None
     """Of the slowest rank's training after its stall, as a part of its pace alone."""
     slower_s: float | None = None
-    """So much longer the steps took than without the save: its stall, and what `pace=` lost beside
-    it."""
+    """The loop's loss: so much longer the steps took than without the save. Its stall, and what
+    `think=` lost beside it."""
     raw_gb_per_s: tuple[float, float] | None = None
     """The device without us, before and after."""
     cache: str = ""

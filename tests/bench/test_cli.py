@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,25 @@ def test_the_job_file_of_a_fio_user_runs_and_names_what_it_did_without(
     (line,) = found.err.splitlines()
     assert ", ".join(passed_over) in line
     assert data.is_dir()
+
+
+def test_a_save_beside_a_training_says_what_the_loop_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["save", "--size=64k", "--ioengine=posix", "--think=matmul:50ms", "--loops=2"]
+    flags = [f"--directory={tmp_path}", "--output-format=normal,json+", "--verify=0"]
+    assert main([*line, *flags]) == 0
+    text, _, document = capsys.readouterr().out.partition("\n{\n")
+    assert "| slower   : " in text
+    found = json.loads("{" + document)["jobs"][0]["checkpoint"]
+    assert len(found["checkpoints"]) == 2
+    for one in found["checkpoints"]:
+        (rank,) = one["ranks"]
+        stall_s = (rank["staged_ns"] - rank["begun_ns"]) / 1e9
+        assert one["pace"] > 0
+        assert one["slower_s"] == pytest.approx(stall_s + 0.05 * (1 - one["pace"]))
+    (phase,) = found["phases"]
+    assert phase["slower_s"] == statistics.median(one["slower_s"] for one in found["checkpoints"])
 
 
 def test_a_plan_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,4 +275,6 @@ def test_sizes_are_written_as_fio_writes_them(value: float, shown: str) -> None:
 
 def test_what_a_training_lost_is_a_line_of_its_own() -> None:
     found = made.run(made.job(replace(made.save(), pace=0.8, slower_s=0.3), made.save(1)))
-    assert "| slower   : 0.3 s more than without the save, stall and pace" in run_text(found)
+    assert "| slower   : 0.3 s, the loop's loss: by so much its steps were longer than" in run_text(
+        found
+    )

@@ -23,7 +23,7 @@ SMALL = (
     "--code=2+1",
     "--targets=3",
 )
-PACES = ("pace=1s", "pace=100ms")
+PACES = ("think=matmul:1s", "think=matmul:100ms")
 """A training that spins beside each save: as the file has it, and long enough to be counted."""
 
 
@@ -56,9 +56,10 @@ def test_all_give_back_what_they_were_given_and_stand_side_by_side(
     found = run_warm(warm, jobs)
     assert found.errors == []
     assert all(job.verified for job in found.jobs)
-    paced = [job for job in found.jobs if "pace" in job.given]
+    paced = [job for job in found.jobs if "think" in job.given]
     assert [job.name for job in paced] == (tables["save"] if name == "torch.fio" else [])
-    assert all(one.pace for job in paced for one in job.checkpoints)
+    every = [one for job in paced for one in job.checkpoints]
+    assert all(one.pace and one.slower_s is not None for one in every)
     told = {}
     for table in run_text(found).split("Side by side, ")[1:]:
         kind, *lines = table.partition("\n\n")[0].splitlines()

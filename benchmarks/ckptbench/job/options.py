@@ -27,6 +27,7 @@ from ckptbench.job.values import (
     ratio_kind,
     size_kind,
     text_kind,
+    think_kind,
     time_kind,
 )
 from ckptbench.models import MODELS
@@ -263,10 +264,11 @@ class JobOptions:
     baseline: bool = option(
         False, flag_kind(), "before each save: as many warm copies at once, and raw O_DIRECT writes"
     )
-    pace: float = option(
-        0.0, time_kind("s"),
-        "train for so long after each stall, and say at what pace, of alone; the save counts as "
-        "durable no sooner",
+    think: float = option(
+        0.0, think_kind(),
+        "train for so long after each stall, by products of matrices; the report has its pace, of "
+        "alone, and the loop's loss. The save counts as durable no sooner",
+        "pace",
     )  # fmt: skip
     roofline: bool = option(
         False, flag_kind(), "measure each stage alone in this run, for eta (about 20 s)"

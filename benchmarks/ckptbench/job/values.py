@@ -35,6 +35,9 @@ SECONDS: Final[Mapping[str, Fraction]] = {
 }  # fmt: skip
 DEPTH_MAX: Final = 32
 """Of parentheses."""
+MATMUL: Final = "matmul"
+THINK_S_MAX: Final = 120.0
+"""A rank that says nothing for longer is taken for one that hangs (ckptbench.ranks)."""
 PERCENTILES_MAX: Final = 20
 """As many as fio takes."""
 _TOKEN = re.compile(r"\s*(0x[0-9a-f]+|\d+\.\d+|\.\d+|\d+|[a-z]+|[-+*/()])", re.IGNORECASE)
@@ -101,6 +104,22 @@ def time_kind(unit: str) -> ValueKind[float]:
         return float(Fraction(match[1]) * SECONDS[suffix])
 
     return ValueKind(f"time, bare numbers in {unit}; suffixes d h m s ms us", read)
+
+
+def think_kind() -> ValueKind[float]:
+    """Seconds of what is computed beside a save: `matmul:1s`; a time alone means the same."""
+    seconds = time_kind("s").read
+
+    def read(text: str) -> float:
+        work, mark, length = text.partition(":")
+        if mark and work != MATMUL:
+            raise ValueError(f"{work!r} is nothing that ranks compute, but {MATMUL} is")
+        found = seconds(length if mark else work)
+        if found > THINK_S_MAX:
+            raise ValueError(f"longer than {THINK_S_MAX:g} s")
+        return found
+
+    return ValueKind(f"{MATMUL}:TIME, bare numbers in s; suffixes d h m s ms us", read)
 
 
 def flag_kind() -> ValueKind[bool]:

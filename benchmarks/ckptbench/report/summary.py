@@ -62,7 +62,8 @@ class Phases:
     pace: float | None
     """Median, of a training's beside a save, as a part of its pace alone."""
     slower_s: float | None
-    """Median, of seconds by which a training's steps took longer than without the save."""
+    """Median, of the loop's loss: seconds by which a training's steps took longer than without the
+    save."""
     wire_by_payload: float | None
     hosts_by_payload: float | None
     """Bytes that the networks of all hosts carried, others' too; None where ranks ran here."""

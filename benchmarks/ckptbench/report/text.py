@@ -218,7 +218,10 @@ def _phases(phase: Phases) -> Iterator[str]:
     if phase.pace is not None:
         yield f"     | pace     : {phase.pace:.2f} of a training's alone, beside the save"
     if phase.slower_s is not None:
-        yield f"     | slower   : {phase.slower_s:.3g} s more than without the save, stall and pace"
+        yield (
+            f"     | slower   : {phase.slower_s:.3g} s, the loop's loss: by so much its steps were "
+            "longer than without the save, stall and pace"
+        )
     ratios = [
         f"{name} {value:.3f} x payload"
         for name, value in (

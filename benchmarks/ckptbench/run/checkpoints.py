@@ -65,7 +65,7 @@ class Bench:
         step, world = self.shelf.next_step(self.options.run), plan.world_size
         made = ranks.tell([f"fill {step}"] * world)
         copies = ranks.tell([f"copy {NOW}"] * world) if self.options.baseline else []
-        train = [f"pace {self.options.pace:g}"] * world if self.options.pace else []
+        train = [f"think {self.options.think:g}"] * world if self.options.think else []
         alone = ranks.tell(train) if train else []
         before = raw()
         watch = RunWatch(self.shelf, ranks, "write", faults, moment.number)
@@ -99,7 +99,7 @@ class Bench:
             generator_s=max(one.ended_ns for one in made) / 1e9,
             copy_s=max(one.ended_ns - one.begun_ns for one in copies) / 1e9 if copies else None,
             pace=_slowest_pace(beside, alone),
-            slower_s=slower_s(staged, beside, alone, self.options.pace),
+            slower_s=slower_s(staged, beside, alone, self.options.think),
             raw_gb_per_s=None if before is None or after is None else (before, after),
             slowest_target=done[0].slowest_target,
             columns_missing=max(one.columns_missing for one in done),

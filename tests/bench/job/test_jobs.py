@@ -80,6 +80,14 @@ def test_words_of_fio_mean_what_they_mean_there() -> None:
     assert job.options.verify == "bytes"
 
 
+def test_ranks_think_beside_a_save_in_place_of_resting() -> None:
+    (job,) = jobs("", "save", "--size=1m", "--think=matmul:2s").jobs
+    assert (job.options.think, job.options.thinktime) == (2.0, 0.0)
+    (job,) = jobs("", "save", "--size=1m", "--pace=2s").jobs
+    assert job.options.think == 2.0
+    assert "matmul:TIME" in command_help("think")
+
+
 def test_chosen_sections_keep_their_globals() -> None:
     text = "[global]\nsize=1m\n[a]\n[b]\nloops=2\n"
     (job,) = jobs(text, chosen=["b"]).jobs
@@ -125,6 +133,8 @@ def test_the_mlperf_preset_is_ten_writes_then_ten_reads_on_another_host() -> Non
         ("size=1m\nfault=kill:target=6", "6 targets, t0 to t5"),
         ("size=1m\nioengine=torch_save\ndirect", "torch_save cannot write past the page cache"),
         ("size=1m\nioengine=posix\ndirect\nrw=reshard", "which O_DIRECT cannot read"),
+        ("size=1m\nthink=conv:1s", "job:3: think=conv:1s: 'conv' is nothing that ranks compute"),
+        ("size=1m\nthink", "job:3: think needs a value: matmul:TIME"),
         ("size=1m\nbuffer_compress_percentage=101", "more than 100"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.units import GiB, KiB, MiB
 from ckptbench.job.values import (
+    THINK_S_MAX,
     arithmetic,
     choice_kind,
     count_kind,
@@ -19,8 +20,10 @@ from ckptbench.job.values import (
     range_kind,
     ratio_kind,
     size_kind,
+    think_kind,
     time_kind,
 )
+from ckptbench.ranks import ANSWER_TIMEOUT_S
 
 NUMBERS = st.integers(0, 10**6).map(str)
 EXPRESSIONS = st.recursive(
@@ -104,11 +107,27 @@ def test_other_kinds_read_what_fio_writes() -> None:
         (flag_kind(), "maybe", "neither 0 nor 1"),
         (choice_kind({"a": "", "b": ""}, {"c": "a"}), "d", "not one of a, b, c"),
         (time_kind("s"), "5 parsecs", "not a time"),
+        (think_kind(), "matmul:", "not a time"),
+        (think_kind(), "matmul:1s:2s", "not a time"),
+        (think_kind(), "conv:1s", "'conv' is nothing that ranks compute, but matmul is"),
+        (think_kind(), ":1s", "'' is nothing that ranks compute"),
+        (think_kind(), "matmul:1h", "longer than 120 s"),
     ],
 )
 def test_what_is_out_of_bounds_says_so(kind: object, text: str, cause: str) -> None:
     with pytest.raises(ValueError, match=cause):
         kind.read(text)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("matmul:2", 2.0), ("matmul:100ms", 0.1), ("1s", 1.0), ("matmul:0", 0.0)]
+)
+def test_what_ranks_compute_beside_a_save_has_a_name_and_a_time(text: str, seconds: float) -> None:
+    assert think_kind().read(text) == seconds
+
+
+def test_no_rank_computes_until_it_is_taken_for_one_that_hangs() -> None:
+    assert THINK_S_MAX < ANSWER_TIMEOUT_S
 
 
 def test_another_spelling_is_the_same_choice() -> None:
