@@ -37,6 +37,9 @@ FOUND: Mapping[str, Found] = {
     "claimed-space-counts-twice": Found(
         61, "P6: sim run@40#3.3 rank 2 is given space of t6 that sim run@25#3.1 rank 2 has"
     ),
+    "strays-dropped-by-a-stale-catalog": Found(
+        0, "P1: sim run@10#2.1 rank 0 column 0 vanished from t0"
+    ),
 }
 """All within the first thousand seeds."""
 

@@ -9,7 +9,10 @@ from ckpt.base.errors import CkptError, Unavailable
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.catalog import Persist
+from ckpt.protocol.coordinator.cluster.membership import Target
+from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.confirming import Confirming
+from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.standing import StandingSpace
 from ckpt.protocol.events import Session
@@ -187,6 +190,18 @@ def _still_an_orphan(self: Orphans, place: Place) -> None:
     self._found_us[place.target, place.boot, place.reservation] = NEVER_US
 
 
+def _drop_what_is_new(self: Vouching, target: Target) -> str:
+    """What lies there and is in no catalog is of a save that nobody goes on with: by the copy that
+    there was when the leader before began.
+    """
+    generations = self._known
+    assert isinstance(generations, Generations)
+    for id in sorted(target.proved.checkpoints() | target.documents.checkpoints()):
+        if self._members.term - 1 <= id.generation.term < self._members.term:
+            generations._deleter.drop_on(target, id)
+    return ""
+
+
 def _nobody_has_it(self: StandingSpace, *_of_the_claim: object) -> bool:
     """Whatever is claimed is counted."""
     return False
@@ -220,5 +235,9 @@ PLANTS: tuple[Plant, ...] = (
             (Orphans, "take", _still_an_orphan),
             (StandingSpace, "heard_again", _nobody_has_it),
         ),
+    ),
+    Plant(
+        "strays-dropped-by-a-stale-catalog", "P1",
+        ((Vouching, "_objection_of_holdings", _drop_what_is_new),),
     ),
 )  # fmt: skip
