@@ -21,7 +21,7 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, RunName, Step
-from ckpt.plan.retention import expired
+from ckpt.plan.keeping.retention import expired
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ GROUP_TARGETS_MIN: Final = 24
 and three times the code's columns.
 """
 
+NO_GROUP: Final = -1
 Rooms = Mapping[TargetId, int]
 
 
@@ -55,6 +56,8 @@ class Candidate(Struct, frozen=True, gc=False):
     """What its columns may take in all; 0 when that is not known: then there is plenty of room."""
     slow: bool = False
     """It comes after all that are not: a place where nothing else is left, else a spare."""
+    group: int = NO_GROUP
+    """Where groups are known (grouping.py); else all are dealt out again."""
 
 
 class CandidateSeat(Struct, frozen=True, gc=False):
@@ -64,9 +67,14 @@ class CandidateSeat(Struct, frozen=True, gc=False):
     position: int
 
 
+def group_targets_min(code: Code) -> int:
+    """So many targets a group has at least when a cluster is cut."""
+    return max(GROUP_TARGETS_MIN, 3 * code.n)
+
+
 def group_count(code: Code, target_count: int) -> int:
     """Into how many groups a cluster of so many targets is cut, nearly equal in size."""
-    return max(1, target_count // max(GROUP_TARGETS_MIN, 3 * code.n))
+    return max(1, target_count // group_targets_min(code))
 
 
 def rooms_of(candidates: Sequence[Candidate]) -> Rooms:
@@ -117,7 +125,8 @@ class Seating:
         #: In domain order, so that neighbours in a rack or host land in different groups.
         self._candidates = sorted(candidates, key=lambda c: (c.domain, c.target))
         self._position = {c.target: i for i, c in enumerate(self._candidates)}
-        self._group_count = group_count(code, len(candidates))
+        #: By group, where its candidates are among them.
+        self._grouped = _grouped(code, self._candidates)
         self._weights = _group_weights(self._candidates, self._groups(), self.rooms)
 
     def load(self, target: TargetId, load_bytes: int) -> None:
@@ -128,7 +137,7 @@ class Seating:
             self._candidates[position] = replace(known, load_bytes=load_bytes)
 
     def _groups(self) -> list[list[Candidate]]:
-        return [self._candidates[i :: self._group_count] for i in range(self._group_count)]
+        return [[self._candidates[at] for at in group] for group in self._grouped]
 
     def everyone(self, turn: int) -> list[CandidateSeat]:
         """All, in their order of choice."""
@@ -148,7 +157,8 @@ class Seating:
                 for i in range(len(groups))
             ]
             for *_, i in sorted(keys):
-                yield seated(groups[i], self.rooms, turn)
+                # Groups take turns: to each its own turns are one after the other.
+                yield seated(groups[i], self.rooms, turn // len(groups))
         yield self.everyone(turn)
 
 
@@ -169,10 +179,24 @@ def _group_weights(
 
 
 def group_numbers(code: Code, candidates: Sequence[Candidate]) -> dict[TargetId, int]:
-    """The placement group of each: candidates are dealt out in domain order."""
+    """The placement group of each that has one."""
     ordered = sorted(candidates, key=lambda c: (c.domain, c.target))
+    groups = _grouped(code, ordered)
+    return {ordered[at].target: number for number, group in enumerate(groups) for at in group}
+
+
+def _grouped(code: Code, ordered: Sequence[Candidate]) -> list[Sequence[int]]:
+    """Who is in which group, by place in domain order: as is known, else they are dealt out in that
+    order. One that has none yet, while others have, is in none.
+    """
+    known: dict[int, list[int]] = {}
+    for at, candidate in enumerate(ordered):
+        if candidate.group != NO_GROUP:
+            known.setdefault(candidate.group, []).append(at)
+    if known:
+        return [known[number] for number in sorted(known)]
     count = group_count(code, len(ordered))
-    return {one.target: i % count for i, one in enumerate(ordered)}
+    return [range(i, len(ordered), count) for i in range(count)]
 
 
 def _mean_load(group: Sequence[Candidate]) -> float:

@@ -45,7 +45,12 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
+from ckpt.protocol.coordinator.said import (
+    RepairSaid,
+    RetentionSaid,
+    TargetsGrouped,
+    UpgradeFinished,
+)
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -108,6 +113,8 @@ def every_entry() -> list[CatalogEntry]:
         RepairSaid(RepairRules(paused_at_s=1700.5)),
         RepairSaid(RepairRules(floor_bytes=1 << 20, cap_bytes=0)),
         RepairSaid(RepairRules(balance_bytes_max=1 << 40)),
+        TargetsGrouped({TargetId("t0"): 0, TargetId("größe"): 41}),
+        TargetsGrouped({TargetId("t0"): 1, TargetId("t1"): 0}),
         UpgradeFinished(PROTOCOL_VERSION + 1),
         CheckpointTombstoned(checkpoint(1), "asked by a user"),
         CheckpointDeleted(checkpoint(1)),
@@ -190,6 +197,7 @@ def _possible(chance: random.Random, image: CatalogImage) -> list[CatalogEntry]:
         StoreForgotten(url),
         RetentionSaid(RunName(target), chance.choice([None, Retention(last=1 + number)])),
         RepairSaid(RepairRules(cap_bytes=chance.choice([None, 7]))),
+        TargetsGrouped({TargetId(target): number} if chance.randrange(2) else {}),
         UpgradeFinished(image.protocol + chance.randrange(2)),
         CatalogReached(CatalogPosition(2, chance.randrange(99))),
         CatalogOutdated(f"{target} knows better"),

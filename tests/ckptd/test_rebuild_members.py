@@ -34,12 +34,15 @@ def target(folder: Path, id: str) -> Path:
     return made
 
 
-def put_map(folder: Path, term: int, standings: dict[str, str], cluster: str = CLUSTER) -> None:
+def put_map(
+    folder: Path, term: int, standings: dict[str, str], cluster: str = CLUSTER,
+    groups: dict[TargetId, int] | None = None,
+) -> None:  # fmt: skip
     entries = tuple(
         MapEntry(TargetId(id), f"p/r/{id}/d", f"/data/{id}", incarnation(id), standing)
         for id, standing in standings.items()
     )
-    map = make_map(cluster, CatalogPosition(term, 1), entries)
+    map = make_map(cluster, CatalogPosition(term, 1), entries, groups)
     (folder / MAP_FILE).write_bytes(encode_map(map))
 
 
@@ -108,3 +111,25 @@ def test_a_copy_of_the_catalog_adds_targets_and_who_was_removed(tmp_path: Path) 
         backup.targets[seen.target] = seen
     found = made_again(t0, backup=backup)
     assert standings(found) == {"t0": "in", "t1": "absent", "t2": "removed", "t8": "absent"}
+
+
+def test_placement_groups_are_those_of_the_newest_map_that_has_any(tmp_path: Path) -> None:
+    """The newest may be of an earlier version, which has led for a while."""
+    t0, t1, t2 = (target(tmp_path, id) for id in ("t0", "t1", "t2"))
+    old, new = {TargetId("t0"): 1, TargetId("t1"): 1}, {TargetId("t0"): 0, TargetId("t1"): 1}
+    put_map(t0, 5, STANDINGS, groups=old)
+    put_map(t1, 7, STANDINGS, groups=new)
+    put_map(t2, 9, STANDINGS)
+    found = made_again(t0, t1, t2)
+    assert found.image.groups == new
+    write_rebuilt(tmp_path / "c", found)
+    with opened(tmp_path / "c", CLUSTER, CLUSTER) as catalog:
+        assert catalog.image.groups == new
+
+
+def test_where_no_map_has_placement_groups_a_copy_of_the_catalog_may(tmp_path: Path) -> None:
+    t0 = target(tmp_path, "t0")
+    put_map(t0, 5, STANDINGS)
+    backup = CatalogImage(4, groups={TargetId("t0"): 3})
+    assert made_again(t0).image.groups == {}
+    assert made_again(t0, backup=backup).image.groups == backup.groups

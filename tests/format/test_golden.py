@@ -12,7 +12,9 @@ import struct
 import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpt.base.ids import (
@@ -43,7 +45,15 @@ from ckpt.format.column import (
     encode_trailer,
     trailer_bytes,
 )
-from ckpt.format.documents.cluster_map import MapEntry, decode_map, encode_map, make_map
+from ckpt.format.documents import cluster_map
+from ckpt.format.documents.cluster_map import (
+    MAP_BYTES_MAX,
+    MAP_MAGIC,
+    MapEntry,
+    decode_map,
+    encode_map,
+    make_map,
+)
 from ckpt.format.documents.labels import Labels, decode_labels, encode_labels
 from ckpt.format.documents.moves import (
     MOVES_BYTES_MAX,
@@ -320,6 +330,30 @@ def test_a_map_of_the_cluster_is_as_ever() -> None:
     assert decode_map(frozen) == made
     assert decode_map(frozen).targets == entries
     assert decode_map(frozen).digest == made.digest
+    assert decode_map(frozen).groups == {}
+    groups = {TargetId("t0"): 1, TargetId("t1"): 0}
+    grouped = make_map("c0ffee", CatalogPosition(4, 2), entries, groups)
+    assert grouped.digest != made.digest
+    frozen = golden("cluster_map_groups.bin", encode_map(grouped))
+    assert decode_map(frozen) == grouped
+    assert decode_map(frozen).groups == groups
+
+
+class EarlierMap(Struct):
+    """As versions before placement groups read it."""
+
+    cluster: str
+    version: CatalogPosition
+    entries: bytes
+
+
+def test_a_version_that_knows_no_groups_reads_a_map_that_has_them() -> None:
+    frozen = (DIRECTORY / "cluster_map_groups.bin").read_bytes()
+    raw = unwrap(MAP_MAGIC, cluster_map.VERSION, frozen, MAP_BYTES_MAX)
+    entry = MapEntry(TargetId("t0"), "pod/rack/h0/nvme0", "/data/t0", bytes(range(16)), "in")
+    found = msgspec.msgpack.decode(raw, type=EarlierMap)
+    assert (found.cluster, found.version) == ("c0ffee", CatalogPosition(4, 2))
+    assert msgspec.msgpack.decode(found.entries, type=list[MapEntry])[0] == entry
 
 
 def index_parts(document: bytes) -> list[bytes]:

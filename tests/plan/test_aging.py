@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.base.units import US_PER_S
-from ckpt.plan.aging import AgeClock
+from ckpt.plan.keeping.aging import AgeClock
 
 DAY_S = 86_400.0
 LONG_AGO_S = 1e9

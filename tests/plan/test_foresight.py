@@ -6,8 +6,8 @@ import pytest
 
 from ckpt.base.ids import Generation, Step
 from ckpt.format.messages.keeping import ALL_STAYS, Best, Better, Retention
-from ckpt.plan.foresight import RunPace, foreseen, pace_of
-from ckpt.plan.retention import Expirable
+from ckpt.plan.keeping.foresight import RunPace, foreseen, pace_of
+from ckpt.plan.keeping.retention import Expirable
 
 EVERY_S = 60.0
 NOW_S = 1000.0

@@ -29,7 +29,7 @@ from ckpt.plan.placement import (
     place_in,
     survivable,
 )
-from ckpt.plan.seating import Candidate, Seating
+from ckpt.plan.seating import Candidate, Seating, group_numbers
 from tests.plan.clusters import candidate, cluster
 
 MiB = 1 << 20
@@ -228,6 +228,22 @@ def test_inside_a_group_a_lost_target_is_rebuilt_from_all_others() -> None:
     mean = 400 * 15 / 276
     assert len(pairs) == 276
     assert max(pairs.values()) < 2.5 * mean
+
+
+def test_so_it_is_inside_each_of_many_groups() -> None:
+    """Payloads that come one by one, each when those before are gone: turns alone part them."""
+    candidates = cluster(1024, 128)
+    groups = group_numbers(Code(4, 2), candidates)
+    own = [id for id, number in groups.items() if number == 0]
+    seating, count = Seating(Code(4, 2), candidates), max(groups.values()) + 1
+    pairs: Counter[tuple[TargetId, ...]] = Counter()
+    for turn in range(0, 200 * count, count):
+        columns = place_in(seating, MiB, "host", 1, 0, turn).columns
+        pairs.update(combinations(sorted(t for t in columns if t), 2))
+    assert {id for pair in pairs for id in pair} == set(own)
+    possible = len(own) * (len(own) - 1) // 2
+    assert len(pairs) > 0.9 * possible
+    assert max(pairs.values()) < 3 * 200 * 15 / possible
 
 
 def place_all(

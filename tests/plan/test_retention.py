@@ -20,7 +20,7 @@ from ckpt.format.messages.keeping import (
     decode_retention,
     encode_retention,
 )
-from ckpt.plan.retention import Expirable, expired, judged, retention_text
+from ckpt.plan.keeping.retention import Expirable, expired, judged, retention_text
 
 NOW_S = 1000.0
 

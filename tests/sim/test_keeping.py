@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckpt.format.messages.keeping import Retention
-from ckpt.plan.retention import Verdict, judged
+from ckpt.plan.keeping.retention import Verdict, judged
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.retaining import Retaining

@@ -7,6 +7,7 @@ is away and that nobody names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -35,7 +36,7 @@ class MapEntry(Struct, array_like=True, frozen=True, gc=False):
     """`in`, `draining`, `out` or `removed`."""
 
 
-class ClusterMap(Struct, frozen=True, gc=False):
+class ClusterMap(Struct, frozen=True, gc=False, omit_defaults=True):
     """The document. Of several the one with the highest version is the newest."""
 
     cluster: str
@@ -43,11 +44,18 @@ class ClusterMap(Struct, frozen=True, gc=False):
     """The coordinator's term, and a number within it."""
     entries: bytes
     """An array of MapEntry, by target, in MessagePack."""
+    packed_groups: bytes = b""
+    """Target -> number of its placement group, by target, in MessagePack; empty: there are none."""
 
     @property
     def digest(self) -> bytes:
         """Equal for maps that say the same of the same targets, whoever wrote them when."""
-        return xxh3_128(self.entries)
+        return xxh3_128(self.entries + self.packed_groups)
+
+    @property
+    def groups(self) -> dict[TargetId, int]:
+        """The placement group of each target. Raises Corrupt."""
+        return decode_body(_GROUPS, self.packed_groups) if self.packed_groups else {}
 
     @property
     def targets(self) -> tuple[MapEntry, ...]:
@@ -58,12 +66,17 @@ class ClusterMap(Struct, frozen=True, gc=False):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _MAP: Final = msgspec.msgpack.Decoder(ClusterMap)
 _ENTRIES: Final = msgspec.msgpack.Decoder(tuple[MapEntry, ...])
+_GROUPS: Final = msgspec.msgpack.Decoder(dict[TargetId, int])
 
 
-def make_map(cluster: str, version: CatalogPosition, targets: tuple[MapEntry, ...]) -> ClusterMap:
-    """Make the map of these targets, given in any order."""
+def make_map(
+    cluster: str, version: CatalogPosition, targets: tuple[MapEntry, ...],
+    groups: Mapping[TargetId, int] | None = None,
+) -> ClusterMap:  # fmt: skip
+    """Make the map of these targets, given in any order, and of their groups."""
     ordered = sorted(targets, key=lambda entry: entry.target)
-    return ClusterMap(cluster, version, _ENCODER.encode(ordered))
+    packed = _ENCODER.encode(dict(sorted(groups.items()))) if groups else b""
+    return ClusterMap(cluster, version, _ENCODER.encode(ordered), packed)
 
 
 def encode_map(map: ClusterMap) -> bytes:
@@ -72,7 +85,9 @@ def encode_map(map: ClusterMap) -> bytes:
 
 
 def decode_map(document: Buffer) -> ClusterMap:
-    """The inverse; its entries can be read. Raises Corrupt."""
+    """The inverse; its entries and groups can be read. Raises Corrupt."""
     map = decode_body(_MAP, unwrap(MAP_MAGIC, VERSION, document, MAP_BYTES_MAX))
     decode_body(_ENTRIES, map.entries)
+    if map.packed_groups:
+        decode_body(_GROUPS, map.packed_groups)
     return map

@@ -244,7 +244,7 @@ class CommitInfo(Struct, frozen=True, gc=False):
     metrics: dict[str, float] = {}
     """What the lowest rank that said anything has said of the step."""
     aged_at_s: AgedAt = UNSET
-    """Seconds as `committed_at_s`, by a clock that believes no jump (ckpt.plan.aging)."""
+    """Seconds as `committed_at_s`, by a clock that believes no jump (ckpt.plan.keeping.aging)."""
 
 
 class AttemptCommitted(Struct, frozen=True, gc=False):

@@ -29,7 +29,7 @@ from ckpt.base.ids import (
 from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.format.messages.keeping import Retention
 from ckpt.format.messages.repairs import RepairRules
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
+from ckpt.protocol.coordinator.said import RetentionSaid, Said, Settled, note_said
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -268,9 +268,7 @@ CatalogEntry = (
     | ColumnsMoved
     | LabelsSent
     | CheckpointLabeled
-    | RetentionSaid
-    | RepairSaid
-    | UpgradeFinished
+    | Said
     | RowForgotten
     | LaunchNumbered
     | LaunchEntered
@@ -349,6 +347,8 @@ class CatalogImage:
     """What people have said stays of a run; without any rule: that is lost."""
     repair: RepairRules = field(default_factory=RepairRules)
     """What people have said of repair."""
+    groups: dict[TargetId, int] = field(default_factory=dict)
+    """The placement group of each target; empty while there are none."""
     protocol: int = PROTOCOL_VERSION
     """Who speaks less is not let in. Below MOVES_VERSION while an upgrade is not finished."""
     position: CatalogPosition = BEGINNING
@@ -420,8 +420,8 @@ class CatalogImage:
                 self._forget_labels(entry.checkpoint)
                 if entry.labels:
                     self.labels[entry.checkpoint] = entry.labels
-            case RetentionSaid() | RepairSaid() | UpgradeFinished():
-                self._note_said(entry)
+            case Settled():
+                note_said(self, entry)
             case CheckpointTombstoned():
                 self._forget_labels(entry.checkpoint)
                 self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
@@ -452,18 +452,6 @@ class CatalogImage:
                 apply_drain(self.stores, entry)
             case _:
                 self.rows[entry.checkpoint] = _after(self.rows[entry.checkpoint], entry)
-
-    def _note_said(self, said: RetentionSaid | RepairSaid | UpgradeFinished) -> None:
-        match said:
-            case RepairSaid():
-                self.repair = said.rules
-            case UpgradeFinished():
-                self.protocol = max(self.protocol, said.protocol)
-            case RetentionSaid(retention=None):
-                self.retentions.pop(said.run, None)
-            case RetentionSaid(retention=retention):
-                assert retention is not None
-                self.retentions[said.run] = retention
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         self.rows.pop(checkpoint, None)

@@ -137,11 +137,11 @@ class CoordinatorMachine:
         self._desk = desk = Desk()
         self._roles: dict[Session, Role] = {}
         self.members = Membership(desk, cluster=policy.cluster, secret=secret, image=image)
-        self.map_keeper = MapKeeper(desk, self.members, policy.cluster)
         self.upgrading = Upgrading(desk, self.members, image.protocol)
         self.launches = Launches(image.term)
         self.preempting = Preempting(desk, self.launches)
-        self.checkpoints = Checkpoints(self.members, policy.report_level)
+        self.checkpoints = known = Checkpoints(self.members, policy.report_level)
+        self.map_keeper = MapKeeper(desk, self.members, policy, lambda: bool(known.runs()))
         self._make_keeping_parts(image, wall_s)
         self.book = AttemptBook()
         orphans = Orphans(desk, self.members, self.book, policy.orphan_grace_us)

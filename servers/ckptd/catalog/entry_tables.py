@@ -23,7 +23,12 @@ from ckpt.protocol.coordinator.catalog import (
     StepForgotten,
     TargetSeen,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
+from ckpt.protocol.coordinator.said import (
+    RepairSaid,
+    RetentionSaid,
+    TargetsGrouped,
+    UpgradeFinished,
+)
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -66,7 +71,9 @@ def apply_entry(connection: sqlite3.Connection, entry: CatalogEntry) -> None:
             label_tables.store(connection, entry)
         case RetentionSaid():
             retention_tables.store(connection, entry)
-        case CatalogReached() | CatalogOutdated() | RepairSaid() | UpgradeFinished():
+        case CatalogReached() | CatalogOutdated():
+            standing_tables.store(connection, entry)
+        case RepairSaid() | TargetsGrouped() | UpgradeFinished():
             standing_tables.store(connection, entry)
         case LaunchNumbered() | LaunchEntered() | LaunchForgotten():
             launch_tables.store(connection, entry)

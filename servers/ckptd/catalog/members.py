@@ -25,6 +25,7 @@ class Heard:
 
     held: list[tuple[TargetSource, Holdings]] = field(default_factory=list)
     known: dict[TargetId, TargetSeen] = field(default_factory=dict)
+    groups: dict[TargetId, int] = field(default_factory=dict)
     unreachable: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -37,8 +38,11 @@ def hear(cluster: str, sources: Sequence[TargetSource], backup: CatalogImage | N
             answers.append((source, source.holdings()))
         except CkptError as error:
             heard.unreachable.append(f"{source.name}: {error}")
-    known = _known_targets(cluster, (holdings.map for _, holdings in answers))
+    maps = _maps_of(cluster, (holdings.map for _, holdings in answers))
+    known = _known_targets(maps)
+    heard.groups = next((map.groups for map in reversed(maps) if map.packed_groups), {})
     if backup is not None:
+        heard.groups = heard.groups or backup.groups
         known = _with_backup(known, backup.targets)
     for source, holdings in answers:
         try:
@@ -60,12 +64,14 @@ def at_rest(known: TargetSeen | None, seen: TargetSeen) -> TargetSeen:
     return replace(seen, standing=known.standing)
 
 
-def _known_targets(cluster: str, maps: Iterable[ClusterMap | None]) -> dict[TargetId, TargetSeen]:
+def _maps_of(cluster: str, maps: Iterable[ClusterMap | None]) -> list[ClusterMap]:
+    """Its own, the newest last."""
+    own = (map for map in maps if map is not None and map.cluster == cluster)
+    return sorted(own, key=lambda map: map.version)
+
+
+def _known_targets(found: Sequence[ClusterMap]) -> dict[TargetId, TargetSeen]:
     """Every target that the cluster has had; empty where nobody has a map of it."""
-    found = sorted(
-        (map for map in maps if map is not None and map.cluster == cluster),
-        key=lambda map: map.version,
-    )
     removed = {
         entry.target: _seen(entry)
         for map in found

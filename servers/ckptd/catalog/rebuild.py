@@ -128,7 +128,7 @@ def rebuild(
     # who undoes that.
     needs = max(holdings.protocol for _, holdings in held)
     term = max(holdings.term for _, holdings in held)
-    image = CatalogImage(term, targets=heard.known, protocol=needs)
+    image = CatalogImage(term, targets=heard.known, groups=heard.groups, protocol=needs)
     committed, refused = [], []
     seen = set().union(*(holdings.checkpoints for _, holdings in held))
     for checkpoint in sorted(seen):

@@ -1,8 +1,8 @@
 """How far a catalog has come, and what it has forgotten. Compared with what targets keep, this
 shows an old copy (ckpt/protocol/coordinator/cluster/vouching.py). Beside it what people have said
-of repair, as JSON; what cannot be read of that, as a later version's, counts as not said. And which
-protocol the cluster needs, which the file's schema says as well: an earlier version does not open
-the catalog of a cluster whose upgrade is finished.
+of repair, as JSON, and in which group each target is; what cannot be read of that, as a later
+version's, counts as not said. And which protocol the cluster needs, which the file's schema says as
+well: an earlier version does not open the catalog of a cluster whose upgrade is finished.
 
 Rows of `meta`, and a table beside those of checkpoints, made when they are missing: catalogs of
 schema 1 may lack them, and a version that does not know them leaves them be.
@@ -25,7 +25,8 @@ from ckpt.protocol.coordinator.catalog import (
     CatalogReached,
     RowForgotten,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, UpgradeFinished
+from ckpt.protocol.coordinator.said import RepairSaid, TargetsGrouped, UpgradeFinished
+from ckptd.catalog.groups import decode_groups, encode_groups
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS passed_over (
@@ -34,12 +35,15 @@ CREATE TABLE IF NOT EXISTS passed_over (
 """
 _FORGOTTEN: Final = "forgotten"
 _REPAIR: Final = "repair"
+_GROUPS: Final = "groups"
 _PROTOCOL: Final = "protocol"
 SCHEMA_VERSION: Final = 3
 SCHEMA_UNFINISHED: Final = 2
 """Of a catalog that an earlier version made, and may go on with: it has the same tables."""
 
-StandingEntry = CatalogReached | CatalogOutdated | RowForgotten | RepairSaid | UpgradeFinished
+StandingEntry = (
+    CatalogReached | CatalogOutdated | RowForgotten | RepairSaid | TargetsGrouped | UpgradeFinished
+)
 
 
 def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
@@ -51,6 +55,8 @@ def store(connection: sqlite3.Connection, entry: StandingEntry) -> None:
             _set(connection, "outdated", reason)
         case RepairSaid(rules):
             _set(connection, _REPAIR, msgspec.json.encode(rules).decode())
+        case TargetsGrouped(groups):
+            _set(connection, _GROUPS, encode_groups(groups).decode())
         case UpgradeFinished(protocol):
             _set(connection, _PROTOCOL, str(protocol))
             connection.execute(f"PRAGMA user_version = {schema_of(protocol)}")
@@ -77,6 +83,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
     image.protocol = int(_get(connection, _PROTOCOL) or OLDEST_VERSION)
     image.outdated = _get(connection, "outdated") or ""
     image.repair = decode_repair_rules((_get(connection, _REPAIR) or "{}").encode())
+    image.groups = decode_groups((_get(connection, _GROUPS) or "{}").encode())
     for run, step, term, counter in connection.execute("SELECT * FROM passed_over"):
         id = CheckpointId(RunName(run), Step(step), Generation(term, counter))
         image.passed_over.add(id)
@@ -87,6 +94,7 @@ def note(connection: sqlite3.Connection, image: CatalogImage) -> None:
     _set(connection, "position", image.position)
     _set(connection, _FORGOTTEN, image.forgotten)
     store(connection, RepairSaid(image.repair))
+    store(connection, TargetsGrouped(image.groups))
     store(connection, UpgradeFinished(image.protocol))
     _set(connection, "rebuilt_term", str(image.rebuilt_term))
     _set(connection, "rebuilt_from", str(image.rebuilt_from))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
-from ckpt.plan.seating import Candidate
-from ckpt.protocol.coordinator.cluster.membership import Membership, TargetState
+from ckpt.plan.seating import NO_GROUP, Candidate
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 
 LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
 """The load that a failing target seems to have: placement takes the least loaded first."""
 
 
-def candidates_of(members: Membership, *, last_resort: bool = False) -> list[Candidate]:
-    """For columns. Targets that do not count, or are to be emptied, keep their seat but take
-    nothing. Those whose device fails take something as a last resort only, after all others.
+def candidates_of(
+    members: Membership, *, last_resort: bool = False, among: Iterable[Target] | None = None
+) -> list[Candidate]:
+    """For columns; `among` some or all. Targets that do not count, or are to be emptied, keep their
+    seat but take nothing. Those whose device fails take something as a last resort only, after all
+    others.
     """
     return [
         Candidate(
@@ -29,8 +33,9 @@ def candidates_of(members: Membership, *, last_resort: bool = False) -> list[Can
             load_bytes=t.load_bytes + LAST_LOAD_BYTES * t.is_failing,
             live=t.state is TargetState.LIVE and t.stays and (last_resort or not t.is_failing),
             slow=t.slowness.holds(members.now_us),
+            group=members.groups.get(t.id, NO_GROUP),
         )
-        for t in members.all()
+        for t in (members.all() if among is None else among)
     ]
 
 

@@ -1,7 +1,7 @@
 """The cluster's map, as the catalog has it, on every target that can keep one.
 
-    what is known of a target changes --durable--> a new version --> each live target that has
-    another one, TARGETS_A_TICK at a time --durable there--> its answer
+    what is known of a target, or its group, changes --durable--> a new version --> each live target
+    that has another one, TARGETS_A_TICK at a time --durable there--> its answer
 
 A target that comes says which map it has, by the digest of what that says: who has the same is sent
 nothing, whichever coordinator it is from. Who removes a target for good hears it when so many
@@ -10,6 +10,7 @@ targets have the map that one of them is left where a payload can be read; nobod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,8 +19,10 @@ from ckpt.base.ids import CatalogPosition, TargetId
 from ckpt.format.documents.cluster_map import MapEntry, encode_map, make_map
 from ckpt.format.messages import Message
 from ckpt.format.messages.targets import KeepMap, MapKept, RegisterTarget
+from ckpt.protocol.coordinator.cluster.grouping import Grouping
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer
 
 TARGETS_A_TICK: Final = 32
@@ -46,12 +49,17 @@ class _Waiting:
 class MapKeeper:
     """I send the map to targets."""
 
-    def __init__(self, desk: Desk, members: Membership, cluster: str) -> None:
+    def __init__(
+        self, desk: Desk, members: Membership, policy: CoordinatorPolicy, keeps: Callable[[], bool]
+    ) -> None:
+        """`keeps`: anything is kept."""
         self._desk = desk
         self._members = members
-        self._cluster = cluster
-        #: The version of the seats that the document is of; None before there is one.
-        self._made_of: int | None = None
+        self._cluster = policy.cluster
+        self._grouping = Grouping(desk, members, policy.code, keeps)
+        #: The version of the seats, and the groups, that the document is of; None before there is
+        #: one.
+        self._made_of: tuple[int, Mapping[TargetId, int]] | None = None
         #: The newest map of which all is durable; empty before.
         self._document = self._digest = b""
         #: Of the newest map that was made, and of the newest of which all is durable.
@@ -84,7 +92,8 @@ class MapKeeper:
 
     def tick(self) -> None:
         """Send what is due, while the catalog is vouched for."""
-        if self._made_of != self._members.seats.version:
+        self._grouping.tick()
+        if self._made_of != (self._members.seats.version, self._members.groups):
             self._make()
         self._spread()
         self._look()
@@ -111,8 +120,8 @@ class MapKeeper:
         return kept >= min(waiting.copies, len(live))
 
     def _make(self) -> None:
-        seats = self._members.seats
-        self._made_of = seats.version
+        seats, groups = self._members.seats, self._members.groups
+        self._made_of = seats.version, groups
         self._number += 1
         number = self._number
         entries = tuple(
@@ -122,7 +131,7 @@ class MapKeeper:
             for seen in seats.all()
         )
         version = CatalogPosition(self._members.term, self._number)
-        made = make_map(self._cluster, version, entries)
+        made = make_map(self._cluster, version, entries, groups)
 
         def durable() -> None:
             self._document, self._digest = encode_map(made), made.digest

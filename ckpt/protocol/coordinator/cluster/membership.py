@@ -17,7 +17,7 @@ boot id of a target is current; a proof under another boot id counts nowhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -153,6 +153,8 @@ class Membership:
             id: _known_target(seen) for id, seen in sorted(image.targets.items())
         }
         """All that there ever were, also those that were removed; see `all`."""
+        self.groups: Mapping[TargetId, int] = image.groups
+        """The placement group of each, durable (grouping.py); empty while there are none."""
         #: How often one came with another domain, and how many of them are in each state.
         self._moved, self._states = 0, Counter(one.state for one in self.targets.values())
         self._by_session: dict[Session, TargetId] = {}

@@ -28,9 +28,9 @@ from ckpt.format.messages.keeping import (
     check_retention,
 )
 from ckpt.format.messages.saving import AgedAt, CommitInfo
-from ckpt.plan.aging import AgeClock
-from ckpt.plan.foresight import foreseen
-from ckpt.plan.retention import Expirable, Verdict, judged
+from ckpt.plan.keeping.aging import AgeClock
+from ckpt.plan.keeping.foresight import foreseen
+from ckpt.plan.keeping.retention import Expirable, Verdict, judged
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import RetentionDue

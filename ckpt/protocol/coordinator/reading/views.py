@@ -15,7 +15,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.plan.retention import retention_text
+from ckpt.plan.keeping.retention import retention_text
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint

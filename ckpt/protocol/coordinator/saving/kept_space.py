@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
 from ckpt.base.ids import Epoch, TargetId
 from ckpt.erasure.code import Code
-from ckpt.plan.seating import Candidate, Seating
+from ckpt.plan.seating import Candidate, Seating, group_numbers
 from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 
@@ -28,9 +30,11 @@ def usable_bytes(target: Target) -> int:
     return target.counters.get("usable_bytes", 0)
 
 
-def candidates(members: Membership, share: float, *, last_resort: bool) -> list[Candidate]:
-    """All targets as placement sees them, without this share of each."""
-    found = candidates_of(members, last_resort=last_resort)
+def candidates(
+    members: Membership, share: float, *, last_resort: bool, among: Iterable[Target] | None = None
+) -> list[Candidate]:
+    """All targets, or some, as placement sees them, without this share of each."""
+    found = candidates_of(members, last_resort=last_resort, among=among)
     return [_without(one, members.targets[one.target], share) for one in found]
 
 
@@ -59,6 +63,10 @@ class SeatView:
         self._seen_us = 0
         #: Whose loads have changed since.
         self._changed: set[TargetId] = set()
+        #: Of which roster, groups and code the groups are; what these are; who is in each.
+        self._grouped: object = None
+        self._numbers: Mapping[TargetId, int] = {}
+        self._groups: dict[int, list[TargetId]] = {}
 
     def load_changed(self, target: TargetId) -> None:
         """Its `load_bytes` is another one."""
@@ -67,6 +75,24 @@ class SeatView:
     def look_again(self) -> None:
         """Targets have other space than they said last."""
         self._seating = None
+
+    def home(self, code: Code, holders: Iterable[TargetId]) -> list[Target]:
+        """The group in which most of these are; empty where one group has all targets."""
+        members = self._members
+        seen = members.roster, members.groups, code
+        if self._grouped != seen:
+            self._grouped = seen
+            self._numbers = group_numbers(code, candidates_of(members))
+            self._groups = {}
+            for id, number in self._numbers.items():
+                self._groups.setdefault(number, []).append(id)
+        if len(self._groups) < 2:
+            return []
+        held = Counter(self._numbers[id] for id in holders if id in self._numbers)
+        if not held:
+            return []
+        number = max(held, key=lambda one: (held[one], -one))
+        return [members.targets[id] for id in self._groups[number]]
 
     def seating(self, code: Code, now_us: int) -> Seating:
         """Targets as they are now, without those whose device fails."""

@@ -297,22 +297,29 @@ class Reserver:
         ]
         left = sum(holder.target not in allotment.refused for holder in others)
         spares = sum(place.target not in allotment.refused for place in allotment.spares)
-        chosen = pick_replacement(
-            allotment.file_bytes,
-            self._candidates(allotment, last_resort=left + spares < allotment.layout.code.floor),
-            others,
-            self._rule.level,
-            self._rule.max_per_domain,
-            excluded=taken | set(allotment.refused),
-            turn=self._turn,
-        )
-        if chosen:
-            self.reserve_column(allotment, column, chosen[0], then)
-        else:
-            then(None)
+        is_last = left + spares < allotment.layout.code.floor
+        home = self._view.home(allotment.layout.code, (holder.target for holder in others))
+        # Outside of its group only where that has no place: few sets of targets shall be deadly.
+        for among in (home, None) if home else (None,):
+            chosen = pick_replacement(
+                allotment.file_bytes,
+                self._candidates(allotment, last_resort=is_last and among is None, among=among),
+                others,
+                self._rule.level,
+                self._rule.max_per_domain,
+                excluded=taken | set(allotment.refused),
+                turn=self._turn,
+            )
+            if chosen:
+                self.reserve_column(allotment, column, chosen[0], then)
+                return
+        then(None)
 
-    def _candidates(self, allotment: Allotment, *, last_resort: bool) -> list[Candidate]:
-        return candidates(self._members, self._kept_share(allotment), last_resort=last_resort)
+    def _candidates(
+        self, allotment: Allotment, *, last_resort: bool, among: Iterable[Target] | None = None
+    ) -> list[Candidate]:
+        share = self._kept_share(allotment)
+        return candidates(self._members, share, last_resort=last_resort, among=among)
 
     def _kept_share(self, allotment: Allotment) -> float:
         return 0.0 if allotment.is_admitted else self._rule.repair_share

@@ -30,6 +30,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     target/ID                 JSON: domain, directory, incarnation, place, standing
     retention/RUN             JSON: the rules
     repair                    JSON: what people have said of repair
+    groups                    JSON: the placement group of each target; none: there are none
     protocol                  who speaks less is not let in; none: the upgrade from a version that
                               knew no such key is not finished, and meta has schema 1
 
@@ -56,6 +57,7 @@ OUTDATED: Final = "outdated"
 REBUILT: Final = "rebuilt"
 COPYING: Final = "copying"
 REPAIR: Final = "repair"
+GROUPS: Final = "groups"
 PROTOCOL: Final = "protocol"
 FIRST: Final = ""
 LAST: Final = "\x7f"
@@ -67,7 +69,7 @@ SCHEMA_UNFINISHED: Final = 1
 KINDS: Final = (
     META, LEADER, COORDINATORS, TERM, SEQUENCE, POSITION, FORGOTTEN, OUTDATED, REBUILT, COPYING,
     "row/", "record/", "label/", "moved/", "unsettled/", "passed_over/", "launch/", "store/",
-    "target/", "retention/", REPAIR, PROTOCOL,
+    "target/", "retention/", REPAIR, GROUPS, PROTOCOL,
 )  # fmt: skip
 """What names begin with, or are."""
 

@@ -37,6 +37,7 @@ from ckptd.catalog.etcd.values import (
     StoreValue,
     TargetValue,
 )
+from ckptd.catalog.groups import decode_groups
 
 _Value = TypeVar("_Value")
 
@@ -77,7 +78,7 @@ def copied(image: CatalogImage) -> CatalogImage:
         image, rows=dict(image.rows), targets=dict(image.targets), launches=launches, stores=stores,
         moves={id: dict(pages) for id, pages in image.moves.items()}, labels=dict(image.labels),
         unsettled=set(image.unsettled), retentions=dict(image.retentions),
-        passed_over=set(image.passed_over),
+        groups=dict(image.groups), passed_over=set(image.passed_over),
     )  # fmt: skip
 
 
@@ -107,6 +108,8 @@ def _take(image: CatalogImage, name: str, words: list[str], value: bytes) -> Non
             image.outdated = value.decode()
         case [keys.REPAIR]:
             image.repair = decode_repair_rules(value)
+        case [keys.GROUPS]:
+            image.groups = decode_groups(value)
         case [keys.PROTOCOL]:
             image.protocol = int(value)
         case [keys.REBUILT]:

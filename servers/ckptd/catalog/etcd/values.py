@@ -38,7 +38,12 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
-from ckpt.protocol.coordinator.said import RepairSaid, RetentionSaid, UpgradeFinished
+from ckpt.protocol.coordinator.said import (
+    RepairSaid,
+    RetentionSaid,
+    TargetsGrouped,
+    UpgradeFinished,
+)
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -46,6 +51,7 @@ from ckpt.protocol.coordinator.stores import (
     StoreOpened,
 )
 from ckptd.catalog.etcd import keys
+from ckptd.catalog.groups import encode_groups
 
 Values = dict[str, bytes | None]
 """Of keys; None: there is none."""
@@ -118,6 +124,7 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
         KeyedValue(keys.OUTDATED, _outdated),
         KeyedValue(keys.REBUILT, _rebuilt),
         KeyedValue(keys.REPAIR, _repair),
+        KeyedValue(keys.GROUPS, _groups),
         KeyedValue(keys.PROTOCOL, _protocol),
     )
     ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
@@ -145,6 +152,8 @@ def touched(entry: CatalogEntry, image: CatalogImage) -> Iterator[KeyedValue]:
             yield _target(entry.target)
         case RepairSaid():
             yield KeyedValue(keys.REPAIR, _repair)
+        case TargetsGrouped():
+            yield KeyedValue(keys.GROUPS, _groups)
         case UpgradeFinished():
             yield KeyedValue(keys.PROTOCOL, _protocol)
         case RetentionSaid():
@@ -192,6 +201,10 @@ def _rebuilt(image: CatalogImage) -> bytes | None:
 
 def _repair(image: CatalogImage) -> bytes | None:
     return msgspec.json.encode(image.repair) if image.repair != RepairRules() else None
+
+
+def _groups(image: CatalogImage) -> bytes | None:
+    return encode_groups(image.groups) if image.groups else None
 
 
 def _protocol(image: CatalogImage) -> bytes | None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from ckpt.base.ids import Generation, Step
 from ckpt.format.messages.keeping import Retention
-from ckpt.plan.retention import Expirable, Verdict, judged
+from ckpt.plan.keeping.retention import Expirable, Verdict, judged
 
 NEWEST: Final = 6
 """How many of the newest commits tell how fast a run saves."""
