@@ -218,7 +218,7 @@ def test_without_an_allowed_domain_nothing_goes() -> None:
     full = Full()
     full.bench.stop(full.free.id)
     assert full.lose().lease() == NOTHING
-    assert full.why() == NO_ROOM
+    assert full.why() == f"{NO_ROOM}: 2 targets are live, 2+1 needs 3"
     full.bench.tick(RESTED_S)
     assert full.bench.machine.evictor.evicted_count == 0
 

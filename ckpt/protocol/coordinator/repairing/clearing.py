@@ -22,6 +22,7 @@ from typing import Final
 
 from ckpt.base.errors import NoSpace
 from ckpt.base.ids import CheckpointId, ColumnNumber, TargetId
+from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
@@ -94,7 +95,7 @@ class Clearing:
         targets, checkpoint = self._members.targets, self._checkpoints.get(id)
         by_room = sorted(full, key=lambda id: (-targets[id].bytes_free, id))
         if not by_room or checkpoint is None:
-            return NoPlace(NO_ROOM)
+            return NoPlace(NO_ROOM if checkpoint is None else NO_ROOM + self._lack(checkpoint.code))
         more = f" and {len(by_room) - NAMED_MAX} more" if len(by_room) > NAMED_MAX else ""
         reason = f"no room on {', '.join(by_room[:NAMED_MAX])}{more}"
         looked_at = by_room[:LOOKED_AT_MAX]
@@ -123,6 +124,18 @@ class Clearing:
             known = found[id].file_bytes if id in found else 0
             found[id] = DueColumns(id, one.committed_at_s, one.stored, known + size)
         return RoomWanted(tuple(found.values()), round(bytes_per_s * AT_ONCE_S))
+
+    def _lack(self, code: Code) -> str:
+        """Which are too few: targets, or the domains that columns are spread over."""
+        here = [target for target in self._members.live() if target.stays]
+        if len(here) < code.n:
+            return f": {len(here)} targets are live, {code} needs {code.n}"
+        most, level = self._rule.max_per_domain, self._rule.level
+        domains = Counter(self.domain_of(target.id) for target in here)
+        if sum(min(most, count) for count in domains.values()) < code.n:
+            each = f", with {most} columns in each" if most > 1 else ""
+            return f": targets are live in {len(domains)} {level}s, {code} needs more{each}"
+        return ""
 
     @staticmethod
     def _is_full(allotment: Allotment, target: TargetId) -> bool:
