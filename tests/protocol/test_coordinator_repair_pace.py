@@ -26,6 +26,7 @@ from ckpt.protocol.coordinator.repairing.pacing import (
     RENEW_FAST_US,
     RENEW_US,
     URGENT,
+    TaskCounts,
     TaskLoad,
     most_beside_others,
     paced,
@@ -45,7 +46,10 @@ def rate(
     mine: TaskLoad, *others: TaskLoad, limits: RepairLimits = LIMITS, busy: bool = False,
     urgent: bool = False,
 ) -> int:  # fmt: skip
-    return paced(mine, [mine, *others], limits, is_busy=busy, is_urgent=urgent).bytes_per_s
+    counts = TaskCounts()
+    for each in (mine, *others):
+        counts.begin(each)
+    return paced(mine, counts.most(mine), limits, is_busy=busy, is_urgent=urgent).bytes_per_s
 
 
 # --------------------------------------------------------------------------- the arithmetic
@@ -86,9 +90,9 @@ def test_a_share_is_never_nothing_which_would_be_no_cap() -> None:
 def test_who_goes_above_the_floor_asks_again_at_once() -> None:
     """A save that begins is met within half a second."""
     mine = load(2, "a", "b", "c")
-    fast = paced(mine, [mine], LIMITS, is_busy=False, is_urgent=False)
-    slow = paced(mine, [mine], LIMITS, is_busy=True, is_urgent=False)
-    urgent = paced(mine, [mine], LIMITS, is_busy=True, is_urgent=True)
+    fast = paced(mine, 1, LIMITS, is_busy=False, is_urgent=False)
+    slow = paced(mine, 1, LIMITS, is_busy=True, is_urgent=False)
+    urgent = paced(mine, 1, LIMITS, is_busy=True, is_urgent=True)
     assert (fast.renew_us, urgent.renew_us, slow.renew_us) == (
         RENEW_FAST_US, RENEW_FAST_US, RENEW_US,
     )  # fmt: skip

@@ -27,6 +27,14 @@ def named_before_it_is_durable(
     self._drop_surplus(checkpoint)
 
 
+def _all_is_sorted_out_again(
+    self: Adopter, checkpoint: KeptCheckpoint, rank: Rank, before: set[TargetId]
+) -> None:
+    """Whoever has proved any column of it, also who was asked to drop it."""
+    checkpoint.surplus.clear()
+    self.placed(CheckpointPlaced(checkpoint.id))
+
+
 def _out_is_in(self: Checkpoints, column: ColumnId, holder: TargetId) -> bool:
     """One that is out is here, after all."""
     target = self._members.targets[holder]
@@ -53,7 +61,11 @@ PLANTS = (
     ),
     Plant(
         "dropped-and-still-counted", "P1",
-        ((ProvedColumns, "discard", lambda *_: None),),
+        # A move looks at those alone that are known to have a copy: both have to be wrong.
+        (
+            (ProvedColumns, "discard", lambda *_: None),
+            (Adopter, "_sort_out_rank", _all_is_sorted_out_again),
+        ),
         begin=537,
     ),
     Plant("standings-forgotten-at-restart", "P10", ((Claims, "stand", _known_as_before),), 27),

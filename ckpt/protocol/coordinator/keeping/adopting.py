@@ -29,7 +29,7 @@ from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank,
 from ckpt.format.documents.moves import encode_moves, page_of
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
-from ckpt.protocol.coordinator.cluster.membership import Membership, Target
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
 from ckpt.protocol.coordinator.desk import Desk, Then, nothing
@@ -138,6 +138,28 @@ class Adopter:
             return
         for column, digest in sorted(target.proved.of(id).items()):
             self._sort_out_column(target, checkpoint, column, digest)
+
+    def _known_to_have(self, checkpoint: KeptCheckpoint, rank: Rank) -> set[TargetId]:
+        """Who has or had a column of this payload: those that are named, and those with copies."""
+        assert checkpoint.placement is not None
+        columns = checkpoint.placement[rank].columns
+        found = {id for id in columns if id is not None}
+        for column in _columns_of(checkpoint, rank):
+            found |= checkpoint.surplus.get(column, set())
+        return found
+
+    def _sort_out_rank(self, checkpoint: KeptCheckpoint, rank: Rank, before: set[TargetId]) -> None:
+        """Its columns have other holders now; nobody but these can have one of them."""
+        holders = sorted(before | self._known_to_have(checkpoint, rank))
+        columns = _columns_of(checkpoint, rank)
+        for column in columns:
+            checkpoint.surplus.pop(column, None)
+        for target in map(self._members.targets.get, holders):
+            if target is not None and target.state is TargetState.LIVE:
+                for column in columns:
+                    digest = target.proved.digest(column)
+                    if digest is not None:
+                        self._sort_out_column(target, checkpoint, column, digest)
 
     def _sort_out_column(
         self, target: Target, checkpoint: KeptCheckpoint, column: ColumnId, digest: bytes
@@ -249,6 +271,9 @@ class Adopter:
             entry = ColumnsMoved(checkpoint.id, page, encode_moves(page, of_page))
             self._desk.persist((entry,), then)
 
+        ranks = self._moving[checkpoint.id]
+        before = {rank: self._known_to_have(checkpoint, rank) for rank in ranks}
+
         def durable() -> None:
             del self._moving[checkpoint.id]
             self._checkpoints.move(checkpoint, moves)
@@ -256,8 +281,9 @@ class Adopter:
                 "info", "columns are found again", checkpoint=str(checkpoint.id), columns=len(moves)
             )
             # Who was named may have come meanwhile, and the new holder is no surplus any more.
-            checkpoint.surplus.clear()
-            self.placed(CheckpointPlaced(checkpoint.id))
+            for rank in sorted(ranks):
+                self._sort_out_rank(checkpoint, rank, before[rank])
+            self._settle_all()
 
         for page in earlier:
             write(page, nothing)
@@ -337,3 +363,8 @@ class Adopter:
 
     def _domain(self, target: TargetId) -> tuple[str, ...]:
         return domain_key(target, self._members.targets[target].domain, self._rule.level)
+
+
+def _columns_of(checkpoint: KeptCheckpoint, rank: Rank) -> list[ColumnId]:
+    payload = PayloadId(checkpoint.id, rank)
+    return [ColumnId(payload, ColumnNumber(j)) for j in range(checkpoint.code.n)]

@@ -11,7 +11,6 @@ share that one of its targets gives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,21 +40,38 @@ class TaskLoad:
     k: int
 
 
+NO_LOAD: Final = TaskLoad(frozenset(), 0)
+
+
+class TaskCounts:
+    """I know how many payloads in hand use each target. My owner says what begins and ends."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[TargetId] = Counter()
+
+    def begin(self, load: TaskLoad) -> None:
+        self._counts.update(load.targets)
+
+    def end(self, load: TaskLoad) -> None:
+        """As it was begun."""
+        self._counts.subtract(load.targets)
+        for target in load.targets:
+            if not self._counts[target]:
+                del self._counts[target]
+
+    def most(self, load: TaskLoad) -> int:
+        """Of its targets, at the one that most use."""
+        return max((self._counts[target] for target in load.targets), default=1)
+
+
 def paced(
-    load: TaskLoad,
-    all_loads: Iterable[TaskLoad],
-    limits: RepairLimits,
-    *,
-    is_busy: bool,
-    is_urgent: bool,
+    load: TaskLoad, most: int, limits: RepairLimits, *, is_busy: bool, is_urgent: bool
 ) -> RepairPace:
-    """The pace that a worker gets. `all_loads`: of all tasks, its own among them."""
+    """The pace that a worker gets. `most`: so many payloads share one of its targets."""
     budget = _budget(limits, is_busy=is_busy, is_urgent=is_urgent)
     renew_us = RENEW_US if budget == limits.floor_bytes else RENEW_FAST_US
     if budget == NO_CAP:
         return RepairPace(NO_CAP, renew_us)
-    tasks = Counter(target for each in all_loads for target in each.targets)
-    most = max((tasks[target] for target in load.targets), default=1)
     return RepairPace(max(1, load.k * budget // max(1, most)), renew_us)
 
 

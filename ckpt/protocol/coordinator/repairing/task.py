@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages.repairs import RepairPace
-from ckpt.protocol.coordinator.repairing.pacing import TaskLoad
+from ckpt.protocol.coordinator.repairing.pacing import NO_LOAD, TaskLoad
 from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.events import Session
 
@@ -33,6 +33,8 @@ class RepairTask:
     read_bytes: int = 0
     pace: RepairPace = field(default_factory=RepairPace)
     """As its worker heard it last."""
+    load: TaskLoad = NO_LOAD
+    """What it asks of whom while a worker makes it."""
     ending: bool = False
     """Its places are asked what there is."""
 
@@ -48,7 +50,8 @@ class RepairTask:
         return len(self.lost) * max(0.0, column_bytes - self.read_bytes / self.reads)
 
     @property
-    def load(self) -> TaskLoad:
+    def uses(self) -> TaskLoad:
+        """What it will ask of whom, once all of its places are known."""
         places = self.allotment.columns.values()
         targets = self.sources | {place.target for place in places}
         return TaskLoad(targets, self.reads)

@@ -50,6 +50,7 @@ from ckpt.protocol.coordinator.repairing.lacking import Lacking, LackingPayload
 from ckpt.protocol.coordinator.repairing.measuring import RebuildMeter
 from ckpt.protocol.coordinator.repairing.mending import Mender
 from ckpt.protocol.coordinator.repairing.pacing import (
+    TaskCounts,
     expected_bytes_per_s,
     most_beside_others,
     paced,
@@ -137,6 +138,7 @@ class Repairs:
         """What is to be moved though nothing is lost."""
         self.tasks: dict[PayloadId, RepairTask] = {}
         """What is leased, or about to be."""
+        self._shares = TaskCounts()
         self.counts = RepairCounts()
         self.heard_us: int | None = None
         """When a worker was heard last."""
@@ -329,6 +331,8 @@ class Repairs:
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
                 task.alone = self._is_read_alone(task)
+                task.load = task.uses
+                self._shares.begin(task.load)
                 self._tell(task, request)
                 # It may have been said meanwhile: the worker hears it when it renews.
                 self._end_if_paused()
@@ -381,7 +385,7 @@ class Repairs:
     def _pace(self, task: RepairTask) -> RepairPace:
         """From now on."""
         task.pace = paced(
-            task.load, [each.load for each in self.in_hand()], self.ruling.limits,
+            task.load, self._shares.most(task.load), self.ruling.limits,
             is_busy=self._traffic.is_busy(self._desk.now_us), is_urgent=self._is_urgent(task),
         )  # fmt: skip
         return task.pace
@@ -411,6 +415,7 @@ class Repairs:
     def _end(self, task: RepairTask, why: str, then: Callable[[int], None]) -> None:
         """Ask the places what there is; what is not used of them goes back."""
         task.ending = True
+        self._shares.end(task.load)
         standing: list[ColumnProof] = []
         open_questions = 1
 
