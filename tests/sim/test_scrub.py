@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from ckpt.aio.disk import perform
+from ckpt.format.messages.reading import Damage
 from ckpt.format.messages.scrubbing import AskScrub, ScrubState
 from ckpt.protocol.events import Received, Send, Session
 from ckpt.protocol.target.at_rest.file_check import FileCheck
-from ckpt.protocol.target.core import SealedColumn
+from ckpt.protocol.target.at_rest.scrub import Scrub
+from ckpt.protocol.target.core import Core, Entry, SealedColumn
 from ckpt.protocol.target.disk_events import DiskDone, ReadAt
 from tests.landing import turn_of
 from tests.sim.scenario import run_history, world_of
@@ -25,6 +28,7 @@ from tests.sim.world import World
 
 SEEDS = int(os.environ.get("CKPT_SIM_SCRUB_SEEDS", "20"))
 SEEDS_SOAK = 600
+PLANTED_SEEDS = 60
 PERIOD_US = 3_000_000
 SETTLE_US = 30_000_000
 NOBODY = Session(1 << 40)
@@ -121,6 +125,50 @@ def check_histories(first: int, count: int) -> None:
 
 def test_what_is_found_is_what_was_harmed_in_any_history() -> None:
     check_histories(turn_of(SEEDS, SEEDS_SOAK), SEEDS)
+
+
+_find = Scrub._find
+
+
+def cells_alone(self: Scrub, entry: Entry, damages: list[Damage], *, is_whole: bool) -> None:
+    """Who would read headers, trailers and second copies?"""
+    found = [one for one in damages if one.region == "cells"]
+    _find(self, entry, found, is_whole=is_whole)
+
+
+def read_on(self: Scrub, entry: Entry) -> None:
+    """What is dropped is read to its end."""
+    self._times.remove(entry)
+    self._rot.pop(entry.file, None)
+
+
+def here_still(self: Core, entry: Entry) -> bool:
+    """What was here when it was asked for."""
+    return True
+
+
+@pytest.mark.parametrize(
+    "bugs",
+    [
+        ((Scrub, "_find", cells_alone),),
+        ((Scrub, "_gone", read_on), (Core, "holds", here_still)),
+    ],
+    ids=["cells-alone", "alarmed-by-drops"],
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, bugs: tuple[tuple[type, str, Callable[..., object]], ...]
+) -> None:
+    for owner, name, bug in bugs:
+        monkeypatch.setattr(owner, name, bug)
+    assert not all(map(_is_right, range(PLANTED_SEEDS))), "one history shows it"
+
+
+def _is_right(seed: int) -> bool:
+    try:
+        check_scrubbed(scrubbed_history(seed), Counter())
+    except AssertionError:
+        return False
+    return True
 
 
 @pytest.mark.slow
