@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsFloat
 
+from ckpt_client.handlers import refuse_inside
 from ckpt_client.save.handle import Save
 from ckpt_client.store import GRACE_S, SIGNALS, Store
 from ckpt_client.store import open as open_store
@@ -97,6 +98,7 @@ def process_store(url: str | None = None) -> Store:
 
     Raises as `open`.
     """
+    refuse_inside()
     url = url or os.environ.get("CKPT_STORE", "")
     with _stores_lock:
         pid, store = _stores.get(url, (0, None))

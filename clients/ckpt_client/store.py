@@ -24,6 +24,7 @@ from ckpt.base.units import check_seconds
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.handlers import refuse_inside
 from ckpt_client.here_only import HereOnly
 from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
@@ -91,6 +92,7 @@ def open(
     Raises Refused for a bad URL or contradicting options, Unauthorized when the cluster's secret is
     missing or wrong, Unavailable when the cluster does not answer in time.
     """
+    refuse_inside()
     settings = checked_settings(
         launch=launch, replicas=replicas, when_full=when_full, unchanged=unchanged,
         references=references, arena_bytes_max=arena_bytes_max, stager_idle_s=stager_idle_s,
@@ -448,12 +450,13 @@ class Store(HereOnly, Keeper):
             )
 
     def _leave(self) -> None:
-        self._closed = True
-        _open_stores.discard(self)
+        """Again from where a Ctrl-C has ended it, when it is called again."""
         while self._guards:
             self._guards.pop().close()
         self._stagers.park()
         self._connection.close()
+        self._closed = True
+        _open_stores.discard(self)
 
     # ----------------------------------------------------------------------- inside
 
@@ -467,6 +470,7 @@ class Store(HereOnly, Keeper):
         return self._control
 
     def _check_usable(self) -> None:
+        refuse_inside()
         if self._pid != os.getpid():
             raise Refused(
                 f"this store was opened by process {self._pid}, this is a forked child of it",

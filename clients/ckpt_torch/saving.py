@@ -193,6 +193,7 @@ def _copy_known(
     try:
         turn.copy(copier)
     except BaseException:
+        turn.give_up()
         with suppress(CkptError):
             _agreed(exchange, known)  # The others may have more to say, and wait for an answer.
         raise

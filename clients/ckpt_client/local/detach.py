@@ -58,6 +58,15 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
     return int(done.stdout)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][:1] in ("T", "t")
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment, so that the child finds the same packages from any directory, and
     without thread pools that nobody asked for.

@@ -125,7 +125,7 @@ class PreemptionGuard:
         hold_us = int(min(HOLD_S_MAX, grace_s / 2) * US_PER_S)
         #: Asked by the training, changed by the thread. Under `_lock`.
         self._machine = RankGuard(self._meeting, self._rank, world_size, hold_us)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal's handler may ask inside of a question.
         #: Notified when the thread has handled an event.
         self._news = threading.Condition(self._lock)
         #: When this rank heard of the preemption, by `time.monotonic`.

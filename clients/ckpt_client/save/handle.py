@@ -13,6 +13,7 @@ from ckpt.base.ids import Generation
 from ckpt.base.units import US_PER_S, check_seconds
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
+from ckpt_client.handlers import refuse_inside
 from ckpt_client.here_only import HereOnly
 from ckpt_client.save.staged import staged_already
 from ckpt_client.stager import wire
@@ -196,6 +197,7 @@ class Save(HereOnly):
         """`wait`, but an error that ended the save is left for others to raise. Raises
         Unavailable, Busy.
         """
+        refuse_inside()
         if timeout_s is not None:
             timeout_s = check_seconds("timeout_s", timeout_s)
         begun_s = time.monotonic()

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 
 from ckpt_client.save.copying import HalfWriter
 from ckpt_client.stager.arena import map_half
+from ckpt_client.stager.line import Received
+
+
+@dataclass(frozen=True, slots=True)
+class SentHalf:
+    """New memory of a half, as the stager has sent it."""
+
+    packet: Received
+    """That brought it: the same one may be taken in twice, after an interrupt."""
+    descriptor: int
+    size: int
 
 
 class MappedHalves:
@@ -20,27 +32,31 @@ class MappedHalves:
     def __init__(self) -> None:
         self.made_s: dict[int, float] = {}
         """half -> how long its memory took to make and map, since the last ask."""
-        self._mapped: dict[int, HalfWriter] = {}
-        #: half -> (descriptor, size) of memory whose mapping is not noted yet. I close them.
-        self._unmapped: dict[int, tuple[int, int]] = {}
+        #: half -> its memory, and what it was mapped from, whose descriptor is closed.
+        self._mapped: dict[int, tuple[HalfWriter, SentHalf]] = {}
+        #: half -> memory whose mapping is not noted yet. I close its descriptor.
+        self._unmapped: dict[int, SentHalf] = {}
 
-    def take(self, half: int, descriptor: int, half_bytes: int, fault_in_s: float) -> None:
+    def take(self, half: int, sent: SentHalf, fault_in_s: float) -> None:
         """The stager has made this half again; the descriptor is ours from now on."""
-        self._drop(half)
-        self._unmapped[half] = descriptor, half_bytes
-        self.made_s[half] = fault_in_s
+        if not self._has(half, sent):
+            self._drop(half)
+            self._unmapped[half] = sent
+            self.made_s[half] = fault_in_s
         self.find(half)
 
     def find(self, half: int) -> HalfWriter | None:
         """Memory to write to; None when the stager has not sent it."""
-        if half in self._unmapped:
+        sent = self._unmapped.get(half)
+        if sent is not None:
             begun = time.monotonic()
-            descriptor, half_bytes = self._unmapped[half]
-            self._mapped[half] = HalfWriter(map_half(os.dup(descriptor), half_bytes).memory)
+            writer = HalfWriter(map_half(os.dup(sent.descriptor), sent.size).memory)
+            self._mapped[half] = writer, sent
             self.made_s[half] = self.made_s.get(half, 0.0) + time.monotonic() - begun
             del self._unmapped[half]
-            os.close(descriptor)
-        return self._mapped.get(half)
+            os.close(sent.descriptor)
+        mapped = self._mapped.get(half)
+        return None if mapped is None else mapped[0]
 
     def all(self) -> list[HalfWriter]:
         """Those that the stager has sent."""
@@ -52,10 +68,15 @@ class MappedHalves:
         for half in (*self._mapped, *self._unmapped):
             self._drop(half)
 
+    def _has(self, half: int, sent: SentHalf) -> bool:
+        mapped, unmapped = self._mapped.get(half), self._unmapped.get(half)
+        known = [unmapped] if mapped is None else [unmapped, mapped[1]]
+        return any(one is not None and one.packet is sent.packet for one in known)
+
     def _drop(self, half: int) -> None:
-        writer = self._mapped.pop(half, None)
-        if writer is not None:
-            writer.release()
-        descriptor, _ = self._unmapped.pop(half, (-1, 0))
-        if descriptor >= 0:
-            os.close(descriptor)
+        mapped = self._mapped.pop(half, None)
+        if mapped is not None:
+            mapped[0].release()
+        unmapped = self._unmapped.pop(half, None)
+        if unmapped is not None:
+            os.close(unmapped.descriptor)

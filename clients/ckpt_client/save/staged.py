@@ -14,6 +14,7 @@ from typing import Final
 from weakref import WeakSet
 
 from ckpt.base.units import check_seconds
+from ckpt_client.handlers import refuse_inside
 
 #: Of this process, until they are over.
 _under_way: Final[WeakSet[Staged]] = WeakSet()
@@ -43,8 +44,9 @@ class Staged:
         """Until the state may be changed; False when the time is over first."""
         if timeout_s is not None:
             timeout_s = check_seconds("timeout_s", timeout_s)
-        self._met.add(threading.get_ident())
+        refuse_inside()
         try:
+            self._met.add(threading.get_ident())
             return self._over.wait(timeout_s)
         finally:
             self._met.discard(threading.get_ident())
@@ -82,9 +84,19 @@ class Staged:
         self._queued.set()
         _under_way.discard(self)
 
+    def abandon(self) -> None:
+        """In a forked child. Who held a lock in the parent may not be here."""
+        self._queued, self._over = threading.Event(), threading.Event()
+        self.note_over()
 
-# The thread that copies is not in a forked child: nobody there may wait for it.
-os.register_at_fork(after_in_child=_under_way.clear)
+
+def _end_in_child() -> None:
+    """The thread that copies is not in a forked child: nobody there may wait for it."""
+    for staged in list(_under_way):
+        staged.abandon()
+
+
+os.register_at_fork(after_in_child=_end_in_child)
 
 
 def staged_already() -> Staged:

@@ -2,14 +2,13 @@
 
 No thread: whoever waits reads the socket, one at a time, and notes what arrives for all. Packets
 are few and small, so nothing is lost while nobody reads.
+A Ctrl-C may strike between any two steps: see `StagerLine` and `AskedSave`.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -19,21 +18,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.descriptors import DescriptorMark, closed_outside
+from ckpt.aio.descriptors import closed_outside
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
-from ckpt_client.local.detach import start_detached
+from ckpt_client.local.detach import is_stopped, start_detached
+from ckpt_client.save.asked import AskedSave
 from ckpt_client.save.copying import NUMPY, Copier, HalfWriter
 from ckpt_client.save.handle import Save
-from ckpt_client.save.mapped_halves import MappedHalves
+from ckpt_client.save.mapped_halves import MappedHalves, SentHalf
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
+from ckpt_client.stager.line import Received, StagerLine, descriptor_of
 
 START_TIMEOUT_S = 60.0
 LINE_TIMEOUT_S = 2.0
 """A stager that does not answer within this is not kept for another store, nor taken over."""
 PATIENCE_S = 10.0
 """A longer wait for a stager is logged, with its reason: for a stopped one it would never end."""
+LOOK_S = 1.0
+"""How often who leaves the reading to another thread looks whether that one still does."""
 _CLOSED: Final = wire.Prepared(
     Aborted.code, "the store was closed before its staging memory was prepared"
 )
@@ -55,26 +58,27 @@ class StagerLink:
         with theirs:
             try:
                 number = theirs.fileno()
-                start_detached(_command(number, attach), log=log, pass_fds=(number,))
+                start_detached(attach.command(number), log=log, pass_fds=(number,))
             except BaseException:
                 ours.close()
                 raise
-        self._socket = ours
-        self._mark = DescriptorMark(ours.fileno())
+        self._line = StagerLine(ours)
         self.attach = attach
         self._log = log
         self._rank = attach.rank
-        #: Guards everything below. Notified when a packet was noted, and when a reader has stopped.
-        self._news = threading.Condition()
-        #: Whether a thread reads the socket, and which. Only one does; the others wait for `_news`.
-        self._reading, self._reader = False, 0
+        #: Guards everything below. Of C, and so taken and let go in one step.
+        self._lock = threading.RLock()
+        #: Notified when a packet came, and when a reader has stopped.
+        self._news = threading.Condition(self._lock)
+        #: The thread that reads the socket, or 0. Only one does; the others wait for `_news`.
+        self._reader = 0
         #: Why nothing more comes: the stager ended, or this link was closed. Set once.
         self._dead: CkptError | None = None
         self._halves = MappedHalves()
         #: The half that the next save may write into before it is granted.
         self._open: int | None = None
-        #: Saves whose ask has no answer yet.
-        self._asking: set[int] = set()
+        #: By number, as they were asked for.
+        self._asked: dict[int, AskedSave] = {}
         #: Save -> the half it was granted, until `wait_half` takes it.
         self._granted: dict[int, int] = {}
         #: Save -> why it gets no half, until `wait_half` takes it.
@@ -129,12 +133,12 @@ class StagerLink:
         """
         with self._prepare_turn:
             with self._asking_turn:
-                with self._news:
+                with self._lock:
                     self._prepared = None if self._attached else _CLOSED
                 if self._prepared is None:
                     self._send(wire.Prepare(half_bytes))
             self.wait_until(lambda: self._prepared is not None, None)
-            with self._news:
+            with self._lock:
                 answer, halves = self._prepared, self._halves.all()
             assert answer is not None
             if answer.code:
@@ -144,20 +148,32 @@ class StagerLink:
                     half.make_ready(packing, copier)
 
     def ask_half(
-        self, number: int, run: str, step: int, half_bytes: int, when_full: str
+        self,
+        number: int,
+        run: str,
+        step: int,
+        half_bytes: int,
+        when_full: str,
+        owner: object | None = None,
     ) -> HalfWriter | None:
         """Ask for memory to stage into; what was announced may be written at once, before
         `wait_half` tells which it is.
+
+        owner: when it is gone, the memory is given back ahead of the next ask.
         """
         self.take_news()
         with self._asking_turn:
-            with self._news:
+            for asked in list(self._asked.values()):
+                if asked.is_lost:
+                    self.give_back(asked.number, "the save was interrupted")
+            with self._lock:
                 self._halves.made_s.clear()
                 taken, self._open = None if self._prepared is None else self._open, None
-                self._asking.add(number)
                 half = self._halves.find(taken) if taken is not None else None
                 if half is None or len(half.memory) < half_bytes:
                     taken = half = None
+                ref = None if owner is None else weakref.ref(owner)
+                self._asked[number] = AskedSave(number, run, step, ref)
             self._send(wire.AskHalf(number, run, step, half_bytes, when_full, taken))
         return half
 
@@ -174,7 +190,7 @@ class StagerLink:
             self._tell_wait()
             self.wait_until(answered, None)
         waited_s = time.monotonic() - begun
-        with self._news:
+        with self._lock:
             refusal = self._refused.pop(number, None)
             if refusal is None:
                 granted = self._granted.pop(number)
@@ -187,17 +203,25 @@ class StagerLink:
 
     def drop(self, number: int) -> None:
         """Give back the memory that was asked for: nothing was staged."""
-        with self._news:
-            self._asking.discard(number)
-        with suppress(CkptError):
-            self._send(wire.DropStaging(number))
+        self._end_asked(number, wire.DropStaging(number))
 
     def refuse(self, number: int, run: str, step: int, why: str) -> None:
         """Refuse the step: nothing will be staged, and the ranks that saved it hear why."""
-        with self._news:
-            self._asking.discard(number)
+        self._end_asked(number, wire.RefuseStep(number, run, step, wire.cut_text(why)))
+
+    def give_back(self, number: int, why: str) -> None:
+        """Refuse or drop what was asked for, unless it was handed over, refused or dropped."""
+        asked = self._asked.get(number)
+        if asked is not None:
+            self._end_asked(number, asked.giving_back(self.attach.world_size, why))
+
+    def _end_asked(self, number: int, message: wire.FromTrainer) -> None:
+        """Of several that end the same save only the first is sent."""
+        asked = self._asked.get(number)
         with suppress(CkptError):
-            self._send(wire.RefuseStep(number, run, step, wire.cut_text(why)))
+            if asked is None or not asked.sent:
+                self._send(message, None if asked is None else asked.sent)
+            self._asked.pop(number, None)
 
     def hand_over(
         self,
@@ -211,33 +235,23 @@ class StagerLink:
         metrics: dict[str, float],
     ) -> None:
         """Hand the save over to the stager; `save` hears how it ends."""
-        with self._news:
-            self._pending[number] = save
+        asked = self._asked[number]
         try:
-            self._send(
-                wire.HandOver(
-                    save=number,
-                    payload_bytes=packing.layout.payload_bytes,
-                    document_bytes=len(packing.document),
-                    declaration_offset=packing.layout.declaration_offset,
-                    declaration_bytes=len(packing.layout.declaration),
-                    replicas=replicas,
-                    stall_us=int(save.stall_s * US_PER_S),
-                    fault_in_us=int(save.fault_in_s * US_PER_S),
-                    unchanged=unchanged,
-                    references=references,
-                    metrics=metrics,
-                )
-            )
-        except CkptError:
-            with self._news:
+            with self._lock:
+                self._pending[number] = save
+            policies = (replicas, unchanged, references)
+            self._send(asked.handing_over(save, packing, policies, metrics), asked.sent)
+            self._asked.pop(number, None)
+        except BaseException as error:
+            if not asked.sent:
                 self._pending.pop(number, None)
-            save.mark_told()
+            if isinstance(error, CkptError):
+                save.mark_told()
             raise
 
     def note_failed(self, save: Save, error: CkptError) -> None:
         """Note that a save which was staged beside the training never came to its hand-over."""
-        with self._news:
+        with self._lock:
             save.fail(error)
             self._failed.append(save)
             self._news.notify_all()
@@ -245,7 +259,7 @@ class StagerLink:
     def take_error(self) -> CkptError | None:
         """The oldest error that was not raised yet."""
         self.take_news()
-        with self._news:
+        with self._lock:
             while self._failed:
                 error = self._failed.pop(0).take_error()
                 if error is not None:
@@ -254,34 +268,29 @@ class StagerLink:
 
     def take_warned(self) -> list[Save]:
         """Saves that committed with warnings, since the last call; call `take_error` first."""
-        with self._news:
+        with self._lock:
             warned, self._warned = self._warned, []
         return warned
 
     def last_duration_s(self, run: str) -> float | None:
         """Seconds from the call of the run's last committed save to its commit; None before one."""
         self.take_news()
-        with self._news:
+        with self._lock:
             return self._durations_s.get(run)
 
     def close(self) -> None:
         """Leave the stager alone; it finishes what it has and goes when idle."""
         self.give_up()
-        if self._mark.is_ours:
-            self._socket.close()
-        else:
-            self._socket.detach()
-        with self._news:
+        with self._lock:
+            self._line.close()
             self._halves.clear()
 
     def give_up(self) -> None:
         """Tell all who wait for the stager that the store was closed."""
-        with self._news:
+        with self._lock:
             self._end(Aborted("the store was closed before the outcome was known"))
-            if not self._mark.is_ours:
-                return
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes a thread that reads it.
+            if self._line.is_ours:
+                self._line.shut()
 
     def park(self) -> bool:
         """`close`, but keep the connection for another store. False when it is closed after all:
@@ -296,9 +305,10 @@ class StagerLink:
         if not parked:
             self.close()
             return False
-        with self._news:
+        with self._lock:
             self._failed.clear()
             self._warned.clear()
+            self._asked.clear()
         return True
 
     def attach_again(self) -> bool:
@@ -314,34 +324,60 @@ class StagerLink:
         return attached
 
     def abandon(self) -> None:
-        """In a forked child: the socket is the parent's."""
-        self._socket.close()
+        """In a forked child: the socket is the parent's, and no other thread is there."""
+        self._line.abandon()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._dead = Refused(
+            "this save was made by another process, this is a forked child of it",
+            hint="wait for it there, and open a store in the child",
+        )
 
     # ----------------------------------------------------------------------- listening
 
     def take_news(self) -> None:
         """Read what is there already; the stager's end counts as news."""
-        with suppress(CkptError):
-            self.wait_until(lambda: False, 0.0)
+        self.wait_until(lambda: self._dead is not None, 0.0)
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Read until `ready()` (True), the time is over (False), or the stager is gone (raises)."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._news:
-            while not ready():
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        quiet_since_s, heard, me = time.monotonic(), True, threading.get_ident()
+        while True:
+            now_s = time.monotonic()
+            if heard:
+                quiet_since_s = now_s
+            elif now_s - quiet_since_s >= PATIENCE_S:
+                self._tell_stop()
+                quiet_since_s = now_s
+            left_s = PATIENCE_S if deadline_s is None else max(0.0, deadline_s - now_s)
+            with self._lock:
+                self._take_in()
+                if ready():
+                    return True
                 if self._dead is not None:
                     raise self._dead
-                if self._reading and self._reader == threading.get_ident():
-                    raise _interrupted()
-                left = PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic())
-                now = min(left, PATIENCE_S)
-                if self._news.wait(now) if self._reading else self._read_one(now):
-                    continue
-                if now >= PATIENCE_S:
-                    self._tell_stop()
-                elif deadline is not None:
-                    return ready()
-            return True
+                if not (heard or left_s):
+                    return False
+                # Who finds himself as the reader was interrupted there.
+                reads = self._reader in (0, me)
+                if reads:
+                    self._reader = me
+                else:
+                    heard = self._news.wait(min(left_s, PATIENCE_S, LOOK_S))
+            if reads:
+                heard = self._read(min(left_s, PATIENCE_S))
+            elif not heard:  # The reader may have been interrupted, and be elsewhere.
+                heard = self._line.receive(0.0)
+
+    def _read(self, timeout_s: float) -> bool:
+        """As the one reader; False when nothing came in time."""
+        try:
+            return self._line.receive(timeout_s)
+        finally:
+            with self._lock:
+                self._reader = 0
+                self._news.notify_all()
 
     def _tell_wait(self) -> None:
         """A save stands still, mostly for memory that is taken."""
@@ -357,7 +393,7 @@ class StagerLink:
 
     def _tell_stop(self) -> None:
         """Nothing was heard for a while."""
-        if self._is_stopped() and not self._stop_told:
+        if is_stopped(self.pid) and not self._stop_told:
             self._stop_told = True
             _log.warning(
                 "the stager of rank %s is stopped: kill -CONT %s lets it go on, kill -KILL %s ends "
@@ -367,39 +403,16 @@ class StagerLink:
                 self.pid,
             )
 
-    def _is_stopped(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(") ")[2][:1] in ("T", "t")
+    def _take_in(self) -> None:
+        """Note what has come; under the lock. What an interrupt leaves is noted again."""
+        while self._line.inbox:
+            self._stop_told = False
+            self._note(self._line.inbox[0])
+            self._line.inbox.popleft()
 
-    def _read_one(self, left_s: float) -> bool:
-        """Wait for one packet without the lock and note it; False when none came in time."""
-        self._reading, self._reader = True, threading.get_ident()
-        self._news.release()
-        packet: bytes | None = None
-        descriptor: int | None = None
-        try:
-            if not self._mark.is_ours:
-                raise OSError(errno.EBADF, "closed")
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if poll.poll(left_s * 1000):
-                packet, descriptor = wire.receive_packet(self._socket)
-        except (OSError, ValueError):
-            packet = b""  # Another thread closed the store.
-        finally:
-            self._news.acquire()
-            self._reading = False
-            self._news.notify_all()  # First: a Ctrl-C may strike in what follows.
-            if packet is not None:
-                self._note(packet, descriptor)
-        return packet is not None
-
-    def _note(self, packet: bytes, descriptor: int | None) -> None:
-        self._stop_told = False
-        if not packet and not self._mark.is_ours:
+    def _note(self, received: Received) -> None:
+        packet = received[0]
+        if not packet and not self._line.is_ours:
             self._end(closed_outside())
             return
         if not packet:
@@ -418,27 +431,31 @@ class StagerLink:
                 self._prepared = _CLOSED
                 self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
+                descriptor = descriptor_of(received)
                 assert descriptor is not None, "HalfReady carries its memory"
                 if self._open == half:
                     self._open = None
-                self._halves.take(half, descriptor, half_bytes, fault_in_us / US_PER_S)
+                sent = SentHalf(received, descriptor, half_bytes)
+                self._halves.take(half, sent, fault_in_us / US_PER_S)
             case wire.HalfOpen(half):
                 # One that met our ask on the way is old: that ask may have been given this half.
-                if not self._asking:
+                if all(asked.answered for asked in self._asked.values()):
                     self._open = half
             case wire.Prepared() as answer:
                 self._prepared = answer
             case wire.HalfGranted(number, half):
-                self._granted[number] = half
-                self._asking.discard(number)
+                if number in self._asked:
+                    self._granted[number] = half
+                    self._asked[number].answered = True
             case wire.SaveRefused() as refusal:
-                self._refused[refusal.save] = refusal
-                self._asking.discard(refusal.save)
+                if refusal.save in self._asked:
+                    self._refused[refusal.save] = refusal
+                    self._asked[refusal.save].answered = True
             case wire.Outcome() as outcome:
                 self._noted_outcome(outcome)
 
     def _noted_outcome(self, outcome: wire.Outcome) -> None:
-        save = self._pending.pop(outcome.save, None)
+        save = self._pending.get(outcome.save)
         if save is not None:
             save.settle(outcome)
             if outcome.info is None:
@@ -449,37 +466,28 @@ class StagerLink:
             if outcome.info is not None and outcome.info.warnings:
                 self._warned.append(save)
         with suppress(OSError):
-            self._socket.send(wire.encode_packet(wire.HeardOutcome(outcome.save)))
+            self._line.send(wire.HeardOutcome(outcome.save), [])
+        self._pending.pop(outcome.save, None)
 
     def _end(self, error: CkptError) -> None:
         """The stager is gone, or we are: nothing more will be heard of any save."""
         if self._dead is None:
-            self._dead = error
             for save in self._pending.values():
                 text = f"{save.run}@{save.step}: {error.message}"
                 save.fail(type(error)(text, hint=error.hint))
                 self._failed.append(save)
             self._pending.clear()
+            self._dead = error
 
-    def _send(self, message: wire.FromTrainer) -> None:
+    def _send(self, message: wire.FromTrainer, sent: list[int] | None = None) -> None:
         try:
-            if not self._mark.is_ours:
-                raise OSError(errno.EBADF, "closed")
-            self._socket.send(wire.encode_packet(message))
+            self._line.send(message, [] if sent is None else sent)
         except OSError:
             with suppress(CkptError):  # Hear its end, and with it what becomes of pending saves.
                 self.wait_until(lambda: self._dead is not None, 1.0)
             raise self._dead or Unavailable(
                 f"the stager of rank {self._rank} does not listen"
             ) from None
-
-
-def _interrupted() -> Refused:
-    """A signal's handler that waits for what the call below it would have read waits for ever."""
-    return Refused(
-        "this signal handler has interrupted a call that waits for the stager, which cannot go on",
-        hint="set a flag in the handler and save in the loop, as store.preemption does",
-    )
 
 
 def _close_in_child() -> None:
@@ -489,10 +497,3 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _command(number: int, attach: wire.Attach) -> list[str]:
-    """Others can read it: no option of the URL, and nothing of the secret."""
-    url = f"ckpt+local://{attach.directory}" if attach.directory else f"ckpt://{attach.address}"
-    place = f"{attach.rank}/{attach.world_size}"
-    return ["-m", "ckpt_client.stager", str(number), "--store", url, "--rank", place]

@@ -145,9 +145,9 @@ class Stagers:
             for link in self.links.values():
                 link.give_up()
         self.beside.close()
-        for link in self.links.values():
+        while self.links:
+            _, link = self.links.popitem()
             park(self._connection.cluster, link)
-        self.links.clear()
 
     def _link(self, place: RankPlace) -> StagerLink:
         """The rank's stager; when there is none, or when it was killed, that of the store which

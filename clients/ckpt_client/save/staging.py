@@ -30,9 +30,9 @@ def _nothing() -> None:
     """Nobody waits."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Staging:
-    """I stage once: `copy`, then `hand_over` or `drop`.
+    """I stage once: `copy`, then `hand_over` or `drop`; `give_up` after an interrupt.
 
     What `hand_over` raises was sent to the other ranks: they wait for nobody.
     """
@@ -51,6 +51,10 @@ class Staging:
     """What is said of the step."""
     failure: BaseException | None = None
     """What ended the copy; `hand_over` raises it."""
+    is_given_up: bool = False
+    """The caller knows that nothing was saved: no later save raises it."""
+    #: Of a save that is staged beside the training.
+    _staged: Staged | None = None
     #: Seconds that the first touch of the half took; None when there was none: the save is skipped.
     _touch_s: float | None = None
 
@@ -78,7 +82,7 @@ class Staging:
     ) -> Save:
         """`copy` and `hand_over` on the thread of `run`. What refuses it ends the Save."""
         save = self._save()
-        save.staged = staged = Staged(copier.follow)
+        save.staged = staged = self._staged = Staged(copier.follow)
         caller = threading.current_thread()
 
         def beside() -> None:
@@ -91,9 +95,9 @@ class Staging:
             try:
                 self._end(save)
             except CkptError as error:
-                self.stager.note_failed(save, error)
+                self._note_failed(save, error)
             except BaseException as error:
-                self.stager.note_failed(save, Aborted(f"{self.run}@{self.step}: {error!r}"))
+                self._note_failed(save, Aborted(f"{self.run}@{self.step}: {error!r}"))
             finally:
                 staged.note_over()
 
@@ -101,11 +105,24 @@ class Staging:
         save.stall_s = max(0.0, time.monotonic() - begun_s - save.fault_in_s)
         return save
 
+    def give_up(self) -> None:
+        """The call that was to return the Save was interrupted: its caller may change the state
+        from now on, so only what is handed over already is saved.
+        """
+        if self._staged is None:
+            self.stager.give_back(self.number, "the save was interrupted")
+            return
+        if self.failure is None:
+            self.failure = Aborted(f"{self.run}@{self.step}: the call that saved was interrupted")
+        self.is_given_up = True
+        self._staged.note_over()
+
     def drop(self) -> None:
         """Nothing is saved, and nobody else hears of it. Raises only what interrupted the copy."""
         self.stager.drop(self.number)
-        if self.failure is not None and not isinstance(self.failure, Exception):
-            raise self.failure
+        error, self.failure = self.failure, None
+        if error is not None and not isinstance(error, Exception):
+            raise error
 
     def _save(self) -> Save:
         save = Save(self.run, self.step, self.place.rank, self.stager)
@@ -113,11 +130,17 @@ class Staging:
         save.fault_in_s = self.start_s
         return save
 
+    def _note_failed(self, save: Save, error: CkptError) -> None:
+        if self.is_given_up:
+            save.mark_told()
+        self.stager.note_failed(save, error)
+
     def _end(self, save: Save) -> None:
         """Hand the copied save over, or let the others hear why not, and raise that."""
-        if self.failure is not None:
-            error = self.failure
+        error = self.failure
+        if error is not None:
             self._refuse(error.message if isinstance(error, CkptError) else repr(error))
+            self.failure = None  # Its traceback holds us.
             raise error
         if self._touch_s is None:
             self._refuse("it was skipped, because an earlier save still held the arena")
@@ -148,7 +171,7 @@ class Staging:
 
     def _copied_into_half(self, copier: Copier, on_queued: Callable[[], None]) -> float | None:
         half_bytes, policy = self.packing.layout.half_bytes, self.settings.when_full
-        early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy)
+        early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy, self)
         if early is not None:
             early.write(self.packing, copier)
         granted = self.stager.wait_half(self.number)

@@ -73,7 +73,7 @@ class SaveTurn:
         self._metrics: dict[str, float] = {}
         #: From PACKED on.
         self._packing: PackingPlan | None = None
-        #: While COPIED.
+        #: From COPIED on.
         self._staging: Staging | None = None
 
     def __enter__(self) -> Self:
@@ -118,9 +118,13 @@ class SaveTurn:
 
     def stage(self, copier: Copier = NUMPY) -> Save:
         """Copy and hand over, ahead of what other threads save. Raises what refused the step."""
-        with self._stagers.lock:
-            self.copy(copier)
-            return self.hand_over()
+        try:
+            with self._stagers.lock:
+                self.copy(copier)
+                return self.hand_over()
+        except BaseException:
+            self.give_up()
+            raise
 
     def overlap(self, copier: OverlapCopier | None = None) -> Save:
         """Copy and hand over beside the caller, who changes the arrays only after
@@ -132,11 +136,15 @@ class SaveTurn:
         assert packing is not None
         self._at = _At.OVER
         copier = copier or SampledCopier(packing.arrays)
-        with self._stagers.lock:
-            staging = self._stagers.staging(
-                self._run, self._step, self._place, packing, self._metrics
-            )
-            return staging.overlap(copier, self._begun_s, self._stagers.beside.run)
+        try:
+            with self._stagers.lock:
+                self._staging = self._stagers.staging(
+                    self._run, self._step, self._place, packing, self._metrics
+                )
+                return self._staging.overlap(copier, self._begun_s, self._stagers.beside.run)
+        except BaseException:
+            self.give_up()
+            raise
 
     def copy(self, copier: Copier = NUMPY) -> None:
         """Copy, while it is still open whether to save: `hand_over` or `drop` follows, before the
@@ -165,8 +173,12 @@ class SaveTurn:
         """From here on the save is the stager's. Raises what refused the step."""
         staging = self._expect(_At.COPIED)._staging
         assert staging is not None
-        self._at = _At.OVER
-        return staging.hand_over(self._begun_s)
+        try:
+            self._at = _At.OVER
+            return staging.hand_over(self._begun_s)
+        except BaseException:
+            staging.give_up()
+            raise
 
     def drop(self) -> None:
         """Forget the copy, of which nobody else hears; the turn begins again. Raises only what
@@ -176,6 +188,13 @@ class SaveTurn:
         assert staging is not None
         self._staging, self._packing, self._at = None, None, _At.BEGUN
         staging.drop()
+
+    def give_up(self) -> None:
+        """After a Ctrl-C, or an error, at any step: what is not handed over never is, and the other
+        ranks hear of it.
+        """
+        if self._staging is not None:
+            self._staging.give_up()
 
     def refuse(self, why: Exception) -> None:
         """Let the other ranks hear that this one does not save the step: their saves of it are

@@ -49,6 +49,14 @@ class Attach(_Packet, frozen=True, tag=True, array_like=True):
     arena_bytes_max: int
     idle_s: float
 
+    def command(self, descriptor: int) -> list[str]:
+        """What starts a stager with its end of the socket. Others can read it: no option of the
+        URL, and nothing of the secret.
+        """
+        url = f"ckpt+local://{self.directory}" if self.directory else f"ckpt://{self.address}"
+        place = f"{self.rank}/{self.world_size}"
+        return ["-m", "ckpt_client.stager", str(descriptor), "--store", url, "--rank", place]
+
 
 class Prepare(_Packet, frozen=True, tag=True, array_like=True):
     """Fault in halves of this size before they are needed. HalfOpen messages from before the answer

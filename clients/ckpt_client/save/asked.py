@@ -1,0 +1,64 @@
+"""Saves that were asked for, until each is handed over or its half is given back.
+
+A Ctrl-C may take a save from whoever stages it, at any step. So each ends with one message, however
+often its end is said, and one that nobody stages any more is found.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+from ckpt.base.units import US_PER_S
+from ckpt_client.save.handle import Save
+from ckpt_client.save.packing import PackingPlan
+from ckpt_client.stager import wire
+
+
+@dataclass(slots=True)
+class AskedSave:
+    """One of them."""
+
+    number: int
+    run: str
+    step: int
+    owner: weakref.ref[object] | None
+    """Who stages it: without him nobody does. None where the caller answers for it himself."""
+    answered: bool = False
+    """Granted or refused."""
+    sent: list[int] = field(default_factory=list)
+    """Not empty once the message that ends it was sent."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody stages it any more."""
+        return self.owner is not None and self.owner() is None
+
+    def handing_over(
+        self,
+        save: Save,
+        packing: PackingPlan,
+        policies: tuple[str, str, bool],
+        metrics: dict[str, float],
+    ) -> wire.HandOver:
+        """What ends it when all of it is staged. policies: replicas, unchanged, references."""
+        replicas, unchanged, references = policies
+        return wire.HandOver(
+            save=self.number,
+            payload_bytes=packing.layout.payload_bytes,
+            document_bytes=len(packing.document),
+            declaration_offset=packing.layout.declaration_offset,
+            declaration_bytes=len(packing.layout.declaration),
+            replicas=replicas,
+            stall_us=int(save.stall_s * US_PER_S),
+            fault_in_us=int(save.fault_in_s * US_PER_S),
+            unchanged=unchanged,
+            references=references,
+            metrics=metrics,
+        )
+
+    def giving_back(self, world_size: int, why: str) -> wire.FromTrainer:
+        """What ends it when nothing was staged: other ranks that save the step hear of it."""
+        if world_size > 1:
+            return wire.RefuseStep(self.number, self.run, self.step, wire.cut_text(why))
+        return wire.DropStaging(self.number)
