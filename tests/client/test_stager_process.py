@@ -328,6 +328,28 @@ def test_a_killed_trainer_is_noticed_also_while_a_forked_child_of_it_lives(bench
             os.killpg(trainer.pid, signal.SIGKILL)
 
 
+def test_who_waits_in_a_forked_child_is_refused_also_while_a_thread_of_its_parent_reads(
+    bench: Bench,
+) -> None:
+    link = bench.start()
+    save = stage(link, 1)
+    assert save is not None
+    reading = threading.Thread(target=suppressed(link.wait_until, lambda: False, None))
+    reading.start()
+    wait_until(lambda: link._reader == reading.ident, "somebody who reads")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            save.wait()
+        except Refused:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    kill(link.pid)
+    reading.join()
+
+
 def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
     link = bench.start()
     ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, link.pid))

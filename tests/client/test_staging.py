@@ -101,6 +101,24 @@ def test_an_interrupted_copy_is_raised_by_drop_and_a_failed_one_is_not(url: str)
         check_saves(store, "drop")
 
 
+def test_a_close_that_was_interrupted_goes_on_when_it_is_called_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    store = ckpt.open(url)
+    store.save("closed", 1, state(1.0)).wait(WAIT_S)
+    monkeypatch.setattr(store._stagers, "park", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert not store.closed
+    store.close()
+    assert store.closed
+    assert not store._stagers.links, "its stager waits for the next store"
+
+
 def test_a_turn_that_is_dropped_begins_again(url: str) -> None:
     with ckpt.open(url) as store:
         turn = copied(store, "again", 1)

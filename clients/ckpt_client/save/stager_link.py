@@ -91,10 +91,9 @@ class StagerLink:
         self._warned: list[Save] = []
         #: Run -> how many seconds its last committed save took.
         self._durations_s: dict[str, float] = {}
-        #: Held while memory is prepared: one after the other.
-        self._prepare_turn = threading.Lock()
-        #: Held where an ask or a Prepare is sent: what an ask takes was announced at that moment.
-        self._asking_turn = threading.Lock()
+        #: Held while memory is prepared; where an ask or a Prepare is sent: what an ask takes was
+        #: announced at that moment.
+        self._prepare_turn, self._asking_turn = threading.Lock(), threading.Lock()
         #: The answer to the last Prepare; None until it comes: what is announced may give way.
         self._prepared: wire.Prepared | None = wire.Prepared()
         self.pid = 0
