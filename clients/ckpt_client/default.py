@@ -109,6 +109,15 @@ def process_store(url: str | None = None) -> Store:
         return store
 
 
+def _forget_in_child() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _stores_lock
+    _stores_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def _close_default(store: Store, pid: int) -> None:
     if pid == os.getpid():  # A forked child leaves its parent's store alone.
         store.close()

@@ -5,12 +5,14 @@ and are never guessed.
 from __future__ import annotations
 
 import os
+import signal
 
 import numpy as np
 import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank, check_run_name, check_step
+from ckpt_client import default
 from ckpt_client.environment import (
     RankPlace,
     find_launch_key,
@@ -135,6 +137,22 @@ def test_a_forked_child_is_another_process() -> None:
     with os.fdopen(reader) as pipe:
         assert pipe.read() not in ("", ours)
     os.waitpid(child, 0)
+
+
+def test_a_child_that_was_forked_inside_an_opening_of_another_thread_opens_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CKPT_STORE", raising=False)
+    with default._stores_lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            try:
+                default.process_store()
+            except Refused:
+                os._exit(7)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_save_numbers_ascend() -> None:

@@ -7,15 +7,19 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ckpt.base.errors import Refused, Unavailable
+import ckpt
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt_client.local.cluster import check_options, is_supervised, opened_cluster, start_arguments
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
+from tests.client.clikit import run
 from tests.waiting import wait_until
 
 WAIT_S = 30.0
@@ -136,3 +140,27 @@ def test_an_unknown_word_in_ckpt_wire_is_refused_before_anything_is_made(
     with pytest.raises(Refused, match="CKPT_WIRE 'tls'"), opened_cluster(url, WAIT_S):
         raise AssertionError
     assert not (tmp_path / "burst").exists()
+
+
+def test_a_program_that_cannot_be_started_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(CkptError, match=r"ckpt_client\.stager by '/nowhere/python': No such file"):
+        start_detached(["-m", "ckpt_client.stager"], log=tmp_path / "log")
+
+
+def test_targets_without_a_place_for_sockets_serve_over_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(long))
+    try:
+        with ckpt.open(f"ckpt+local://{long}/burst?targets=3&code=2+1") as store:
+            store.save("r", 1, {"a": np.arange(5)}).wait(WAIT_S)
+            assert store.latest("r") == 1
+    finally:
+        assert run("local", "stop", f"{long}/burst").code == 0
+    assert "clients of this host come over TCP" in (long / "burst/logs/t0.log").read_text()

@@ -51,6 +51,10 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
             timeout=_RELAY_TIMEOUT_S,
             check=False,
         )
+    except OSError as error:
+        # Of the program, or of what the system gives this user: processes, descriptors, memory.
+        text = f"cannot start {arguments[1]} by {sys.executable!r}: {error.strerror}"
+        raise CkptError(text, hint="it is sys.executable; see ulimit -a") from None
     finally:
         os.close(log_descriptor)
     if done.returncode != 0 or not done.stdout.strip().isdigit():

@@ -29,7 +29,7 @@ from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.net.wire_policy import WirePolicy, is_loopback
 from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, SCRUB_PERCENT
 from ckpt.base.units import US_PER_S, MiB
@@ -191,6 +191,17 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     report("info", "stopped", {})
 
 
+def _unix_of(config: TargetConfig, report: Reporter) -> str | None:
+    """The socket for clients of this host, who otherwise come over TCP as all do."""
+    if not config.unix:
+        return None
+    try:
+        return socket_path(config.directory, "socket")
+    except CkptError as error:
+        report("warning", "clients of this host come over TCP", {"why": str(error)})
+        return None
+
+
 async def _serve(
     config: TargetConfig, known: TargetFile, disk: RealDisk, secret: bytes, stop: asyncio.Event,
     report: Reporter, reports: TargetReports, http: str,
@@ -199,7 +210,7 @@ async def _serve(
     # Stagers of this host lend their memory: where no others come the pool is hardly used.
     lends = config.unix and is_loopback(options.host_and_port(config.listen)[0])
     pool = SlotPool(config.pool_bytes, ahead=not lends)
-    unix = socket_path(config.directory, "socket") if config.unix else None
+    unix = _unix_of(config, report)
     domain = config.domain or _domain_of(config.directory)
     host, port = options.host_and_port(config.listen)
     # The machine presents an address that is known only when the port is: listen first, then begin.
