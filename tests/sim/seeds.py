@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Protocol, TypeVar
 
@@ -33,16 +34,31 @@ def each_report(
     """Of each seed, in this process. A failure is noted, and the next seed goes on.
 
     A world is a knot of cycles: it is collected after each seed, so that the next one finds its
-    memory in the cache.
+    memory in the cache. What was there before is looked at once, not after each seed.
     """
-    for seed in seeds:
-        gc.collect()
-        try:
-            report = run_seed(seed)
-        except Exception as error:
-            failures.append((seed, f"{type(error).__name__}: {error}"))
-        else:
-            yield report
+    with _settled():
+        for seed in seeds:
+            gc.collect()
+            try:
+                report = run_seed(seed)
+            except Exception as error:
+                failures.append((seed, f"{type(error).__name__}: {error}"))
+            else:
+                yield report
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """In a process that goes on to do other things: a test's."""
+    if not gc.isenabled():
+        yield
+        return
+    _settle_down()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def in_chunks(
@@ -58,7 +74,7 @@ def in_chunks(
 
 
 def _settle_down() -> None:
-    """Of a process that runs chunks: what is imported stays, and is never looked at again."""
+    """In a process that runs seeds: what is imported stays, and is never looked at again."""
     gc.collect()
     gc.freeze()
     gc.disable()
