@@ -4,24 +4,29 @@ way, and the write arrives late once more: a job of four ranks on seven targets 
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ckpt_client.cli.main import main
 from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
+from tests.e2e_remote.cluster import Daemon
 from tests.ha.clusters import SEVEN, SharedCluster
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, names_in, no_fault, proxied
+from tests.ha.places import Prefix, asked, names_in, no_fault, pairs_in, proxied
 from tests.ha.writes import TRANSACTION, Assassin, Kind
 from tests.stores.proxy import Fault, Proxy
 from tests.waiting import wait_until
 
 FAULTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER)
+AGAIN_S = 60.0
+"""On a busy machine."""
 
 Team = Sequence[RankProcess]
 
@@ -61,6 +66,19 @@ class Doomed:
 
     def say(self, *words: str) -> None:
         assert main([*words, "--store", self.cluster.url]) == 0
+
+    @contextmanager
+    def worker(self, *words: str) -> Iterator[Daemon]:
+        """`ckptd` with these words, while the block runs."""
+        cluster = self.cluster
+        made = Daemon(
+            *words, "--coordinator", cluster.addresses, "--secret-file", str(cluster.secret_file),
+            log=cluster.log_of(words[0]),
+        )  # fmt: skip
+        try:
+            yield made
+        finally:
+            made.end()
 
     def start_target(self, id: str) -> None:
         self.cluster.start_target(id)
@@ -123,3 +141,88 @@ def test_what_somebody_says_is_done_once_when_the_leader_dies_at_its_write(
     gone = every(doomed.team, "load", run=run, step=1, version=1)
     assert [answer.error for answer in gone] == ["not_found"] * 4
     doomed.load(run, 3)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_ranks_without_a_key_are_of_one_launch_when_the_leader_dies_as_it_lets_them_in(
+    doomed: Doomed, fault: Fault
+) -> None:
+    run, cluster = f"keyless-{fault.name}", doomed.cluster
+    with launched(cluster.url, 4) as team:
+        kind = Kind(f"launch/{run}/", within="/rank/")
+        doomed.die_at(fault, kind, partial(save_and_wait, team, run, 1))
+        for answer in done(every(team, "load", run=run, step=1)):
+            assert answer["equal"]
+        entered = [name for name in names_in(cluster.etcd, cluster.place) if "/rank/" in name]
+    of_run = [name.split("/") for name in entered if name.startswith(kind.start)]
+    assert len({name[2] for name in of_run}) == 1
+    assert sorted(int(name[4]) for name in of_run) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_all_ranks_hear_why_a_save_was_aborted_when_the_leader_dies_as_it_writes_that(
+    doomed: Doomed, fault: Fault
+) -> None:
+    run, (*peers, refusing) = f"aborted-{fault.name}", doomed.team
+
+    def refused() -> None:
+        done(every(peers, "save", run=run, step=1))
+        assert refusing.ask("save_refused", run=run, step=1).error == "refused"
+        for answer in every(peers, "wait", run=run, step=1):
+            assert answer.error == "aborted"
+            assert f"rank {refusing.rank} refused step 1" in answer.text
+
+    doomed.die_at(fault, Kind("row/", '"aborted"'), refused)
+    save_and_wait(doomed.team, run, 1, version=2)
+    for answer in done(every(doomed.team, "load", run=run, step=1, version=2)):
+        assert answer["equal"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_store_is_drained_to_when_the_leader_dies_as_it_notes_the_store_and_what_it_holds(
+    doomed: Doomed, fault: Fault, tmp_path: Path
+) -> None:
+    run, cluster = f"drained-{fault.name}", doomed.cluster
+    doomed.save(run, 1)
+    with ExitStack() as stack:
+
+        def open_store() -> None:
+            worker = doomed.worker("drain", "--to", f"file://{tmp_path}?runs={run}")
+            assert stack.enter_context(worker).ready
+
+        def marks() -> int:
+            return len(list(tmp_path.rglob("COMMITTED.json")))
+
+        def drain_one_more() -> None:
+            doomed.save(run, 2)
+            wait_until(lambda: marks() == 2, "step 2 is drained", AGAIN_S)
+
+        doomed.die_at(fault, Kind("store/"), open_store)
+        wait_until(lambda: marks() == 1, "step 1 is drained", AGAIN_S)
+        doomed.die_at(fault, Kind("store/", "2#", within=run), drain_one_more)
+
+        def held() -> str:
+            pairs = pairs_in(cluster.etcd, cluster.place)
+            (value,) = (
+                v for name, v in pairs.items() if name.endswith(f"/{run}") and name[:6] == "store/"
+            )
+            return base64.b64decode(value).decode()
+
+        wait_until(lambda: "2#" in held(), "the store is known to hold step 2", AGAIN_S)
+        assert [each.split("#")[0] for each in held().split()] == ["1", "2"]
+    assert marks() == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_columns_have_moved_once_when_the_leader_dies_as_it_writes_where_to(
+    doomed: Doomed, fault: Fault
+) -> None:
+    run, cluster = f"moved-{fault.name}", doomed.cluster
+    doomed.save(run, 1)
+    with doomed.worker("repair", "--poll-s", "0.1") as worker:
+        assert worker.ready
+        emptied = partial(doomed.say, "target", "drain", "h3d0", "--wait")
+        doomed.die_at(fault, Kind("moved/"), emptied)
+    assert any(name.startswith(f"moved/{run}/") for name in names_in(cluster.etcd, cluster.place))
+    doomed.load(run, 1)
+    doomed.say("target", "undrain", "h3d0")

@@ -19,6 +19,8 @@ class Kind:
 
     start: str
     part: str = ""
+    within: str = ""
+    """In its name."""
 
 
 def puts(request: Request) -> Iterator[tuple[str, str]]:
@@ -32,7 +34,8 @@ def puts(request: Request) -> Iterator[tuple[str, str]]:
 
 def is_of(kind: Kind, request: Request) -> bool:
     return request.path == TRANSACTION and any(
-        name.startswith(kind.start) and kind.part in value for name, value in puts(request)
+        name.startswith(kind.start) and kind.within in name and kind.part in value
+        for name, value in puts(request)
     )
 
 
