@@ -12,21 +12,9 @@
                                                          session's key; of a coordinator that
                                                          stands by: Failed(leader)
 
-    offer = "ckpt 1" | version_c | version_s | role_c | role_s | nonce_c | nonce_s
-    claim = offer | name | cluster | server | wire | version
-                                            each part of both with its length; wire from version 2
-                                            on, version from 3 on
-    mac_s = HMAC-SHA256(secret, "ckpt server" | offer)
-    mac_c = HMAC-SHA256(secret, "ckpt client" | claim)
-    key of a direction = HMAC-SHA256(secret, label | claim)
-    label = "ckpt client to server" or "ckpt server to client"; "ckpt bulk client to server" or
-    "ckpt bulk server to client" for the tags of bulks; "ckpt seal client to server" or
-    "ckpt seal server to client" for what is encrypted
+`ckpt.protocol.session_keys` says of what the macs and the keys are made.
 
 Invariants:
-- The two macs and the two keys have different labels, so nothing that one side says can be thrown
-  back at it, nor a frame of one direction into the other.
-- Both nonces enter everything, so nothing can be replayed.
 - `role_s` is what the client dials for and what the server is: a target cannot pass for a
   coordinator.
 - ServerProof is the first frame under the session's keys; the frame's own mac authenticates it.
@@ -47,7 +35,6 @@ Refused when cluster or server is another than expected, PeerError when a messag
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,26 +60,13 @@ from ckpt.format.messages.hello import (
     ServerProof,
     Wire,
 )
+from ckpt.protocol.session_keys import SessionKeys, claim_of, mac_of, offer_of, session_keys
 
 NONCE_BYTES: Final = 32
 SECRET_BYTES_MIN: Final = 16
 _VERSION_MAX: Final = (1 << 32) - 1
 NAME_BYTES_MAX: Final = 512
 """Longest name in a proof: a peer's name goes into logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionKeys:
-    """Three keys for each direction, 32 bytes each: of frames, of bulks' tags, and of what is
-    encrypted.
-    """
-
-    client_to_server: bytes
-    server_to_client: bytes
-    bulk_client_to_server: bytes
-    bulk_server_to_client: bytes
-    seal_client_to_server: bytes
-    seal_server_to_client: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +201,11 @@ class ClientHandshake:
         self._version = min(PROTOCOL_VERSION if proves else HELLO_VERSION, hello.version)
         _check_nonce(hello.nonce)
         caller = self._caller
-        offer = _offer(
+        offer = offer_of(
             HELLO_VERSION, hello.version, caller.role, caller.server_role, self._nonce,
             hello.nonce,
         )  # fmt: skip
-        if not hmac.compare_digest(hello.mac, _mac(caller.secret, b"ckpt server", offer)):
+        if not hmac.compare_digest(hello.mac, mac_of(caller.secret, b"ckpt server", offer)):
             raise Unauthorized(
                 f"the {caller.server_role.value} there does not know this cluster's secret",
                 hint="compare the secret files, and that "
@@ -239,10 +213,10 @@ class ClientHandshake:
             )
         wire = self._wire if self._version >= TAGS_VERSION else None
         said = PROTOCOL_VERSION if proves else 0
-        claim = _claim(offer, caller.name, caller.cluster, caller.server_name, wire, said)
-        self.keys = _session_keys(caller.secret, claim)
+        claim = claim_of(offer, caller.name, caller.cluster, caller.server_name, wire, said)
+        self.keys = session_keys(caller.secret, claim)
         return ClientProof(
-            mac=_mac(caller.secret, b"ckpt client", claim),
+            mac=mac_of(caller.secret, b"ckpt client", claim),
             name=caller.name,
             cluster=caller.cluster,
             server=caller.server_name,
@@ -324,7 +298,7 @@ class ServerHandshake:
         self._answered = min(hello.version + 1, PROTOCOL_VERSION)
         _check_nonce(hello.nonce)
         self._role = hello.role
-        self._offer = _offer(
+        self._offer = offer_of(
             hello.version,
             self._answered,
             hello.role,
@@ -335,7 +309,7 @@ class ServerHandshake:
         return ServerHello(
             version=self._answered,
             nonce=self._nonce,
-            mac=_mac(self._secret, b"ckpt server", self._offer),
+            mac=mac_of(self._secret, b"ckpt server", self._offer),
         )
 
     def _judge(self, proof: ClientProof) -> ServerProof | Failed:
@@ -346,10 +320,10 @@ class ServerHandshake:
         said = proof.version if self._answered >= MOVES_VERSION else 0
         if said:
             _check_version(said, _VERSION_MAX)
-        claim = _claim(self._offer, *names, proof.wire if tags else None, said)
-        if not hmac.compare_digest(proof.mac, _mac(self._secret, b"ckpt client", claim)):
+        claim = claim_of(self._offer, *names, proof.wire if tags else None, said)
+        if not hmac.compare_digest(proof.mac, mac_of(self._secret, b"ckpt client", claim)):
             raise Unauthorized("a client does not know the cluster's secret")
-        self.keys = _session_keys(self._secret, claim)
+        self.keys = session_keys(self._secret, claim)
         if said:
             self._version = min(said, PROTOCOL_VERSION)
         mine = self._identity()
@@ -431,52 +405,3 @@ def _failure(failed: Failed) -> Exception:
         return OtherCluster(failed.message, failed.cluster)
     retry = None if failed.retry_after_us is None else failed.retry_after_us / US_PER_S
     return error_from_wire(failed.code, failed.message, failed.hint, retry)
-
-
-def _offer(
-    client_version: int,
-    server_version: int,
-    client_role: Role,
-    server_role: Role,
-    client_nonce: bytes,
-    server_nonce: bytes,
-) -> bytes:
-    return _join(
-        b"ckpt 1",
-        client_version.to_bytes(4, "little"),
-        server_version.to_bytes(4, "little"),
-        client_role.value.encode(),
-        server_role.value.encode(),
-        client_nonce,
-        server_nonce,
-    )
-
-
-def _claim(
-    offer: bytes, name: str, cluster: str, server: str, wire: Wire | None, version: int
-) -> bytes:
-    """`wire`: None where a version is spoken that knows none. `version`: 0 where it is not said."""
-    last = () if wire is None else (wire.value.encode(),)
-    if version:
-        last = (*last, version.to_bytes(4, "little"))
-    return _join(offer, name.encode(), cluster.encode(), server.encode(), *last)
-
-
-def _join(*fields: bytes) -> bytes:
-    """Each field after its length, so that no two different lists of fields look alike."""
-    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
-
-
-def _mac(secret: bytes, label: bytes, text: bytes) -> bytes:
-    return hmac.new(secret, _join(label, text), hashlib.sha256).digest()
-
-
-def _session_keys(secret: bytes, claim: bytes) -> SessionKeys:
-    return SessionKeys(
-        _mac(secret, b"ckpt client to server", claim),
-        _mac(secret, b"ckpt server to client", claim),
-        _mac(secret, b"ckpt bulk client to server", claim),
-        _mac(secret, b"ckpt bulk server to client", claim),
-        _mac(secret, b"ckpt seal client to server", claim),
-        _mac(secret, b"ckpt seal server to client", claim),
-    )

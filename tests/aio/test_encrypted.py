@@ -20,7 +20,7 @@ from ckpt.format.messages.hello import (
 )
 from ckpt.native import gcm
 from ckpt.native.gcm import TAG_BYTES
-from ckpt.protocol import handshake
+from ckpt.protocol import session_keys
 from ckpt.testing.network import Heard
 from tests.aio.netkit import PATIENCE_S, SECRET, RawPeer, ServerThread, serving
 from tests.aio.tap import COORDINATOR, Hangup, Tap, Way, dialed, tapped
@@ -242,13 +242,13 @@ def test_a_peer_of_before_hears_why_it_cannot_stay_and_nothing_else(version: int
         peer.send(ClientHello(version, Role.TARGET, nonce))
         hello = peer.receive()[1]
         assert isinstance(hello, ServerHello)
-        offer = handshake._offer(
+        offer = session_keys.offer_of(
             version, hello.version, Role.TARGET, Role.COORDINATOR, nonce, hello.nonce
         )
-        claim = handshake._claim(offer, "t7", "cluster-a", "", wire, 0)
-        mac = handshake._mac(SECRET, b"ckpt client", claim)
+        claim = session_keys.claim_of(offer, "t7", "cluster-a", "", wire, 0)
+        mac = session_keys.mac_of(SECRET, b"ckpt client", claim)
         peer.send(ClientProof(mac, "t7", "cluster-a", "", wire or Wire.PLAIN))
-        peer.reader.set_key(handshake._session_keys(SECRET, claim).server_to_client)
+        peer.reader.set_key(session_keys.session_keys(SECRET, claim).server_to_client)
         refusal = peer.receive()[1]
         assert isinstance(refusal, Failed)
         assert (refusal.code, refusal.message) == (

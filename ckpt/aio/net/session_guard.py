@@ -8,7 +8,7 @@ from ckpt.format.frame import FrameReader, FrameWriter
 from ckpt.format.messages.hello import Wire
 from ckpt.native.gcm import BULK, HEAD, Opener, Sealer
 from ckpt.native.gmac import Gmac
-from ckpt.protocol.handshake import SessionKeys
+from ckpt.protocol.session_keys import SessionKeys
 
 
 @dataclass(frozen=True, slots=True)
