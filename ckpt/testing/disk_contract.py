@@ -11,7 +11,8 @@ import mmap
 
 import pytest
 
-from ckpt.aio.disk import Disk, perform
+from ckpt.aio.disk import Disk
+from ckpt.aio.disk_actions import perform
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.target.disk_events import (
     DiskDone,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol, get_args
 
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import perform
+from ckpt.aio.disk_actions import perform
 from ckpt.base.ids import BootId, PayloadId, TargetId
 from ckpt.base.limits import INCARNATION_BYTES
 from ckpt.erasure.code import Code

@@ -36,6 +36,7 @@ from tests.mutants.reach import Reach
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 MUTATED: Final = (
     "ckpt/protocol", "ckpt/plan", "ckpt/format", "ckpt/transfer", "ckpt/aio/disk.py",
+    "ckpt/aio/disk_actions.py",
 )  # fmt: skip
 NEAR: Final[dict[str, tuple[str, ...]]] = {
     "ckpt/protocol": ("tests/protocol",),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import perform
+from ckpt.aio.disk_actions import perform
 from ckpt.base.ids import (
     BootId,
     CheckpointId,

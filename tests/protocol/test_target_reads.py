@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ckpt.aio.disk import perform
+from ckpt.aio.disk_actions import perform
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import KiB

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import perform
+from ckpt.aio.disk_actions import perform
 from ckpt.base.ids import BootId, Domain, TargetId
 from ckpt.base.limits import INCARNATION_BYTES
 from ckpt.format.messages import Message

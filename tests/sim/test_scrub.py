@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.aio.disk import perform
+from ckpt.aio.disk_actions import perform
 from ckpt.format.messages.reading import Damage
 from ckpt.format.messages.scrubbing import AskScrub, ScrubState
 from ckpt.protocol.events import Received, Send, Session

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.disk import Disk, perform
+from ckpt.aio.disk import Disk
+from ckpt.aio.disk_actions import perform
 from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed
 
 Done = Callable[[DiskDone | DiskFailed], None]

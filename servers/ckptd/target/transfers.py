@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.disk import Disk, perform
+from ckpt.aio.disk import Disk
+from ckpt.aio.disk_actions import perform
 from ckpt.base.limits import BEAT_US
 from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed, ReadAt, WriteAt
 from ckptd.target.disk_worker import DiskWorker, Done
