@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ckpt.base.errors import CkptError, NoSpace
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
+from ckpt.protocol.coordinator.catalog import Persist
+from ckpt.protocol.coordinator.image import CatalogImage
 
 
 class Catalog(Protocol):

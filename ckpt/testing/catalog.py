@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt.base.errors import Busy, CkptError, NoSpace, Refused
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
+from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_entries import apply_all
 
 Done = Callable[[CkptError | None], None]

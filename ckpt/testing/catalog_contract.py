@@ -26,12 +26,12 @@ from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
-    CatalogImage,
     Persist,
     RowCommitted,
     RowForgotten,
     RowState,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_entries import (
     apply_all,
     attempt,

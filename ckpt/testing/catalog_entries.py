@@ -20,11 +20,9 @@ from ckpt.format.messages.keeping import ALL_STAYS, Best, Better, Retention
 from ckpt.format.messages.repairs import RepairRules
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
-    TURNS_KEPT,
     AttemptDecided,
     AttemptOpened,
     CatalogEntry,
-    CatalogImage,
     CatalogOutdated,
     CatalogReached,
     CheckpointDamaged,
@@ -45,6 +43,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.image import TURNS_KEPT, CatalogImage
 from ckpt.protocol.coordinator.said import (
     RepairSaid,
     RetentionSaid,

@@ -16,14 +16,13 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
-    CatalogImage,
     CatalogOutdated,
-    CatalogRow,
     Persist,
     RowState,
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
 )

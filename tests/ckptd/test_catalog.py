@@ -19,12 +19,12 @@ from ckpt.base.ids import LaunchNumber, RunName, TargetId
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
-    CatalogImage,
     LaunchNumbered,
     Persist,
     RowCommitted,
     TargetSeen,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog import sqlite as catalog_module

@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 
 from ckpt.aio.catalog import Catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage
+from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog import FakeCatalogStore
 from ckpt.testing.catalog_contract import (
     CatalogContract,

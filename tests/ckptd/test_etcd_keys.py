@@ -15,12 +15,12 @@ from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,
-    CatalogImage,
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
     RowCommitted,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_entries import (
     RUN,
     apply_all,

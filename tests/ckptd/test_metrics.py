@@ -15,10 +15,8 @@ from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS, DeviceReport
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.catalog import (
-    CatalogImage,
-    TargetSeen,
-)
+from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.coordinator.stores import (
     StoreRow,

@@ -32,7 +32,8 @@ from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckpt.protocol.target.term import PROTOCOL_FILE, encode_protocol, encode_term
 from ckpt.testing.indexes import encode_index

@@ -10,7 +10,8 @@ import pytest
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import CatalogPosition, TargetId
 from ckpt.format.documents.cluster_map import MapEntry, encode_map, make_map
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.target.notes.map_note import MAP_FILE
 from ckptd.catalog.rebuild import Rebuilt, RestingTarget, rebuild, write_rebuilt
 from ckptd.target.identity import FILE_NAME

@@ -11,7 +11,8 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import TargetId
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen
+from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.sqlite import create_catalog, read_image
 from tests.e2e.catalogs import (
     NAME,

@@ -17,13 +17,13 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
-    CatalogImage,
     CatalogReached,
     Persist,
     Persisted,
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
     CloseSession,

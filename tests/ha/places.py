@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.backup import read_backup
 from ckptd.catalog.etcd.catalog import EtcdCatalog
 from ckptd.catalog.etcd.history import RevisionHistory

@@ -20,7 +20,7 @@ import pytest
 from ckpt.base.errors import Busy, Corrupt, NoSpace, NotFound, Refused
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import OLDEST_VERSION
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog.copying import copy_from_etcd, copy_to_etcd

@@ -43,8 +43,9 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
+from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.policy import FillMarks
 from ckpt.protocol.events import (

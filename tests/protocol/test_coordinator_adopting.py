@@ -20,7 +20,8 @@ from ckpt.format.messages.loading import (
     Resolved,
 )
 from ckpt.format.messages.targets import DropColumn
-from ckpt.protocol.coordinator.catalog import CatalogImage, ColumnsMoved, RowState
+from ckpt.protocol.coordinator.catalog import ColumnsMoved, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.room import RoomSeen
 from ckpt.protocol.events import Send, Session

@@ -15,7 +15,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.loading import LoadConfirmed, Resolve
 from ckpt.format.messages.saving import CommitMembers
-from ckpt.protocol.coordinator import catalog
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.reading import rounds
 from ckpt.protocol.events import Session
 from ckpt.testing.catalog_entries import apply_all
@@ -232,7 +232,7 @@ def test_of_many_numbers_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch)
         bench.save(step)
         for rank in ranks:
             ByNumber(rank, step).load()
-    image = apply_all(catalog.CatalogImage(1), bench.durable)  # type: ignore[arg-type]
+    image = apply_all(CatalogImage(1), bench.durable)  # type: ignore[arg-type]
     kept = image.launches[(RunName(RUN), ranks[0].launch)].by_number
     assert sorted(kept) == [2, 3, 4]
 

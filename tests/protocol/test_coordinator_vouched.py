@@ -13,9 +13,9 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.targets import Attest, LeaseRenewed
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogImage
 from ckpt.protocol.coordinator.cluster import vouching
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.events import CloseSession
 from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinating import Bench, RankFake

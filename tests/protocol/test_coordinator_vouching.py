@@ -25,7 +25,8 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
 from ckpt.testing.catalog_entries import apply_all
 from tests.protocol.coordinated_target import SECRET

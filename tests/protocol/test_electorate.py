@@ -7,10 +7,11 @@ from itertools import combinations
 import pytest
 
 from ckpt.base.ids import Domain, TargetId
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
 from ckpt.protocol.coordinator.cluster.electorate import Electorate
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.image import CatalogImage
 
 HOSTS = (3, 2, 1, 1)
 """So many targets stand on each."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from ckpt.erasure.code import Code
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from tests.reference.blocks import table
 from tests.tree import Source, sources, tree_of

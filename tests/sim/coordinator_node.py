@@ -11,14 +11,9 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import Reserve
 from ckpt.plan.placement import Level
-from ckpt.protocol.coordinator.catalog import (
-    AttemptDecided,
-    CatalogEntry,
-    CatalogImage,
-    Persist,
-    Persisted,
-)
+from ckpt.protocol.coordinator.catalog import AttemptDecided, CatalogEntry, Persist, Persisted
 from ckpt.protocol.coordinator.desk import Worked, WorkLeft
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.events import (
     CloseSession,

@@ -14,7 +14,8 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.keeping import Best, Better, KeepSteps, Retention, StepsKept
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
 from tests.sim.asking_node import Asking
 from tests.sim.keep_book import KeepBook, Rules

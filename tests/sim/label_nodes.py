@@ -13,7 +13,8 @@ from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted, Step
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.rebuild import Rebuilt, rebuild
 from tests.sim.asking_node import Asking
 from tests.sim.catalog_sources import AwaySource, DiskSource

@@ -47,7 +47,8 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.plan.placement import Level, domain_key
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk

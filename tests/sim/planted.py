@@ -22,6 +22,7 @@ from ckpt.protocol.coordinator.cluster import launches
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.keeping import documents
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
@@ -170,7 +171,7 @@ def _plan_at_once(self: Opening, attempt: Attempt, payload: Payload) -> None:
 _tell_plan = Opening._tell_plan
 
 
-def _decided_is_open(self: Opening, row: catalog.CatalogRow) -> None:
+def _decided_is_open(self: Opening, row: CatalogRow) -> None:
     """A restart forgets that the decision was made."""
     _recover(self, catalog.replace(row, state=catalog.RowState.OPEN))
 

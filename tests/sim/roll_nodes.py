@@ -15,7 +15,8 @@ from ckpt.format.messages.asking import LabelStep, RollBack, RolledBack, SetAsid
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage
+from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.events import Send, Session
 from ckptd.catalog.rebuild import Rebuilt
 from tests.sim.asking_node import Asking

@@ -16,8 +16,9 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import Resolved
 from ckpt.format.messages.saving import AttemptAborted, AttemptCommitted, Certified, PayloadPlanned
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.catalog.rebuild import rebuild
 from tests.sim import faults

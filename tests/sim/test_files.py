@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.format.members import Member
-from ckpt.protocol.coordinator.catalog import CatalogRow
+from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening

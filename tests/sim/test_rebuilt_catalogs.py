@@ -10,7 +10,8 @@ import os
 
 import pytest
 
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.testing.disk import Keep

@@ -14,7 +14,8 @@ import pytest
 from ckpt.base.ids import PayloadId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.testing.catalog_entries import apply_all

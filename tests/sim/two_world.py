@@ -14,8 +14,9 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.events import Send, Session, StoodStill
 from ckpt.protocol.stager.events import Outcome, SaveCommitted
 from tests.sim.clockwork import Clockwork

@@ -47,7 +47,8 @@ from ckpt.format.messages.targets import (
     encode_holdings,
 )
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
+from ckpt.protocol.coordinator.catalog import Persist, Persisted
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.placements import PlacedPayload
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event

@@ -64,7 +64,7 @@ from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, Reserved
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator import facts
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persisted, RowState
+from ckpt.protocol.coordinator.catalog import Persisted, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
 from ckpt.protocol.coordinator.cluster.membership import Membership
@@ -73,6 +73,7 @@ from ckpt.protocol.coordinator.cluster.upgrading import Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import Vouching, is_of_people
 from ckpt.protocol.coordinator.confirming import Confirming, is_confirmed
 from ckpt.protocol.coordinator.desk import LATE_ANSWERS, Action, Desk, Then, Worked
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter

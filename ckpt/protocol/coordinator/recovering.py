@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
 from ckpt.protocol.coordinator.keeping.homes import Homes

@@ -25,7 +25,8 @@ from typing import Annotated, Final
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd import config as options
 from ckptd.catalog.file import connect, copy_catalog, lock_directory, unusable
 from ckptd.catalog.sqlite import CATALOG_NAME, load_image, read_image

@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, CatalogRow, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow
 
 SCHEMA: Final = """
 CREATE TABLE checkpoint (

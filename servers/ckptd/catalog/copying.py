@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ckpt.base.errors import Refused
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd import config as options
 from ckptd.catalog.etcd.url import SCHEME, EtcdUrl, parse_etcd_url
 from ckptd.catalog.file import keep_cluster, kept_cluster

@@ -11,9 +11,7 @@ from typing import Final
 
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.catalog import (
-    CatalogImage,
-)
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,

@@ -7,7 +7,6 @@ import sqlite3
 from ckpt.protocol.coordinator.catalog import (
     AttemptOpened,
     CatalogEntry,
-    CatalogImage,
     CatalogOutdated,
     CatalogReached,
     CheckpointDeleted,
@@ -23,6 +22,7 @@ from ckpt.protocol.coordinator.catalog import (
     StepForgotten,
     TargetSeen,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import (
     RepairSaid,
     RetentionSaid,

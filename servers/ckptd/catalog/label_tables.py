@@ -11,12 +11,12 @@ import sqlite3
 from typing import Final
 
 from ckpt.protocol.coordinator.catalog import (
-    CatalogImage,
     CheckpointLabeled,
     CheckpointTombstoned,
     LabelsSent,
     RowForgotten,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.checkpoint_tables import KEY, checkpoint_of, key_of
 
 SCHEMA: Final = """

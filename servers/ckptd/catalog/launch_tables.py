@@ -11,15 +11,13 @@ from typing import Final
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, RunName, Step
 from ckpt.protocol.coordinator.catalog import (
-    TURNS_KEPT,
-    CatalogImage,
     LaunchEntered,
     LaunchForgotten,
     LaunchNumbered,
     LaunchResolved,
-    LaunchRow,
     StepForgotten,
 )
+from ckpt.protocol.coordinator.image import TURNS_KEPT, CatalogImage, LaunchRow
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS launch (

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.format.documents.cluster_map import ClusterMap, MapEntry
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.sources import Holdings, TargetSource
 
 _REMOVED = TargetStanding.REMOVED

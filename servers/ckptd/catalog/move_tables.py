@@ -8,12 +8,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from ckpt.protocol.coordinator.catalog import (
-    CatalogImage,
-    CheckpointDeleted,
-    ColumnsMoved,
-    RowForgotten,
-)
+from ckpt.protocol.coordinator.catalog import CheckpointDeleted, ColumnsMoved, RowForgotten
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.checkpoint_tables import KEY, checkpoint_of, key_of
 
 SCHEMA: Final = """

@@ -48,13 +48,8 @@ from ckpt.format.documents.record import CommitRecord, decode_record, decode_tom
 from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.keeping import ALL_STAYS
 from ckpt.format.messages.reading import DocumentKind
-from ckpt.protocol.coordinator.catalog import (
-    CatalogImage,
-    CatalogRow,
-    RowState,
-    TargetSeen,
-    TargetStanding,
-)
+from ckpt.protocol.coordinator.catalog import RowState, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow
 from ckptd import config as options
 from ckptd.catalog.backup import read_backup, take_from
 from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url

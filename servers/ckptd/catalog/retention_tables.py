@@ -13,7 +13,7 @@ from typing import Final
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import RunName
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, decode_retention, encode_retention
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import RetentionSaid
 
 SCHEMA: Final = """

@@ -31,12 +31,8 @@ from typing import Final
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages.hello import PROTOCOL_VERSION
-from ckpt.protocol.coordinator.catalog import (
-    CatalogEntry,
-    CatalogImage,
-    CatalogOutdated,
-    Persist,
-)
+from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogOutdated, Persist
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckptd.catalog import (
     checkpoint_tables,

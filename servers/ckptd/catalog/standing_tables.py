@@ -20,11 +20,11 @@ from ckpt.format.messages.hello import MOVES_VERSION, OLDEST_VERSION
 from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.protocol.coordinator.catalog import (
     NO_GENERATION,
-    CatalogImage,
     CatalogOutdated,
     CatalogReached,
     RowForgotten,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import RepairSaid, TargetsGrouped, UpgradeFinished
 from ckptd.catalog.groups import decode_groups, encode_groups
 

@@ -10,7 +10,8 @@ import sqlite3
 from typing import Final
 
 from ckpt.base.ids import TargetId
-from ckpt.protocol.coordinator.catalog import CatalogImage, TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.image import CatalogImage
 
 _TABLES: Final = {
     "target_directory": "id TEXT PRIMARY KEY, incarnation BLOB NOT NULL, place TEXT NOT NULL",

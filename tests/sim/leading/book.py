@@ -19,7 +19,8 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, Step
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, Persist
+from ckpt.protocol.coordinator.catalog import CatalogEntry, Persist
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import Batch, EtcdCatalog
 from ckptd.catalog.etcd.folding import Writes

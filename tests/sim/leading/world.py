@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self, cast
 
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.format.messages.hello import PROTOCOL_VERSION
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import CatalogEntry, RowState
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.fence import Meta

@@ -24,8 +24,9 @@ from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogRow, LaunchRow
+from ckpt.protocol.coordinator.catalog import CatalogEntry
 from ckpt.protocol.coordinator.cluster.guards import LaunchGuards
+from ckpt.protocol.coordinator.image import CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
 
 LONG_AGO_US = -(1 << 62)

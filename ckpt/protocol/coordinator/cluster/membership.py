@@ -47,6 +47,7 @@ from ckpt.protocol.coordinator.cluster.reserving import Reserving
 from ckpt.protocol.coordinator.cluster.slowness import Slowness
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import TargetLeft, TargetListed
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.events import Session
 from ckpt.protocol.service_time import MEMORY_US
 
@@ -139,9 +140,7 @@ class Target:
 class Membership:
     """I hold the cluster map. My owner calls me with sessions and time."""
 
-    def __init__(
-        self, desk: Desk, *, cluster: str, secret: bytes, image: catalog.CatalogImage
-    ) -> None:
+    def __init__(self, desk: Desk, *, cluster: str, secret: bytes, image: CatalogImage) -> None:
         self._desk = desk
         self._lister = Lister(desk, cluster=cluster, secret=secret)
         self.term = image.term

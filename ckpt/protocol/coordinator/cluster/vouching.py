@@ -51,7 +51,7 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import Attest, Attested, DocumentSummary, RegisterTarget
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import CatalogImage, RowState
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.electorate import Electorate
 from ckpt.protocol.coordinator.cluster.membership import (
     GATHERING_US,
@@ -61,6 +61,7 @@ from ckpt.protocol.coordinator.cluster.membership import (
 )
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CatalogVouched, TargetListed, TargetVouched
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer, Received, Session
 

@@ -37,10 +37,11 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import DocumentSummary
 from ckpt.plan.placement import Level, domain_key
-from ckpt.protocol.coordinator.catalog import CatalogRow, RowState
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.holdings import columns_here, index_summaries
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.cluster.rot import rotten_columns
+from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.keeping.moving import Moving
 from ckpt.protocol.coordinator.keeping.placements import Placement, PlacementMemory
 from ckpt.protocol.coordinator.keeping.redundancy import GONE, Redundancy, redundancy_of

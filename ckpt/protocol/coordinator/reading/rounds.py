@@ -37,10 +37,11 @@ from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, Step
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import LaunchRow, RowState
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
+from ckpt.protocol.coordinator.image import LaunchRow, forget_old_turns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.events import Session
 from ckpt.protocol.losses import loss_reason
@@ -293,7 +294,7 @@ class LaunchRounds:
             self._hold(one)
         turns = self._turns(run, one.launch, one.step)
         turns[one.turn] = one
-        catalog.forget_old_turns(turns, one.turn)
+        forget_old_turns(turns, one.turn)
         self._forget_old_steps(run, one.launch)
         if before is not None:
             self._let_go(before)

@@ -29,7 +29,8 @@ from typing import Final
 from ckpt.aio.clock import draw, now_us
 from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
 from ckpt.base.rests import Rests
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist
+from ckpt.protocol.coordinator.catalog import Persist
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta

@@ -21,7 +21,7 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound
-from ckpt.protocol.coordinator.catalog import CatalogImage
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import OPEN_S, EtcdCatalog
 from ckptd.catalog.etcd.client import EtcdClient

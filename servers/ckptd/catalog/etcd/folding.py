@@ -13,7 +13,8 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import KiB, format_bytes
-from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogImage
+from ckpt.protocol.coordinator.catalog import CatalogEntry
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd.url import PREFIX_BYTES_MAX
 from ckptd.catalog.etcd.values import KeyedValue, Values, touched
 

@@ -27,7 +27,8 @@ from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, decode_retention
 from ckpt.format.messages.repairs import decode_repair_rules
 from ckpt.plan.drains import StorePolicy
-from ckpt.protocol.coordinator.catalog import CatalogImage, CatalogRow, LaunchRow, TargetSeen
+from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow, LaunchRow
 from ckpt.protocol.coordinator.stores import StoreRow
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.values import (

@@ -20,7 +20,6 @@ from ckpt.protocol.coordinator.catalog import (
     BEGINNING,
     NO_GENERATION,
     CatalogEntry,
-    CatalogImage,
     CatalogOutdated,
     CatalogReached,
     CheckpointDeleted,
@@ -38,6 +37,7 @@ from ckpt.protocol.coordinator.catalog import (
     TargetSeen,
     TargetStanding,
 )
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import (
     RepairSaid,
     RetentionSaid,
