@@ -10,7 +10,7 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReportDamage, Resolve
 from ckpt.format.messages.reading import ByteRange, DocumentKind
 from ckpt.format.messages.targets import RenewLease
-from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
+from ckpt.protocol.coordinator.reading.launch_round import RANKS_NAMED_MAX
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
 

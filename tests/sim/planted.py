@@ -28,8 +28,9 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
 from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.resolving import Resolver
-from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad
 from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening, reservations
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload

@@ -14,7 +14,8 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.documents.file import document_name
 from ckpt.protocol.coordinator.cluster.launches import Launch
-from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.reading.launch_round import Round
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
 from tests.landing import at_turn

@@ -40,13 +40,13 @@ from ckpt.format.messages.hello import MOVES_VERSION, PROTOCOL_VERSION, Role
 from ckpt.format.messages.repairs import RepairSet, SetRepair
 from ckpt.format.messages.upgrading import FinishUpgrade, UpgradeNoted
 from ckpt.protocol.coordinator.reading.answers import (
-    CoordinatorsView,
     RunView,
     ShowView,
     StatusView,
     StepView,
     UpgradeView,
 )
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorsView
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client import labels
 from ckpt_client.cli.output import Output

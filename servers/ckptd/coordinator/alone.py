@@ -14,7 +14,8 @@ from ckpt.base.errors import Refused
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown
 from ckpt.format.messages.hello import Failed
-from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorRow, CoordinatorsView
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorRow, CoordinatorsView
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
 from ckptd.coordinator.front import Front

@@ -20,13 +20,13 @@ from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown, SteppedDown
 from ckpt.format.messages.hello import Failed
-from ckpt.protocol.coordinator.reading.answers import (
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.checks import check
+from ckpt.protocol.coordinator.reading.coordinator_answers import (
     CatalogMember,
-    Check,
     CoordinatorRow,
     CoordinatorsView,
 )
-from ckpt.protocol.coordinator.reading.checks import check
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established
 from ckptd.catalog.etcd.client import EtcdClient

@@ -35,7 +35,8 @@ from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CoordinatorsNamed, Failed, Ping, Pong, Role
 from ckpt.format.messages.versions import since
-from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.resting import REST_US

@@ -16,7 +16,8 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView, StatusView
+from ckpt.protocol.coordinator.reading.answers import Check, StatusView
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.events import Session
 
 ASK_AGAIN_US: Final = US_PER_S // 5

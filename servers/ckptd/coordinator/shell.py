@@ -34,8 +34,9 @@ from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft, nothing
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
-from ckpt.protocol.coordinator.reading.answers import Check, CoordinatorView
+from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import check, connections_full
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.coordinator.room import RoomSeen
 from ckpt.protocol.events import (
     CloseSession,

@@ -24,7 +24,7 @@ from ckpt.protocol.coordinator.catalog import AttemptDecided, Persist
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.leading import LeadingState
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckpt.protocol.coordinator.reading.answers import CoordinatorView
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.events import Received, Send, Session
 from ckpt.protocol.handshake import Established, Identity
 from ckptd.catalog.etcd.catalog import OPEN_S

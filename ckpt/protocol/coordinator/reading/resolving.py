@@ -36,8 +36,9 @@ from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointRelease
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.pins import Pins
+from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
-from ckpt.protocol.coordinator.reading.rounds import LaunchRounds, Round
+from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad, WaitingLoads, load_of
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session

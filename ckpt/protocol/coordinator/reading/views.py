@@ -25,7 +25,6 @@ from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     Check,
     ColumnsView,
-    CoordinatorView,
     DocumentView,
     FilesView,
     MembersView,
@@ -40,11 +39,12 @@ from ckpt.protocol.coordinator.reading.answers import (
     TargetView,
     VerdictView,
 )
+from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.coordinator.reading.drain_views import store_statuses
 from ckpt.protocol.coordinator.reading.health import Health
+from ckpt.protocol.coordinator.reading.launch_round import RANKS_NAMED_MAX
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt.protocol.coordinator.reading.repair_views import repair_view
-from ckpt.protocol.coordinator.reading.rounds import RANKS_NAMED_MAX
 from ckpt.protocol.coordinator.reading.scrub_views import reading_view, scrub_view
 from ckpt.protocol.coordinator.reading.stored import loadable, state_text, stores_alone
 from ckpt.protocol.coordinator.reading.upgrade_view import upgrade_view

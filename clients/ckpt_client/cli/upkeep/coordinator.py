@@ -12,7 +12,7 @@ import argparse
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_age, format_seconds
-from ckpt.protocol.coordinator.reading.answers import (
+from ckpt.protocol.coordinator.reading.coordinator_answers import (
     CatalogMember,
     CoordinatorRow,
     CoordinatorsView,

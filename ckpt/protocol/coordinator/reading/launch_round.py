@@ -1,0 +1,133 @@
+"""One resolution that all ranks of a launch share: who reads it, who has it, whether it stands.
+
+`rounds.py` says when it can no longer change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpt.base.errors import CkptError, Lost
+from ckpt.base.ids import CheckpointId, Rank, Step
+from ckpt.format.members import NO_LAUNCH
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
+from ckpt.protocol.events import Session
+from ckpt.protocol.losses import loss_reason
+
+RANKS_NAMED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Confirming:
+    """A rank that has loaded and waits until it may return what it loaded."""
+
+    session: Session
+    request: int
+    rank: Rank
+    turn: int
+    until_us: int
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """One resolution that all ranks of a launch share."""
+
+    launch: Launch
+    turn: int
+    id: CheckpointId
+    chosen: KeptCheckpoint | None
+    """None for what was settled before a restart and is deleted."""
+    by_number: bool = False
+    """It was asked for by its step's number, which has one round at a time."""
+    skipped: tuple[str, ...] = ()
+    """Sent to every rank, not only to the one that found the damage."""
+    pin: int = 0
+    """For the ranks that are still to come."""
+    until_us: int = 0
+    ranks: set[Rank] = field(default_factory=set)
+    """Who has taken it."""
+    loading: dict[Rank, Session] = field(default_factory=dict)
+    """Ranks that read it and have not yet reported how that ended."""
+    confirming: list[Confirming] = field(default_factory=list)
+    """Ranks that have loaded it and wait until they may return it."""
+    due_us: int = 0
+    """None of them waits no longer before this."""
+    confirmed: set[Rank] = field(default_factory=set)
+    """Ranks that may return it, as far as this coordinator knows."""
+    from_store: bool = False
+    """The ranks read it from an object store: its damage here ends nothing."""
+    settling: bool = False
+    """It can no longer be changed: the catalog's entry is on its way, or durable."""
+    settled: bool = False
+    """The catalog's entry is durable: who has loaded it may return it."""
+    recovered: bool = False
+    """A restart found it."""
+    counts: dict[Rank, int] = field(default_factory=dict)
+    """By number: how many loads of the step each rank has had confirmed."""
+    told: dict[Rank, int] = field(default_factory=dict)
+    """By number: for which of its loads each rank had this round as the answer."""
+
+    @property
+    def step(self) -> Step | None:
+        """The step that the ranks asked for; None when they asked for the newest."""
+        return self.id.step if self.by_number else None
+
+    def is_due(self, now_us: int) -> bool:
+        """Whether one of those who wait, of whom there are some, has waited for as long as it
+        wants to. Looked at after each event: not at all of them each time.
+        """
+        if now_us < self.due_us:
+            return False
+        self.due_us = min(each.until_us for each in self.confirming)
+        return self.due_us <= now_us
+
+    @property
+    def stands(self) -> bool:
+        """It can be read, or can no longer be changed."""
+        return self.settling or self.is_readable
+
+    @property
+    def is_readable(self) -> bool:
+        if self.chosen is None:
+            return self.from_store
+        is_lost = self.chosen.state is RowState.DAMAGED
+        return self.chosen.state is RowState.COMMITTED or (is_lost and self.from_store)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.ranks) >= self.launch.world_size
+
+    @property
+    def is_of_files(self) -> bool:
+        return self.chosen is not None and self.chosen.info.launch == NO_LAUNCH
+
+    @property
+    def is_abandoned(self) -> bool:
+        return not self.launch.live
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be read any more, or not here."""
+        if self.chosen is None and self.from_store:
+            return f"{self.id} is in an object store only"
+        if self.chosen is None or self.chosen.state is RowState.TOMBSTONED:
+            return f"{self.id} is deleted"
+        return f"{self.id} is lost ({loss_reason(self.id, self.chosen.reason)})"
+
+    def mix(self, older: CheckpointId | None) -> CkptError:
+        """The error for a rank that can have neither this step nor, without a mix, another."""
+        known = sorted(self.confirmed)
+        named = ", ".join(map(str, known[:RANKS_NAMED_MAX]))
+        more = ", ..." if len(known) > RANKS_NAMED_MAX else ""
+        whose = f"ranks {named}{more} of this launch have" if known else "this launch has"
+        none = "no other generation" if self.by_number else "no older step"
+        other = none if older is None else str(older)
+        two = "generations" if self.by_number else "steps"
+        together = "load it on all ranks at once, or " if self.by_number else ""
+        return Lost(
+            f"{self.why_not}, and {whose} loaded it already: with {other} on the others, two "
+            f"{two} would meet in one job",
+            hint=f"{together}end all ranks and start them again: a new launch resolves to {other}",
+        )
