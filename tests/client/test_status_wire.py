@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_client.cli.verbs.status import CoordinatorStatus, Status, TargetStatus, wire_notes
+from ckpt_client.cli.cluster_status import CoordinatorStatus, Status, TargetStatus
+from ckpt_client.cli.verbs.status import wire_notes
 
 
 def status(coordinator: str, *targets: str) -> Status:
