@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpt.base.errors import Corrupt, Refused
@@ -154,6 +154,15 @@ def test_without_rules_all_stays() -> None:
 
 
 @given(COMMITTED, RULES)
+@example(
+    # The clock was set back between two saves of step 0: the first of them dated the second.
+    [
+        Expirable(Step(0), Generation(1, 2), 736.0),
+        Expirable(Step(0), Generation(1, 3), 0.0),
+        Expirable(Step(1), Generation(1, 4), 0.0),
+    ],
+    Retention(age_s=264),
+)
 def test_what_stays_is_enough_to_resume_and_stays_again(
     committed: list[Expirable], rules: Retention
 ) -> None:

@@ -63,7 +63,9 @@ def judged(
         return []
     line = [one for one in ordered if not one.aside]
     newest = {one.step: one for one in line}
-    kept = _kept_by_rules(list(newest.values()), _dated(ordered), retention, now_s)
+    # What was replaced goes whatever the rules say: who is young by its date would age as it goes.
+    lasting = [one for one in ordered if one.held or one.aside or one is newest.get(one.step)]
+    kept = _kept_by_rules(list(newest.values()), _dated(lasting), retention, now_s)
     for one in ordered:
         later = newest.get(one.step, one)
         if (one.held or one.aside) and one.generation < later.generation:
