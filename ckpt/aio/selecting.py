@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
 from select import EPOLLIN, EPOLLOUT
 
+from ckpt.base.system_errors import system_error
 from ckpt.native.polling import BulkPoll
 
 
@@ -47,3 +49,13 @@ class BulkLoop(asyncio.SelectorEventLoop):
 def bulks_of(loop: asyncio.AbstractEventLoop) -> BulkPoll | None:
     """Of a `BulkLoop`; None: channels on this one take each part of a bulk themselves."""
     return loop.bulks if isinstance(loop, BulkLoop) else None
+
+
+def selector_with_bell() -> tuple[BulkSelector, int]:
+    """And the eventfd that another thread rings. Raises Unavailable where the system gives no
+    descriptors.
+    """
+    try:
+        return BulkSelector(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError as error:
+        raise system_error("no connection can be made", error) from None

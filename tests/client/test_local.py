@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckpt.aio.net.link import LinkLoop
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt_client.local.cluster import check_options, is_supervised, opened_cluster, start_arguments
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import Locator, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
 from tests.client.clikit import run
+from tests.no_descriptors import no_descriptors
 from tests.waiting import wait_until
 
 WAIT_S = 30.0
@@ -164,3 +166,12 @@ def test_targets_without_a_place_for_sockets_serve_over_tcp(
     finally:
         assert run("local", "stop", f"{long}/burst").code == 0
     assert "clients of this host come over TCP" in (long / "burst/logs/t0.log").read_text()
+
+
+def test_a_process_without_a_free_descriptor_is_not_said_to_have_no_cluster(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.lock").touch()
+    with no_descriptors():
+        with pytest.raises(Unavailable, match=r"is served: Too many open files.*ulimit -n"):
+            is_supervised(tmp_path)
+        with pytest.raises(Unavailable, match="no connection can be made: Too many"):
+            LinkLoop()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ckpt.aio.secret import make_secret
-from ckpt.base.errors import Aborted, Busy, CkptError, Refused
+from ckpt.base.errors import Aborted, Busy, CkptError, Refused, Unavailable
 from ckpt.base.units import MiB
 from ckpt_client.save import stager_link
 from ckpt_client.save.handle import Save
@@ -29,6 +29,7 @@ from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
 from ckpt_client.stager.arena import Half, map_half
+from tests.no_descriptors import no_descriptors
 from tests.waiting import wait_until
 
 
@@ -197,6 +198,18 @@ def test_an_interrupt_while_memory_is_mapped_loses_no_half(
     link.drop(1)
     for number in (2, 3):
         assert stage(link, number) is not None
+
+
+def test_memory_that_no_descriptor_was_left_for_ends_the_link_by_name(bench: Bench) -> None:
+    link = bench.start()
+    with no_descriptors():
+        link.ask_half(1, "run", 1, MiB, "wait")
+        with pytest.raises(Unavailable, match=r"taken over.*ulimit -n"):
+            link.wait_half(1)
+        with pytest.raises(Unavailable, match="cannot speak with a stager: Too many open files"):
+            bench.start()
+    assert not link.alive, "a save starts another one"
+    assert stage(bench.start(), 2) is not None
 
 
 def test_announced_memory_may_be_written_before_it_is_granted(bench: Bench) -> None:

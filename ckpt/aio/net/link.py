@@ -37,7 +37,7 @@ from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link_search import LinkSearch, SharedRoster
 from ckpt.aio.net.reaching import cannot_connect, reach
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.selecting import BulkSelector
+from ckpt.aio.selecting import selector_with_bell
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.units import US_PER_S, MiB
@@ -191,10 +191,10 @@ class LinkLoop:
     """See the module. Everything but `wake` belongs to one thread."""
 
     def __init__(self) -> None:
+        """Raises Unavailable where the system gives no descriptor."""
         self.lendables = Lendables()
         """Bulks that lie here are lent to peers of this host, not sent."""
-        self._selector = BulkSelector()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector, self._wake_fd = selector_with_bell()
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         #: Every link that is not closed, by session.
         self._links: dict[Session, Link] = {}

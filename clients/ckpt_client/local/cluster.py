@@ -34,6 +34,7 @@ from ckpt.base.errors import (
     Unavailable,
 )
 from ckpt.base.printable import UTF_8_HINT
+from ckpt.base.system_errors import system_error
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
@@ -144,6 +145,10 @@ def is_supervised(directory: Path) -> bool:
         descriptor = os.open(directory / SUPERVISOR_LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise  # Whose it is, is said elsewhere.
+        raise system_error(f"cannot look whether {directory} is served", error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

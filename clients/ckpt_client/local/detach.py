@@ -4,6 +4,7 @@ nothing inherited but what is named.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.base.errors import CkptError
+from ckpt.base.system_errors import system_error
 
 #: Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
 #: Its stdout becomes the log, since our pipe must end when the relay does.
@@ -37,7 +39,10 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
     Returns the process id.
     """
     command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
-    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise system_error(f"cannot start {arguments[1]}: {log}", error) from None
     try:
         done = subprocess.run(
             command,
@@ -53,8 +58,10 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
         )
     except OSError as error:
         # Of the program, or of what the system gives this user: processes, descriptors, memory.
-        text = f"cannot start {arguments[1]} by {sys.executable!r}: {error.strerror}"
-        raise CkptError(text, hint="it is sys.executable; see ulimit -a") from None
+        what = f"cannot start {arguments[1]} by {sys.executable!r}"
+        is_program = error.errno in (errno.ENOENT, errno.EACCES)
+        hint = "that is sys.executable" if is_program else ""
+        raise system_error(what, error, hint=hint) from None
     finally:
         os.close(log_descriptor)
     if done.returncode != 0 or not done.stdout.strip().isdigit():

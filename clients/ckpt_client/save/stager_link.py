@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 import weakref
@@ -28,7 +27,7 @@ from ckpt_client.save.handle import Save
 from ckpt_client.save.mapped_halves import MappedHalves, SentHalf
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
-from ckpt_client.stager.line import Received, StagerLine, descriptor_of
+from ckpt_client.stager.line import Received, StagerLine, descriptor_of, line_pair, no_descriptor
 
 START_TIMEOUT_S = 60.0
 LINE_TIMEOUT_S = 2.0
@@ -54,7 +53,7 @@ class StagerLink:
     def __init__(self, attach: wire.Attach, log: Path) -> None:
         """Start a stager and wait until it is up. Raises Unavailable."""
         begun = time.monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = line_pair()
         with theirs:
             try:
                 number = theirs.fileno()
@@ -431,7 +430,9 @@ class StagerLink:
                 self._halves.clear()
             case wire.HalfReady(half, half_bytes, fault_in_us):
                 descriptor = descriptor_of(received)
-                assert descriptor is not None, "HalfReady carries its memory"
+                if descriptor is None:
+                    self._end(no_descriptor())
+                    return
                 if self._open == half:
                     self._open = None
                 sent = SentHalf(received, descriptor, half_bytes)

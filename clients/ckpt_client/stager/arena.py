@@ -9,6 +9,7 @@ another's mapping.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from ckpt.aio.lending import Lendable
 from ckpt.aio.sealed_memory import mapped, populate, sealed_memory
 from ckpt.base.errors import CkptError, NoSpace
+from ckpt.base.system_errors import system_error
 from ckpt.base.units import MiB, align_up, format_bytes
 
 HALF_UNIT_BYTES: Final = 2 * MiB
@@ -55,16 +57,17 @@ def make_half(size: int) -> Half:
         descriptor, view = sealed_memory("ckpt-arena", size, present=True)
         return Half(view, descriptor, Lendable.of(descriptor, view))
     except OSError as error:
-        raise NoSpace(
-            f"the host gives no {format_bytes(size)} of memory for the arena: {error.strerror}",
-            hint="lower arena_bytes_max, or give the job more memory",
-        ) from None
+        what = f"the host gives no {format_bytes(size)} of memory for the arena"
+        if error.errno == errno.EFBIG:
+            raise system_error(what, error) from None
+        hint = "lower arena_bytes_max, or give the job more memory"
+        raise NoSpace(f"{what}: {error.strerror}", hint=hint) from None
 
 
 def map_half(descriptor: int, size: int) -> Half:
     """The trainer's view of a half that its stager made.
 
-    Takes the descriptor over and closes it.
+    Takes the descriptor over and closes it. Raises NoSpace.
     """
     try:
         if os.fstat(descriptor).st_size < size:
@@ -72,6 +75,8 @@ def map_half(descriptor: int, size: int) -> Half:
         view = mapped(descriptor, size)
         populate(view)
         return Half(view, -1)
+    except OSError as error:
+        raise system_error(f"cannot map {format_bytes(size)} of the arena", error) from None
     finally:
         os.close(descriptor)
 

@@ -18,6 +18,8 @@ from contextlib import suppress
 from typing import Final
 
 from ckpt.aio.descriptors import DescriptorMark
+from ckpt.base.errors import Unavailable
+from ckpt.base.system_errors import system_error
 from ckpt_client.stager import wire
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, object]
@@ -100,6 +102,20 @@ class StagerLine:
         self.inbox.extend(
             map(self._socket.recvmsg, [wire.PACKET_BYTES_MAX], [_ONE_DESCRIPTOR], [flags])
         )
+
+
+def line_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends. Raises Unavailable where the system gives no descriptors."""
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise system_error("cannot speak with a stager", error) from None
+
+
+def no_descriptor() -> Unavailable:
+    """The kernel had none to give for a packet that brought memory."""
+    text = "the staging memory could not be taken over: Too many open files"
+    return Unavailable(text, hint="raise this process's limit of open files: ulimit -n")
 
 
 def descriptor_of(received: Received) -> int | None:

@@ -1,0 +1,33 @@
+"""What the operating system refuses, as an error of ours: what could not be done, why, and the next
+step.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
+
+_ROOM: Final = "make room there"
+_RIGHTS: Final = "this user needs the right to write there"
+_KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {
+    errno.ENOSPC: (NoSpace, _ROOM),
+    errno.EDQUOT: (NoSpace, _ROOM),
+    errno.EFBIG: (NoSpace, "raise the limit of a file's size: ulimit -f"),
+    errno.EROFS: (Refused, "mount it for writing, or name another directory"),
+    errno.EACCES: (Refused, _RIGHTS),
+    errno.EPERM: (Refused, _RIGHTS),
+    errno.EMFILE: (Unavailable, "raise this process's limit of open files: ulimit -n"),
+    errno.ENFILE: (Unavailable, "no file can be opened on this machine: raise fs.file-max"),
+    errno.ENOMEM: (NoSpace, "give it more memory: ulimit -v, or its cgroup's limit"),
+    errno.EAGAIN: (Unavailable, "raise the limit of processes: ulimit -u, or its pids.max"),
+}
+"""Whose cause lies outside of ckpt: which of our errors it is, and what helps."""
+
+
+def system_error(what: str, error: OSError, *, hint: str = "") -> CkptError:
+    """`what` could not be done because of `error`. A hint of the caller's knows more."""
+    kind, known = _KNOWN.get(error.errno or 0, (CkptError, ""))
+    return kind(f"{what}: {error.strerror or error}", hint=hint or known)
