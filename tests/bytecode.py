@@ -1,0 +1,47 @@
+"""The tree's bytecode, made once, before tests begin.
+
+    python -m tests.bytecode
+
+A fresh clone has none. Workers of pytest import the same files in the same order at the same time,
+so each of them would compile all of them, and rewrite the asserts of all tests. What installed
+packages need is left to whoever imports it first.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from _pytest.assertion import rewrite
+
+from tests.tree import PACKAGE_FOLDERS, ROOT
+
+CHUNK: Final = 16
+
+
+def compile_all(root: Path) -> None:
+    """On all cores; what is there already and fits is left."""
+    files = [
+        file for folder in (*PACKAGE_FOLDERS, "tests") for file in (root / folder).rglob("*.py")
+    ]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sorted(files), chunksize=CHUNK))
+
+
+def compile_one(file: Path) -> None:
+    """As Python keeps it; of what pytest imports as a test, as pytest does."""
+    if not (file.name.startswith("test_") or file.name == "conftest.py"):
+        compileall.compile_file(file, quiet=1)
+        return
+    kept = rewrite.get_cache_dir(file) / (file.name[:-3] + rewrite.PYC_TAIL)
+    if rewrite._read_pyc(file, kept) is None:
+        fingerprint, code = rewrite._rewrite_test(file, None)  # type: ignore[arg-type]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        rewrite._write_pyc(None, code, fingerprint, kept)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    compile_all(ROOT)
