@@ -29,18 +29,14 @@ any more. --dry-run says it beforehand (not of replace), --force overrides it.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
-from ckpt.aio.local_targets import TARGETS_FOLDER, leave_place, target_ids
-from ckpt.aio.private import make_private_directory
-from ckpt.base.errors import Busy, CkptError, NotFound, Refused, Unavailable
+from ckpt.aio.local_targets import leave_place
+from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
@@ -48,16 +44,15 @@ from ckpt.format.messages.balancing import DeviceShare
 from ckpt.protocol.coordinator.reading.answers import TargetView
 from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairView
 from ckpt_client.cli.cluster import (
-    HOLD_NAME,
     Conversation,
     conversation,
     is_running,
     named_local,
-    read_local_ready,
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.upkeep.holding import end_process, hold, mark_held, pid_of
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, held_up, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
@@ -135,7 +130,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return _replace(arguments, output)
     if action in STANDINGS:
         return _change(arguments, output)
-    return _hold(arguments, output)
+    return hold(arguments, output)
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
@@ -153,24 +148,6 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise Refused(f"{action} takes no --dry-run")
     if arguments.wait and (action not in WAITED or arguments.dry_run or arguments.stop):
         raise Refused("only drain, out and balance take --wait, without --dry-run and --stop")
-
-
-def _hold(arguments: argparse.Namespace, output: Output) -> int:
-    directory = named_local(arguments, f"target {arguments.action}")
-    ids = target_ids(directory, read_made(directory).targets)
-    if arguments.id not in ids:
-        raise NotFound(
-            f"the cluster in {directory} has no target {arguments.id!r}",
-            hint=f"it has {', '.join(ids)}",
-        )
-    is_held = arguments.action == "hold"
-    was_held = _mark(directory, arguments.id, is_held)
-    pid = _pid(directory, arguments.id)
-    output.document(
-        {"id": arguments.id, "held": is_held, "changed": was_held != is_held, "pid": pid}
-    )
-    output.line(_told(arguments.id, pid, is_held=is_held, was_held=was_held))
-    return ExitCode.OK
 
 
 # --------------------------------------------------------------------------- how they stand
@@ -283,10 +260,10 @@ def _ended_first(
 ) -> TargetChanged:
     """Its process goes, for good; when it is not removed all the same it comes back."""
     deadline_s = time.monotonic() + arguments.timeout
-    pid = _pid(directory, arguments.id)
-    was_held = _mark(directory, arguments.id, is_held=True)
+    pid = pid_of(directory, arguments.id)
+    was_held = mark_held(directory, arguments.id, is_held=True)
     try:
-        _end(directory, arguments.id)
+        end_process(directory, arguments.id)
         while True:
             try:
                 if not is_running(pid):
@@ -299,23 +276,8 @@ def _ended_first(
                 raise Busy(f"process {pid} of {arguments.id} has not ended yet")
             time.sleep(POLL_S)
     except (CkptError, KeyboardInterrupt):
-        _mark(directory, arguments.id, is_held=was_held)
+        mark_held(directory, arguments.id, is_held=was_held)
         raise
-
-
-def _end(directory: Path, id: str) -> None:
-    """SIGTERM to exactly this process: the descriptor is taken first, then looked at once more."""
-    pid = _pid(directory, id)
-    if pid is None:
-        return
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            if _pid(directory, id) == pid:
-                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
-        finally:
-            os.close(descriptor)
 
 
 def _check_not_out(talk: Conversation, id: str) -> None:
@@ -441,34 +403,3 @@ def _replace(arguments: argparse.Namespace, output: Output) -> int:
     )
     output.line(f"{done.target} is {done.directory} from now on; it joins within seconds")
     return ExitCode.OK
-
-
-def _mark(directory: Path, id: str, is_held: bool) -> bool:
-    """Whether it was held before."""
-    marker = directory / TARGETS_FOLDER / id / HOLD_NAME
-    was_held = marker.exists()
-    try:
-        if is_held:
-            make_private_directory(marker.parent)
-            marker.touch(mode=0o600)
-        else:
-            marker.unlink(missing_ok=True)
-    except OSError as error:
-        raise CkptError(f"cannot change {marker}: {error.strerror}") from None
-    return was_held
-
-
-def _pid(directory: Path, id: str) -> int | None:
-    ready = read_local_ready(directory)
-    pids = {} if ready is None else {target.id: target.pid for target in ready.targets}
-    pid = pids.get(id)
-    return pid if is_running(pid) else None
-
-
-def _told(id: str, pid: int | None, *, is_held: bool, was_held: bool) -> str:
-    again = " already" if is_held and was_held else ""
-    if not is_held:
-        return f"{id} is released" if was_held else f"{id} was not held"
-    if pid is None:
-        return f"{id} is{again} held: it will not be started"
-    return f"{id} is{again} held: process {pid} runs on, and is not started again once it has ended"
