@@ -37,34 +37,29 @@ from typing import Annotated, Final
 
 from ckpt.aio.disk import leads_to
 from ckpt.aio.durable import write_aside
-from ckpt.aio.local_targets import TARGETS_FOLDER, left_place, target_ids
+from ckpt.aio.local_targets import target_ids
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.limits import SCRUB_PERCENT
 from ckpt.erasure.code import Code
 from ckpt.erasure.selftest import self_test_once
 from ckptd import cli
 from ckptd import config as options
 from ckptd.directory import check_no_target, check_owner, close_to_others, make_directory
 from ckptd.http.client import HttpAsker
-from ckptd.local.children import Child, ChildPlan, ChildState, RestartPolicy, Supervisor
+from ckptd.local.children import Child, ChildState, JsonObject, Supervisor
 from ckptd.local.cluster_file import (
     ClusterFile,
     ClusterOptions,
-    device_of,
     load_or_create,
 )
 from ckptd.local.directory_lock import LOCK_NAME, lock_directory
 from ckptd.local.last_words import why_it_ended
+from ckptd.local.plans import COORDINATOR, DRAIN, REPAIR, TARGET, ChildPlans
 from ckptd.local.stop_signals import StopSignals
 from ckptd.log import Reporter, configure, reporter
 
 READY_NAME: Final = "ready.json"
 OPEN_LOCK_NAME: Final = "lock"
-HOLD_NAME: Final = "held"
-COORDINATOR: Final = "coordinator"
-DRAIN: Final = "drain"
-REPAIR: Final = "repair"
 
 JOIN_WAIT_S: Final = 15.0
 """For started targets to be live in the coordinator's map before ready.json is written."""
@@ -75,10 +70,6 @@ JOIN_POLL_S: Final = 0.05
 IDLE_POLL_S: Final = 1.0
 CATALOG_OLD: Final = "old"
 """What the coordinator's `/v1/sessions` says of a catalog that it does not serve."""
-
-TARGET: Final = "target"
-SCRUB_VARIABLE: Final = "CKPT_TARGET__SCRUB_PERCENT"
-"""Whoever sets it decides; else the targets share what one would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +204,10 @@ class LocalCluster:
         self._ends_idle = ends_idle
         self._lock = lock
         self._cluster = cluster
-        self._secret_file = secret_file
         self._secret = secret
         self._report = report
         self._boot = secrets.token_hex(8)
-        self._device = device_of(directory)
+        self._plans = ChildPlans(directory, cluster, secret_file)
         self._supervisor = Supervisor(cli.main, self._changed, report, inherited=(lock,))
         self._coordinator: Child | None = None
         self._targets: dict[str, Child] = {}
@@ -237,7 +227,7 @@ class LocalCluster:
             cli.load(program)  # Imported once, before they are forked.
         with StopSignals(self._supervisor, self._stop):
             try:
-                self._coordinator = self._supervisor.add(self._coordinator_plan())
+                self._coordinator = self._supervisor.add(self._plans.coordinator(self._said))
                 while not self._stop_reason:
                     self._supervisor.run_once(JOIN_POLL_S if not self._ready else IDLE_POLL_S)
                     self._poll()
@@ -263,76 +253,13 @@ class LocalCluster:
 
     # ----------------------------------------------------------------------- children
 
-    def _coordinator_plan(self) -> ChildPlan:
-        cluster = self._cluster
-        fixed = [
-            COORDINATOR,
-            *("--directory", str(self._directory), "--secret-file", str(self._secret_file)),
-            *("--cluster", cluster.cluster, "--code", cluster.code),
-            *("--cell-bytes", str(cluster.cell_bytes), "--keep", str(cluster.keep)),
-            # Columns go to different targets; reports count devices (see ClusterFile.domain).
-            *("--level", "target"),
-        ]
-        if (self._directory / f"{COORDINATOR}.toml").exists():
-            fixed += ["--config", str(self._directory / f"{COORDINATOR}.toml")]
+    def _said(self) -> JsonObject:
+        """The coordinator's latest ready line."""
+        assert self._coordinator is not None
+        return self._coordinator.ready
 
-        def argv() -> list[str]:
-            assert self._coordinator is not None
-            ready = self._coordinator.ready
-            address = str(ready.get("address", "127.0.0.1:0"))
-            return [*fixed, "--listen", address, "--http", str(ready.get("http", "127.0.0.1:0"))]
-
-        return ChildPlan(COORDINATOR, argv, self._log(COORDINATOR))
-
-    def _target_plan(self, id: str, address: str) -> ChildPlan:
-        cluster = self._cluster
-        directory, first = self._place(id), id in cluster.first_ids
-        if first:
-            make_directory(directory)
-        device = self._device if first else device_of(directory)
-        argv = [
-            TARGET,
-            *("--id", id, "--directory", str(directory), "--coordinator", address),
-            *("--listen", "127.0.0.1:0", "--secret-file", str(self._secret_file)),
-            *("--cluster", cluster.cluster, "--domain", cluster.domain(id, device)),
-        ]
-        # What one device has is parted among those that DIR was made with.
-        shares = device == self._device
-        if cluster.capacity_bytes and shares:
-            argv += ["--capacity-bytes", str(cluster.capacity_bytes // cluster.targets)]
-        if SCRUB_VARIABLE not in os.environ and shares:
-            argv += ["--scrub-percent", str(max(1, SCRUB_PERCENT // cluster.targets))]
-        policy = RestartPolicy(cluster.restart)
-        place = None if first else directory
-        holds = directory / HOLD_NAME, left_place(self._directory, id)
-        return ChildPlan(id, lambda: argv, self._log(id), policy, holds, place)
-
-    def _place(self, id: str) -> Path:
-        return self._directory / TARGETS_FOLDER / id
-
-    def _drain_plan(self, coordinator: Child) -> ChildPlan:
-        argv = [
-            DRAIN,
-            *("--config", str(self._directory / f"{DRAIN}.toml")),
-            *("--coordinator", str(coordinator.ready["address"])),
-            *("--secret-file", str(self._secret_file)),
-        ]
-        return ChildPlan(DRAIN, lambda: argv, self._log(DRAIN))
-
-    def _repair_plan(self) -> ChildPlan:
-        """It stays once there was something to do: that costs less than to come and go."""
-        fixed = [REPAIR, "--secret-file", str(self._secret_file)]
-        if (self._directory / f"{REPAIR}.toml").exists():
-            fixed += ["--config", str(self._directory / f"{REPAIR}.toml")]
-
-        def argv() -> list[str]:
-            assert self._coordinator is not None
-            return [*fixed, "--coordinator", str(self._coordinator.ready["address"])]
-
-        return ChildPlan(REPAIR, argv, self._log(REPAIR))
-
-    def _log(self, name: str) -> Path:
-        return self._directory / "logs" / f"{name}.log"
+    def _address(self) -> str:
+        return str(self._said()["address"])
 
     def _changed(self, child: Child) -> None:
         if self._has_lost_directory():
@@ -348,17 +275,16 @@ class LocalCluster:
             if not self._targets:
                 self._follow_targets()
                 if (self._directory / f"{DRAIN}.toml").exists():
-                    self._drain = self._supervisor.add(self._drain_plan(child))
+                    self._drain = self._supervisor.add(self._plans.drain(self._address()))
         elif not self._targets:
-            raise why_it_ended(COORDINATOR, child.exit_status, self._log(COORDINATOR))
+            raise why_it_ended(COORDINATOR, child.exit_status, self._plans.log(COORDINATOR))
 
     def _follow_targets(self) -> None:
         """Some may have been added, and some removed."""
-        assert self._coordinator is not None
-        address = str(self._coordinator.ready["address"])
+        address = self._address()
         try:
             ids = target_ids(self._directory, self._cluster.targets)
-            plans = [self._target_plan(id, address) for id in ids if self._is_new(id)]
+            plans = [self._plans.target(id, address) for id in ids if self._is_new(id)]
         except OSError:  # A disk does not say now.
             return
         for plan in plans:
@@ -370,7 +296,7 @@ class LocalCluster:
 
     def _is_new(self, id: str) -> bool:
         """A device that is not there, such as an unmounted one, is waited for."""
-        is_here = id in self._cluster.first_ids or os.path.isdir(self._place(id))
+        is_here = id in self._cluster.first_ids or os.path.isdir(self._plans.place(id))
         return is_here and id not in self._targets
 
     # ----------------------------------------------------------------------- ready and idle
@@ -391,7 +317,7 @@ class LocalCluster:
             self._follow_targets()
             sessions = self._ask_sessions()
             if sessions.get("repair_due") and REPAIR not in self._supervisor.children:
-                self._supervisor.add(self._repair_plan())
+                self._supervisor.add(self._plans.repair(self._address))
             if self._ends_idle and self._is_idle(sessions):
                 self._stop_when_idle()
 
@@ -443,7 +369,7 @@ class LocalCluster:
                 "id": id,
                 "pid": child.pid if child.state is ChildState.READY else None,
                 "address": child.ready.get("address"),
-                "directory": str(self._place(id)),
+                "directory": str(self._plans.place(id)),
             }
             for id, child in self._targets.items()
         ]
