@@ -23,8 +23,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.extras import needing
 from ckpt.format.checksum import Buffer
 from ckpt_client.fs import paths
-from ckpt_client.fs.filesystem import CkptFileSystem, CkptFileSystemBase, CkptLocalFileSystem
+from ckpt_client.fs.filesystem import CkptFileSystem, CkptLocalFileSystem
 from ckpt_client.fs.sealing import SealedFolder
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.url import LocalUrl, parse_url
 
 with needing("ckpt_torch.torch_checkpointing"):

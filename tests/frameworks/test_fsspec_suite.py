@@ -13,7 +13,7 @@ import fsspec
 import pytest
 from fsspec.tests import abstract
 
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from tests.frameworks.clusters import local_cluster
 
 

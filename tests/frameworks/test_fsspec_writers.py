@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import ckpt_torch
 from ckpt.base.errors import Refused
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from tests.frameworks.gloo import Ranks
 from tests.fs.test_filesystem_page import PAGE
 from tests.pages import run_examples

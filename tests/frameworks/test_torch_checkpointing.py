@@ -25,7 +25,7 @@ from torch_checkpointing.schema import ItemSpec
 
 import ckpt
 from ckpt_client.fs import sealing
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_torch.torch_checkpointing import CkptStorage, CkptStorageConfig, seal
 from tests.frameworks.gloo import Ranks
 from tests.waiting import wait_until

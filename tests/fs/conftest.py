@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 import ckpt
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.local.processes import end_marked, marked_environment
 
 END_TIMEOUT_S = 30.0

@@ -19,7 +19,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.reading.answers import MembersView
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from tests.e2e.cluster import Cluster
 from tests.waiting import wait_until
 

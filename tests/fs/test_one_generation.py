@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from ckpt_client.fs.filesystem import CkptFileSystemBase as FS
+from ckpt_client.fs.step_files import CkptFileSystemBase as FS
 
 RANKS = 2
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import Member
-from ckpt_client.fs.filesystem import CkptFileSystemBase
 from ckpt_client.fs.sealing import SEAL, RankSeal, SealedFolder, disagreement, seal_name
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from tests.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ckpt
-from ckpt_client.fs.filesystem import CkptFileSystemBase as FS
+from ckpt_client.fs.step_files import CkptFileSystemBase as FS
 
 FILES = {"a.json": b"a", "sub/w.bin": b"weights"}
 

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 from ckpt.base.errors import CkptError, Refused
-from ckpt_client.fs.filesystem import CkptFileSystemBase
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.fs.steps import IDLE_MAX
 
 FS = CkptFileSystemBase

@@ -12,7 +12,8 @@ from ckpt.base.errors import Corrupt, Unavailable
 from ckpt.base.ids import Generation
 from ckpt.format.members import NO_LAUNCH
 from ckpt.objects.reader import StoredCheckpoint
-from ckpt_client.fs.filesystem import CkptFileSystem, CkptFileSystemBase, CkptLocalFileSystem
+from ckpt_client.fs.filesystem import CkptFileSystem, CkptLocalFileSystem
+from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.load.from_store import declared_tree
 from ckpt_client.save.shards import Shard
 from ckpt_client.url import LocalUrl, RemoteUrl

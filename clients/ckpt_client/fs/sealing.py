@@ -27,7 +27,7 @@ from ckpt_client.fs.paths import run_of, step_of
 
 if TYPE_CHECKING:
     from ckpt_client.fs.files import WriteFile
-    from ckpt_client.fs.filesystem import CkptFileSystemBase
+    from ckpt_client.fs.step_files import CkptFileSystemBase
 
 SEAL: Final = re.compile(r"\.sealed-([0-9]+)-([0-9]+)-([0-9]+)-([0-9a-f]{32})\Z", re.ASCII)
 AGREE_WAIT_S: Final = 20.0
