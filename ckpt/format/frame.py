@@ -41,10 +41,9 @@ Cost: one frame for each fragment of 512 KiB, so a few microseconds; nothing her
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -55,28 +54,28 @@ from ckpt.base.limits import (
     UNAUTHENTICATED_BYTES_MAX,
 )
 from ckpt.format.checksum import Buffer, crc32
+from ckpt.format.frame_guards import (
+    MAC_BYTES,
+    TAG_BYTES,
+    ZERO_KEY,
+    BulkCheck,
+    BulkMac,
+    FrameMac,
+    HeadOpener,
+    HeadSealer,
+)
 from ckpt.format.messages import MESSAGE_TYPES, Message
 from ckpt.format.messages.hello import Failed
 
 MAGIC: Final = b"CKPF"
 VERSION: Final = 1
 PREFIX_BYTES: Final = 48
-KEY_BYTES: Final = 32
-ZERO_KEY: Final = bytes(KEY_BYTES)
-"""The key of both directions until the handshake ends."""
 
 _PREFIX = struct.Struct("<4sBBHIIQQ")
 _LENT: Final = 1
 _TAGGED: Final = 2
-_SHA256_BLOCK_BYTES: Final = 64
-_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
-_SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<IQ")
-_MAC_BYTES: Final = 16
-TAG_BYTES: Final = 16
-_NO_MAC: Final = bytes(_MAC_BYTES)
 _HEAD_BYTES = struct.Struct("<I")
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -88,47 +87,7 @@ _HAS_CRC: Final = frozenset(
     number for number, cls in MESSAGE_TYPES.items() if "crc" in cls.__struct_fields__
 )
 
-assert _PREFIX.size + _MAC_BYTES == PREFIX_BYTES
-
-
-class BulkMac(Protocol):
-    """Makes tags under the bulk key of one direction."""
-
-    def begin(self, number: int) -> None:
-        """A tag of the bytes that are added from now on; no number comes twice."""
-
-    def add(self, view: Buffer) -> None:
-        """The next bytes."""
-
-    def end(self) -> bytes:
-        """The tag, TAG_BYTES long."""
-
-
-class BulkCheck(Protocol):
-    """Checks tags under the bulk key of one direction."""
-
-    def begin(self, number: int) -> None:
-        """The tag of the bytes that are added from now on; no number comes twice."""
-
-    def add(self, view: Buffer) -> None:
-        """The next bytes, which are decrypted where they lie if they were encrypted."""
-
-    def fits(self, tag: Buffer) -> bool:
-        """Whether this is their tag, TAG_BYTES long."""
-
-
-class HeadSealer(Protocol):
-    """Encrypts under the seal key of one direction."""
-
-    def seal(self, number: int, label: bytes, text: bytes) -> bytes:
-        """The text, encrypted, and a tag of it and of the label; no number comes twice."""
-
-
-class HeadOpener(BulkCheck, Protocol):
-    """Decrypts under the seal key of one direction: bulks as well."""
-
-    def open(self, number: int, label: bytes, sealed: Buffer) -> bytes | None:
-        """The text; None when something else was sealed."""
+assert _PREFIX.size + MAC_BYTES == PREFIX_BYTES
 
 
 class LentPlace(msgspec.Struct, frozen=True, gc=False):
@@ -162,7 +121,7 @@ class FrameWriter:
     __slots__ = ("_bulk_mac", "_mac", "_sealer", "_sequence")
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
-        self._mac = _Mac(key)
+        self._mac = FrameMac(key)
         self._bulk_mac: BulkMac | None = None
         #: Of all frames; None while they are not encrypted.
         self._sealer: HeadSealer | None = None
@@ -175,7 +134,7 @@ class FrameWriter:
 
     def set_key(self, key: bytes) -> None:
         """Use the session key from the next frame on; the sequence continues."""
-        self._mac = _Mac(key)
+        self._mac = FrameMac(key)
 
     def tag_bulks(self, mac: BulkMac) -> None:
         """From the next frame on a bulk that is not lent has a tag."""
@@ -247,7 +206,7 @@ class FrameReader:
     )  # fmt: skip
 
     def __init__(self, key: bytes = ZERO_KEY) -> None:
-        self._mac = _Mac(key)
+        self._mac = FrameMac(key)
         self._keyed = key != ZERO_KEY
         self._sequence = 0
         self.prefix_bytes = PREFIX_BYTES
@@ -266,7 +225,7 @@ class FrameReader:
 
     def set_key(self, key: bytes) -> None:
         """Expect the session key from the next frame on; the sequence continues."""
-        self._mac = _Mac(key)
+        self._mac = FrameMac(key)
         self._keyed = key != ZERO_KEY
 
     def want_tags(self, check: BulkCheck) -> None:
@@ -427,26 +386,3 @@ class _Decoders(dict[int, msgspec.msgpack.Decoder[Message]]):
 
 
 _DECODERS: Final = _Decoders()
-
-
-class _Mac:
-    """HMAC-SHA256 (RFC 2104), its two keyed states made once: a copy is cheaper than the key.
-
-    One is made for each direction of a connection; a frame costs two copies of a few hundred bytes.
-    """
-
-    __slots__ = ("_inner", "_outer")
-
-    def __init__(self, key: bytes) -> None:
-        assert len(key) == KEY_BYTES
-        block = key.ljust(_SHA256_BLOCK_BYTES, b"\0")
-        self._inner = hashlib.sha256(block.translate(_INNER_PAD))
-        self._outer = hashlib.sha256(block.translate(_OUTER_PAD))
-
-    def of(self, sequence: int, head: bytes, meta: bytes) -> bytes:
-        """The first _MAC_BYTES over sequence number, prefix with its mac zeroed, and meta."""
-        inner = self._inner.copy()
-        inner.update(_SEQUENCE.pack(sequence) + head + _NO_MAC + meta)
-        outer = self._outer.copy()
-        outer.update(inner.digest())
-        return outer.digest()[:_MAC_BYTES]

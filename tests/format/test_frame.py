@@ -17,14 +17,8 @@ from ckpt.base.errors import PeerError, Refused
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, FRAME_META_BYTES_MAX
 from ckpt.format.checksum import crc32
-from ckpt.format.frame import (
-    PREFIX_BYTES,
-    ZERO_KEY,
-    FrameHead,
-    FrameReader,
-    FrameWriter,
-    LentPlace,
-)
+from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
+from ckpt.format.frame_guards import ZERO_KEY
 from ckpt.format.messages import MESSAGE_TYPES, Message
 from ckpt.format.messages.asking import Answer
 from ckpt.format.messages.hello import ClientHello, Failed, Role
