@@ -17,7 +17,7 @@ from collections.abc import Hashable
 
 from msgspec.structs import replace
 
-from ckpt.base.errors import CkptError, Lost, NotFound, Unavailable
+from ckpt.base.errors import CkptError, Lost, Unavailable
 from ckpt.base.ids import Generation, Rank
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
@@ -36,13 +36,13 @@ from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointRelease
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.pins import Pins
+from ckpt.protocol.coordinator.reading.candidates import Candidates
 from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad, WaitingLoads, load_of
 from ckpt.protocol.coordinator.saving.attempts import ENDED, Attempt, AttemptBook
 from ckpt.protocol.events import Session
-from ckpt.protocol.losses import loss_reason, loss_text
 
 
 class Resolver:
@@ -61,6 +61,7 @@ class Resolver:
         self._launches = launches
         self._book = book
         self._drains = drains
+        self._candidates = Candidates(checkpoints, drains)
         #: Questions without an answer yet.
         self._waiting = WaitingLoads(self._alike)
         self.pins = Pins()
@@ -93,7 +94,7 @@ class Resolver:
             raise problem from None
         if found is None:
             raise problem
-        if not self._stores_to_read(found, at_once):
+        if not self._candidates.stores_to_read(found, at_once):
             if not message.fallback:
                 raise problem
             skipped = (*skipped, problem.message)
@@ -164,9 +165,9 @@ class Resolver:
             return self._of_round(waiting, given)
         if self._should_wait_for_attempts(waiting):
             return None, ()
-        good, skipped = self._candidates(message)
+        good, skipped = self._candidates.of(message)
         if not good:
-            raise self._nothing(message)
+            raise self._candidates.nothing(message)
         other = self._met(message, good[0]) if given is None else None
         if other is not None:
             return self._of_round(waiting, other)
@@ -177,12 +178,12 @@ class Resolver:
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """For who goes on reading it."""
         message = waiting.message
-        good, _ = self._candidates(message)
+        good, _ = self._candidates.of(message)
         same = [one for one in good if one.id.generation == only]
         if same:
             return self._reachable(waiting, same, ())
         if not good:
-            raise self._nothing(message)
+            raise self._candidates.nothing(message)
         raise Lost(
             f"{message.run}@{message.step}#{only} is deleted or lost, {good[0].id} is another",
             hint="load again",
@@ -193,70 +194,13 @@ class Resolver:
     ) -> tuple[KeptCheckpoint | None, tuple[str, ...]]:
         """What other ranks of the launch have, or why this one cannot have it."""
         message = waiting.message
-        if given.chosen is not None and self._is_to_be_had(given.chosen, message):
+        if given.chosen is not None and self._candidates.is_to_be_had(given.chosen, message):
             return self._reachable(waiting, [given.chosen], given.skipped)
-        self._check_reads_stores(given, message)
-        good, _ = self._candidates(message)
+        self._candidates.check_reads_stores(given, message)
+        good, _ = self._candidates.of(message)
         if not good and (given.chosen is None or message.step is not None):
-            raise self._nothing(message)  # A store may have it; confirmed as well.
+            raise self._candidates.nothing(message)  # A store may have it; confirmed as well.
         raise given.mix(good[0].id if good else None)
-
-    def _candidates(self, message: Resolve) -> tuple[list[KeptCheckpoint], tuple[str, ...]]:
-        """Resolvable checkpoints, newest first; and damaged ones newer than the first."""
-        known = self._known(message)
-        good: list[KeptCheckpoint] = []
-        skipped: list[str] = []
-        for checkpoint in reversed(known):
-            if self._is_to_be_had(checkpoint, message):
-                good.append(checkpoint)
-            elif not good:
-                skipped.append(f"{checkpoint.id}: {loss_reason(checkpoint.id, checkpoint.reason)}")
-        return good, tuple(skipped)
-
-    def _known(self, message: Resolve) -> list[KeptCheckpoint]:
-        """All that is not deleted, oldest first. What a rollback has set aside is never the newest;
-        by its number its step is it only when it was not saved again since.
-        """
-        both = (RowState.COMMITTED, RowState.DAMAGED)
-        if message.step is None:
-            return self._checkpoints.of_line(message.run, *both)
-        states = tuple(RowState) if message.for_repair and message.only else both
-        known = self._checkpoints.of_step(message.run, message.step, *states)
-        if message.only is not None:
-            return known
-        return [one for one in known if not one.is_aside] or known
-
-    def _is_to_be_had(self, checkpoint: KeptCheckpoint, message: Resolve) -> bool:
-        """From here as far as is known, or from a store that its reader can read."""
-        if checkpoint.state is RowState.DAMAGED:
-            return message.stored and bool(self._drains.holding(checkpoint.id))
-        needed = message.for_repair and checkpoint.is_needed
-        return checkpoint.state is RowState.COMMITTED or needed
-
-    def _check_reads_stores(self, given: Round, message: Resolve) -> None:
-        """Raises Lost for a rank that can read no store, in a launch that loads from one."""
-        urls = self._drains.holding(given.id)
-        if given.is_readable and urls and not message.stored:
-            raise Lost(
-                f"{given.why_not}; the other ranks load it from {urls[0]}",
-                hint=f"open with durable={urls[0]!r}",
-            )
-
-    def _nothing(self, message: Resolve) -> CkptError:
-        what = f"run {message.run!r}" if message.step is None else f"{message.run}@{message.step}"
-        stores = self._drains.holders(message.run, message.step)
-        drained = f"it is in {', '.join(stores)}: open with durable={stores[0]!r}" if stores else ""
-        lost = [loss_text(one.id, one.reason) for one in reversed(self._known(message))]
-        if lost:
-            return Lost("; ".join(lost), hint=drained or "load an older step by its number")
-        aside = self._checkpoints.of_run(message.run, RowState.COMMITTED)
-        if message.step is None and aside:
-            text = f"all committed checkpoints of {what} are set aside by a rollback"
-            hint = (
-                f"load one by its name (ckpt tag {message.run}), or bring it back: ckpt tag --help"
-            )
-            return NotFound(text, hint=hint)
-        return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
 
     def _reachable(
         self, waiting: WaitingLoad, good: list[KeptCheckpoint], skipped: tuple[str, ...]
@@ -323,9 +267,9 @@ class Resolver:
             return False
         if self._desk.now_us < waiting.deadline_us:
             return True
-        good, _ = self._candidates(message)
+        good, _ = self._candidates.of(message)
         if not good:
-            raise self._nothing(message)
+            raise self._candidates.nothing(message)
         raise Unavailable(
             f"{own.checkpoint}, which this rank has saved, is not committed yet, {good[0].id} is: "
             "its launch would load both",
@@ -406,7 +350,7 @@ class Resolver:
     def _is_newer(self, message: Resolve, given: Round) -> bool:
         if message.step is None or self._is_repeated(message, given):
             return False
-        good, _ = self._candidates(message)
+        good, _ = self._candidates.of(message)
         return bool(good) and good[0].id.generation > given.id.generation
 
     def _met(self, message: Resolve, chosen: KeptCheckpoint) -> Round | None:
@@ -440,7 +384,7 @@ class Resolver:
     ) -> None:
         pin = self.pins.hold(waiting.session, chosen, self._desk.now_us)
         info = self._checkpoints.info_now(chosen)
-        stored = self._stores_to_read(chosen, waiting.message)
+        stored = self._candidates.stores_to_read(chosen, waiting.message)
         is_away = stored and chosen.state is not RowState.DAMAGED
         answer = Resolved(
             info, pin, self._checkpoints.addresses(chosen), skipped,
@@ -460,13 +404,6 @@ class Resolver:
                 chosen=str(chosen.id),
                 skipped="; ".join(skipped),
             )
-
-    def _stores_to_read(self, chosen: KeptCheckpoint, message: Resolve) -> tuple[str, ...]:
-        """Object stores to read it from instead of the tier; none when the tier has it."""
-        if chosen.state is RowState.DAMAGED:
-            return self._drains.holding(chosen.id)
-        is_here = self._checkpoints.readable(chosen) and not message.away
-        return self._drains.holding(chosen.id) if message.stored and not is_here else ()
 
     def _away(self, checkpoint: KeptCheckpoint) -> str:
         away = ", ".join(self._checkpoints.unreachable(checkpoint))
