@@ -23,7 +23,7 @@ from ckpt.format.messages.reading import (
 from ckpt.protocol.events import Send, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import ReadAt, SessionDrained
-from ckpt.protocol.target.read_turns import CROWDED_US, PATIENCE_US, SLOW_US
+from ckpt.protocol.target.reading.read_turns import CROWDED_US, PATIENCE_US, SLOW_US
 from tests.protocol.target_world import Column, TargetWorld, store
 
 PIECE = 4 * KiB

@@ -13,8 +13,8 @@ from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRa
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import SessionDrained
-from ckpt.protocol.target.read_jobs import StreamJob
-from ckpt.protocol.target.read_turns import ReadingSessions
+from ckpt.protocol.target.reading.read_jobs import StreamJob
+from ckpt.protocol.target.reading.read_turns import ReadingSessions
 from tests.protocol.target_world import Column, TargetWorld, cut_up, store
 
 A, B, C = Session(1), Session(2), Session(3)

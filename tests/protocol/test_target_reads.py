@@ -34,7 +34,7 @@ from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt, ReleaseBulk, SessionDrained
-from ckpt.protocol.target.pieces import DiskPiece, cut_pieces
+from ckpt.protocol.target.reading.pieces import DiskPiece, cut_pieces
 from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
     READER,

@@ -22,7 +22,7 @@ from ckpt.format.messages.reading import (
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.target.core import TargetLimits, column_name
 from ckpt.protocol.target.disk_events import ReadAt
-from ckpt.protocol.target.shared_reads import KEEP_US
+from ckpt.protocol.target.reading.shared_reads import KEEP_US
 from ckpt.testing.disk import Fault
 from tests.protocol.target_world import READER, Column, TargetWorld, cut_up, store
 

@@ -8,7 +8,7 @@ from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.stager.events import SaveFailed
 from ckpt.protocol.target.core import column_name
-from ckpt.protocol.target.shared_reads import KEEP_US
+from ckpt.protocol.target.reading.shared_reads import KEEP_US
 from tests.sim.books import check_books
 from tests.sim.coordinator_node import TICK_US
 from tests.sim.oracles import Announced, Violation

@@ -46,7 +46,7 @@ from ckpt.protocol.stager.records import RankSave, SaveState
 from ckpt.protocol.stager.state import StagerState
 from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.machine import TargetMachine
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.reads import Reads
 from ckpt.protocol.target.stream import Stream
 from ckpt.testing.disk import FakeDisk
 from ckpt.transfer.assembly import Assembly, Checks

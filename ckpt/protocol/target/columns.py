@@ -46,7 +46,7 @@ from ckpt.protocol.target.core import (
 )
 from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.disk_events import DiskFailed, ReleaseBulk, RemoveFile, WriteAt
-from ckpt.protocol.target.pieces import TableCache
+from ckpt.protocol.target.reading.pieces import TableCache
 from ckpt.protocol.target.space import Reservation, Reservations, ReservationState, disk_failure
 from ckpt.protocol.target.stream import (
     Stream,

@@ -16,9 +16,9 @@ from functools import partial
 
 from ckpt.base.ids import CheckpointId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, INDEX_BYTES_MAX
-from ckpt.format.checksum import Xxh3, xxh3_128
+from ckpt.format.checksum import Xxh3
 from ckpt.format.documents.file import DocumentHeader, document_name, encode_document_header
-from ckpt.format.messages.reading import DocumentData, DocumentKind, ReadDocument
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     DocumentStored,
     DropColumn,
@@ -47,9 +47,7 @@ from ckpt.protocol.target.disk_events import (
     SyncFile,
     WriteAt,
 )
-from ckpt.protocol.target.pieces import TableCache
-from ckpt.protocol.target.read_jobs import StreamJob
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.pieces import TableCache
 from ckpt.protocol.target.space import NO_SPACE_RETRY_US, Reservations, Space, disk_failure
 
 REPLACED = (DocumentKind.INDEX, DocumentKind.LABELS)
@@ -85,14 +83,13 @@ class Documents:
 
     def __init__(
         self, core: Core, space: Space, reservations: Reservations, columns: Columns,
-        tables: TableCache, reads: Reads,
+        tables: TableCache,
     ) -> None:  # fmt: skip
         self._core = core
         self._space = space
         self._reservations = reservations
         self._columns = columns
         self._tables = tables
-        self._reads = reads
         self._assemblies: dict[tuple[Session, DocumentKey], ArrivingDocument] = {}
         #: Documents from their first part until they are stored, or what came of them is removed.
         self._coming: list[ArrivingDocument] = []
@@ -299,79 +296,6 @@ class Documents:
         for key in [key for key in self._assemblies if key[0] == session]:
             self._abandon(key)
         self._wait(*(each for each in self._waiting_drops if each[0] != session))
-
-    # ----------------------------------------------------------------------- read
-
-    def read(self, session: Session, request: int, message: ReadDocument) -> None:
-        document = self._core.documents.get((message.kind, message.checkpoint))
-        if document is None:
-            text = f"{message.kind.value} of {message.checkpoint} is not here"
-            self._core.fail(session, request, "not_found", text)
-            return
-        total = document.header.total_bytes
-        start, end = message.start, total if message.end is None else message.end
-        if not 0 <= start <= end <= total:
-            text = f"bytes {start} to {end} of a document of {total}"
-            self._core.fail(session, request, "refused", text)
-            return
-        self._core.counters.documents_read += 1
-        if document.header.copies > 1:
-            self._read_checked(session, request, document, start, end)
-            return
-
-        def part(job: StreamJob, at: int, upto: int) -> None:
-            self._read_part(job, document, at, upto, end)
-
-        self._reads.queue(StreamJob(session, request, self._reads.parts(start, end), part))
-
-    def _read_checked(
-        self, session: Session, request: int, document: StoredDocument, start: int, end: int,
-        copy: int = 0,
-    ) -> None:  # fmt: skip
-        """A small document is checked whole; the second copy answers for a bad first."""
-        header = document.header
-
-        def deliver(data: Buffer | DiskFailed) -> bool:
-            if not isinstance(data, DiskFailed) and xxh3_128(data) == header.digest:
-                answer = DocumentData(header.total_bytes, offset=start, last=True)
-                self._core.send(session, request, answer, memoryview(data)[start:end])
-                return end > start
-            self._core.counters.blocks_damaged += 1
-            self._core.on_suspect(document)
-            if copy + 1 < header.copies:
-                self._read_checked(session, request, document, start, end, copy + 1)
-            else:
-                text = f"{header.kind} of {header.checkpoint} is damaged here"
-                self._core.fail(session, request, "corrupt", text)
-            return False
-
-        def fetch(job: StreamJob, at: int, upto: int) -> None:
-            offset = header.copy_offset(copy)
-            self._reads.read_part(job, document.file, offset, upto - at, deliver)
-
-        whole = deque([(0, header.total_bytes)])
-        self._reads.queue(StreamJob(session, request, whole, fetch))
-
-    def _read_part(
-        self, job: StreamJob, document: StoredDocument, start: int, end: int, last: int
-    ) -> None:
-        header = document.header
-
-        def deliver(data: Buffer | DiskFailed) -> bool:
-            if isinstance(data, DiskFailed) or len(data) != end - start:
-                self._core.counters.blocks_damaged += 1
-                self._core.on_suspect(document)
-                text = f"{header.kind} of {header.checkpoint} cannot be read at {start}"
-                self._core.fail(job.session, job.request, "corrupt", text)
-                self._reads.cancel(job.session, job.request)
-                job.cancelled = True
-                return False
-            answer = DocumentData(header.total_bytes, offset=start, last=end == last)
-            self._core.send(job.session, job.request, answer, data)
-            return True
-
-        offset = header.copy_offset(0) + start
-        self._reads.read_part(job, document.file, offset, end - start, deliver)
 
     # ----------------------------------------------------------------------- drop
 

@@ -1,7 +1,7 @@
 """The target's machine: everything a `ckptd target` decides.
 
     start      load(DirectoryLoaded) -> serving
-    sessions   stagers write columns (columns.py), readers read (reads.py, documents.py),
+    sessions   stagers write columns (columns.py), readers read (reading/),
                the coordinator, which this target dials, commands
     term       NONE --TargetRegistered(term >= seen)--> PERSISTING --durable--> ACCEPTED(term)
                                                every TERM_RETRY_US ^ `-- disk refused --> HELD OUT
@@ -47,13 +47,7 @@ from ckpt.protocol.events import (
 from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.at_rest.verifying import Verifying
 from ckpt.protocol.target.columns import Columns
-from ckpt.protocol.target.core import (
-    STAGING,
-    Core,
-    TargetAction,
-    TargetIdentity,
-    TargetLimits,
-)
+from ckpt.protocol.target.core import STAGING, Core, TargetAction, TargetIdentity, TargetLimits
 from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt, is_aside
 from ckpt.protocol.target.disk_events import (
@@ -68,9 +62,10 @@ from ckpt.protocol.target.listing import Listing
 from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
 from ckpt.protocol.target.notes.needs import Needs
-from ckpt.protocol.target.pieces import TableCache
 from ckpt.protocol.target.presenting import Presenting, TargetRest
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.document_reads import DocumentReads
+from ckpt.protocol.target.reading.pieces import TableCache
+from ckpt.protocol.target.reading.reads import Reads
 from ckpt.protocol.target.space import Reservations, Space
 from ckpt.protocol.target.term import overwrite_steps, remove_steps, term_steps
 from ckpt.protocol.target.workers import Workers
@@ -105,8 +100,9 @@ class TargetMachine:
         self._workers.writing = self._columns.sessions
         self._reads = Reads(self._core, self._tables, self._workers)
         self._documents = Documents(
-            self._core, self._space, self._reservations, self._columns, self._tables, self._reads
+            self._core, self._space, self._reservations, self._columns, self._tables
         )
+        self._document_reads = DocumentReads(self._core, self._reads)
         self._listing = Listing(self._core, self._columns)
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
@@ -293,7 +289,7 @@ class TargetMachine:
                     self._scrub.begin_pass()
                 self._core.send(session, request, self._scrub.state)
             case ReadDocument():
-                self._documents.read(session, request, message)
+                self._document_reads.read(session, request, message)
             case CancelRequest():
                 self._reads.cancel(session, request)
             case AskMap():

@@ -17,7 +17,7 @@ from ckpt.protocol.target.core import Core
 from ckpt.protocol.target.disk_events import SpaceMeasured
 from ckpt.protocol.target.notes.catalog_note import CatalogNote
 from ckpt.protocol.target.notes.map_note import MapNote
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.reads import Reads
 from ckpt.protocol.target.space import Reservations, Space
 
 

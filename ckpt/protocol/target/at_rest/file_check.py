@@ -25,8 +25,8 @@ from ckpt.format.messages.reading import Damage
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import Entry, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed
-from ckpt.protocol.target.pieces import BlockTable, block_at, blocks_between, group_of
-from ckpt.protocol.target.shared_reads import DiskRead, VerifiedBlocks
+from ckpt.protocol.target.reading.pieces import BlockTable, block_at, blocks_between, group_of
+from ckpt.protocol.target.reading.shared_reads import DiskRead, VerifiedBlocks
 
 COLUMN = "column"
 CELLS = "cells"

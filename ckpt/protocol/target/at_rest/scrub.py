@@ -44,7 +44,7 @@ from ckpt.protocol.target.core import (
 )
 from ckpt.protocol.target.disk_events import PASSING_ERRNOS, DiskFailed, ReadAt, ReleaseBulk
 from ckpt.protocol.target.notes.note_file import NoteFile
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.reads import Reads
 from ckpt.protocol.target.space import Reservations
 
 NOTE_US: Final = 60 * US_PER_S

@@ -24,8 +24,8 @@ from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.at_rest.file_check import CELLS, COLUMN, WHOLE, FileCheck
 from ckpt.protocol.target.core import Core, Entry, SealedColumn, StoredDocument
 from ckpt.protocol.target.disk_events import PASSING_ERRNOS, DiskFailed
-from ckpt.protocol.target.read_jobs import CheckJob
-from ckpt.protocol.target.reads import Reads
+from ckpt.protocol.target.reading.read_jobs import CheckJob
+from ckpt.protocol.target.reading.reads import Reads
 
 BESIDE_MAX: Final = 128
 """Damage beside the cells that one answer names."""

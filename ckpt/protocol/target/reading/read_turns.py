@@ -28,7 +28,7 @@ from ckpt.base.limits import HEDGE_US
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import TargetLimits
-from ckpt.protocol.target.read_jobs import Job, StreamJob
+from ckpt.protocol.target.reading.read_jobs import Job, StreamJob
 
 SLOW_US: Final = US_PER_S
 """Who takes nothing of what it was sent for so long is slow."""

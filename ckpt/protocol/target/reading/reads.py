@@ -36,7 +36,7 @@ from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
-from ckpt.protocol.target.pieces import (
+from ckpt.protocol.target.reading.pieces import (
     BlockTable,
     DiskPiece,
     TableCache,
@@ -45,15 +45,15 @@ from ckpt.protocol.target.pieces import (
     runs_inside,
     runs_without,
 )
-from ckpt.protocol.target.read_jobs import (
+from ckpt.protocol.target.reading.read_jobs import (
     CheckJob,
     Job,
     ManifestJob,
     ReadQuestion,
     StreamJob,
 )
-from ckpt.protocol.target.read_turns import Reader, ReadingSessions
-from ckpt.protocol.target.shared_reads import DiskRead, SharedReads, VerifiedBlocks
+from ckpt.protocol.target.reading.read_turns import Reader, ReadingSessions
+from ckpt.protocol.target.reading.shared_reads import DiskRead, SharedReads, VerifiedBlocks
 from ckpt.protocol.target.workers import Workers
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import SealedColumn
-from ckpt.protocol.target.pieces import BlockTable, DiskPiece
+from ckpt.protocol.target.reading.pieces import BlockTable, DiskPiece
 
 
 @dataclass(slots=True, eq=False)

@@ -22,8 +22,8 @@ from ckpt.format.combs import Run, gathered
 from ckpt.native.sums import sums_of
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import SealedColumn
-from ckpt.protocol.target.pieces import Block, BlockTable, DiskPiece, blocks_between
-from ckpt.protocol.target.read_jobs import ReadQuestion
+from ckpt.protocol.target.reading.pieces import Block, BlockTable, DiskPiece, blocks_between
+from ckpt.protocol.target.reading.read_jobs import ReadQuestion
 
 KEEP_US: Final = US_PER_S
 """A read that is unused for this long is forgotten: the disk is asked again, and its damage
