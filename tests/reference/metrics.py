@@ -15,7 +15,8 @@ from typing import Final
 from ckpt.aio.net.server_limits import Pressure, ServerStatistics
 from ckpt.base.ids import BootId, TargetId
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
-from ckpt.protocol.target.core import Counters, TargetIdentity, TargetLimits
+from ckpt.protocol.target.core import TargetIdentity, TargetLimits
+from ckpt.protocol.target.counters import Counters
 from ckpt.protocol.target.machine import TargetMachine
 from ckptd.config import docstrings
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families, leading_families

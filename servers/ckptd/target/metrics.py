@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS
-from ckpt.protocol.target.core import LEVELS
+from ckpt.protocol.target.counters import LEVELS
 from ckptd.http.exposition import Family, Histogram, Kind
 
 if TYPE_CHECKING:
