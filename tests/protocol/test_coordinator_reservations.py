@@ -20,7 +20,7 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.format.messages.targets import ReleaseReservation, RenewLease, Reserve
 from ckpt.protocol.coordinator.saving.ending import STAND_AT_ONCE
-from ckpt.protocol.coordinator.saving.kept_space import VIEW_TARGETS_MIN
+from ckpt.protocol.coordinator.saving.space.kept_space import VIEW_TARGETS_MIN
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake, every, team
 

@@ -10,7 +10,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.saving import AttemptAborted, RequestSpares, SparesNamed
 from ckpt.format.messages.targets import Attested, ListHoldings, MapKept, Reserve
 from ckpt.protocol.coordinator.cluster.reserving import STILL_US
-from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US
+from ckpt.protocol.coordinator.saving.space.allotment import PATIENCE_US
 from ckpt.protocol.events import StoodStill, Ticked
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 

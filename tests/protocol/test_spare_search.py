@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ckpt.base.ids import ColumnNumber, TargetId
 from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
 from ckpt.format.messages.targets import ListHoldings, ReleaseReservation
-from ckpt.protocol.coordinator.saving.spare_search import RETURN_GAP_US, RETURNS_MAX
+from ckpt.protocol.coordinator.saving.space.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
 from tests.protocol.test_late_targets import LEASE_S, fall_silent, gathered
 

@@ -32,12 +32,13 @@ from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.resolving import Resolver
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad
-from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening, reservations
+from ckpt.protocol.coordinator.saving import attempts, committing, ending, opening
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState, Payload
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space import reservations
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 from ckpt.protocol.events import Session, SessionClosed
 from ckpt.protocol.reader.events import DecodePart
 from ckpt.protocol.stager.events import CoordinatorEvent, Outcome, SaveFailed

@@ -11,7 +11,7 @@ from ckpt.protocol.coordinator.repairing.lacking import Lacking
 from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from tests.sim.planted import Plant
 
 

@@ -17,7 +17,7 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US
-from ckpt.protocol.coordinator.saving.standing import StandingSpace
+from ckpt.protocol.coordinator.saving.space.standing import StandingSpace
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US

@@ -21,7 +21,7 @@ from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each

@@ -106,9 +106,9 @@ from ckpt.protocol.coordinator.saving.ending import Ending
 from ckpt.protocol.coordinator.saving.generations import Generations
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
-from ckpt.protocol.coordinator.saving.orphans import Orphans
 from ckpt.protocol.coordinator.saving.recorded import become_checkpoint
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space.orphans import Orphans
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 from ckpt.protocol.events import (
     Buffer,
     Received,

@@ -13,8 +13,8 @@ from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.confirming import Confirming
 from ckpt.protocol.coordinator.saving.generations import Generations
-from ckpt.protocol.coordinator.saving.orphans import Orphans
-from ckpt.protocol.coordinator.saving.standing import StandingSpace
+from ckpt.protocol.coordinator.saving.space.orphans import Orphans
+from ckpt.protocol.coordinator.saving.space.standing import StandingSpace
 from ckpt.protocol.events import Session
 from ckptd.catalog.etcd import fence as fencing
 from ckptd.catalog.etcd import keys

@@ -31,8 +31,8 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import DueColumns, Evictor, RoomWanted
 from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.repairing.lacking import LackingPayload
-from ckpt.protocol.coordinator.saving.allotment import Allotment
-from ckpt.protocol.coordinator.saving.standing import StandingSpace
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.standing import StandingSpace
 
 NO_ROOM: Final = "no target that its domains allow has room for it"
 NAMED_MAX: Final = 3

@@ -15,7 +15,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.repairing.traffic import Traffic
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.repairing.clearing import Clearing
 from ckpt.protocol.coordinator.repairing.lacking import Lacking
-from ckpt.protocol.coordinator.saving.allotment import Allotment
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 
 PlaceThen = Callable[[Place | None], None]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages.repairs import RepairPace
 from ckpt.protocol.coordinator.repairing.pacing import NO_LOAD, TaskLoad
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.events import Session
 
 

@@ -49,8 +49,8 @@ from ckpt.plan.placement import DomainKey, domain_key
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.keeping.placements import Placement
 from ckpt.protocol.coordinator.policy import SpreadRule
-from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.forms import TableForms
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.events import Session
 
 

@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.decoding import TableDecodes
 from ckpt.protocol.coordinator.saving.ending import Ending, discarded
-from ckpt.protocol.coordinator.saving.spare_search import Homeless
+from ckpt.protocol.coordinator.saving.space.spare_search import Homeless
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.proofs import check_proof
 

@@ -58,7 +58,7 @@ from ckpt.protocol.coordinator.saving.merging import (
     referenced_bytes,
     warnings,
 )
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 
 RECOUNT_GRACE_US = 3 * LEASE_US
 """How long a payload may stay below the floor with no place that takes a column; then it aborts."""

@@ -11,7 +11,7 @@ from ckpt.protocol.coordinator.keeping.homes import Homes
 from ckpt.protocol.coordinator.keeping.placing import PlacementReader
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
-from ckpt.protocol.coordinator.saving.reservations import Reserver
+from ckpt.protocol.coordinator.saving.space.reservations import Reserver
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved
 from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.keeping.homes import TOO_MANY
-from ckpt.protocol.coordinator.saving.allotment import Allotment
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
@@ -39,6 +38,7 @@ from ckpt.protocol.coordinator.saving.attempts import (
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.coordinator.saving.stranded import Stranded
 from ckpt.protocol.events import Session
 

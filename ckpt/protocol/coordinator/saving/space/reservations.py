@@ -18,10 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from ckpt.base.errors import CkptError, NoSpace, Unavailable
+from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import ColumnNumber, ReservationId, TargetId
-from ckpt.base.units import format_bytes
-from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
@@ -31,23 +29,18 @@ from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.plan.placement import Holder, Placement, pick_replacement, place_in
 from ckpt.plan.seating import Candidate, Seating
-from ckpt.protocol.coordinator.cluster.devices import (
-    OTHERS_HOLD,
-    OWN_HOLD,
-    device_spaces,
-    devices_text,
-)
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.desk import NO_ANSWER, Desk
 from ckpt.protocol.coordinator.facts import TargetLeft
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import SpreadRule
-from ckpt.protocol.coordinator.saving.allotment import PATIENCE_US, Allotment
-from ckpt.protocol.coordinator.saving.claiming import SpaceClaims, space_of
-from ckpt.protocol.coordinator.saving.kept_space import SeatView, candidates, kept_bytes
-from ckpt.protocol.coordinator.saving.orphans import Orphans
-from ckpt.protocol.coordinator.saving.spare_search import Homeless, SpareSearch
-from ckpt.protocol.coordinator.saving.standing import StandingKey, StandingSpace
+from ckpt.protocol.coordinator.saving.space.allotment import PATIENCE_US, Allotment
+from ckpt.protocol.coordinator.saving.space.claiming import SpaceClaims, space_of
+from ckpt.protocol.coordinator.saving.space.kept_space import SeatView, candidates
+from ckpt.protocol.coordinator.saving.space.orphans import Orphans
+from ckpt.protocol.coordinator.saving.space.shortage import Shortage
+from ckpt.protocol.coordinator.saving.space.spare_search import Homeless, SpareSearch
+from ckpt.protocol.coordinator.saving.space.standing import StandingKey, StandingSpace
 from ckpt.protocol.events import Buffer, Session
 
 PATIENCE_LAST_US = 8_000_000
@@ -72,7 +65,7 @@ class Reserver:
         self._desk = desk
         self._members = members
         self._rule = rule
-        self._evictor = evictor
+        self._shortage = Shortage(members, evictor)
         self._orphans = orphans
         self._view = SeatView(members, rule.repair_share)
         #: The number of the last reservation that was asked for, within this term.
@@ -389,13 +382,14 @@ class Reserver:
             return
         needed, given = code.floor, len(allotment.columns)
         self.release(allotment)
-        full = self._full(allotment)
+        share = self._kept_share(allotment)
+        full = self._shortage.full(allotment, share)
         if full:
             if self.standing.drop_all():
                 self._view.look_again()
                 self._request(allotment.layout, done)
                 return
-            done(self._no_space(allotment, full))
+            done(self._shortage.no_space(allotment, share, full))
             return
         live = len(self._members.live())
         if live >= needed and any(target.id not in known for target in self._members.live()):
@@ -405,62 +399,7 @@ class Reserver:
         if silent and live >= needed and allotment.patience_us < PATIENCE_LAST_US:
             self._request(allotment.layout, done, 2 * allotment.patience_us)
             return
-        done(self._too_few(live, given, code))
-
-    def _too_few(self, live: int, given: int, code: Code) -> Unavailable:
-        """So many gave space."""
-        leaving = self._members.leaving_text()
-        hint = "start the missing targets (ckpt status shows them) and save again"
-        if leaving:
-            hint = "add targets, or say ckpt target undrain ID (in ID if it is out), and save again"
-        return Unavailable(
-            f"{live} targets are live and {given} gave space, {code.floor} are needed for {code}"
-            f"{leaving}{self._members.silence()}{self._members.failing_text()}",
-            hint=hint,
-        )
-
-    def _full(self, allotment: Allotment) -> list[TargetId]:
-        """Live targets that have no room, as they said when asked or at their last renewal.
-
-        Those of one device share what it has free, as placement counts it too.
-        """
-        live = self._members.live()
-        sharing = Counter(target.domain for target in live)
-        wanted, size = allotment.layout.code.n, allotment.file_bytes
-        share = self._kept_share(allotment)
-        return [
-            target.id
-            for target in live
-            if target.bytes_free - kept_bytes(target, share) < size
-            or target.device_bytes_free - kept_bytes(target, share)
-            < size * min(wanted, sharing[target.domain])
-            or (
-                target.id in allotment.refused and allotment.refused[target.id].code == NoSpace.code
-            )
-        ]
-
-    def _no_space(self, allotment: Allotment, full: list[TargetId]) -> NoSpace:
-        spaces = [
-            d for d in device_spaces(self._members.live()) if not set(full).isdisjoint(d.targets)
-        ]
-        spaces.sort(key=lambda device: device.taken, reverse=True)
-        size = allotment.file_bytes
-        text = f"no space for columns of {format_bytes(size)} on {', '.join(full)}"
-        # A device that is filled fast has refused since its targets last said what they have.
-        share = self._kept_share(allotment)
-        explained = [d for d in spaces if d.usable_bytes and d.left_bytes(share) < size]
-        if explained:
-            text = f"{text}: {devices_text(explained)}"
-        if share and explained:
-            text = f"{text}; the last {share:.0%} of each target are kept for repair"
-        on_device = max(Counter(target.domain for target in self._members.live()).values())
-        kept = max(kept_bytes(target, share) for target in self._members.live())
-        room = self._evictor.no_room(kept + size * min(allotment.layout.code.n, on_device))
-        return NoSpace(
-            f"{text}; {room.reason}" if room.reason else text,
-            hint=OTHERS_HOLD if spaces[0].is_held_by_others else OWN_HOLD,
-            retry_after_s=room.retry_s,
-        )
+        done(self._shortage.too_few(live, given, code))
 
     def _adopt(self, place: Place, size: int) -> None:
         """It was reserved by a coordinator before this one."""

@@ -24,7 +24,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 
 RETURNS_MAX: Final = 5
 """So often a column goes to one target that it could not be written to."""

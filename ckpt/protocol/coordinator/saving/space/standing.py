@@ -18,7 +18,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.saving.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.events import Session
 
 STANDING_LIFE_US = 600_000_000

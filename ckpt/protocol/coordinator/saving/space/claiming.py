@@ -25,9 +25,9 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import ClaimSpace, Place, SpaceStands
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.saving.allotment import Allotment
-from ckpt.protocol.coordinator.saving.orphans import Orphans
-from ckpt.protocol.coordinator.saving.standing import StandingKey, StandingSpace
+from ckpt.protocol.coordinator.saving.space.allotment import Allotment
+from ckpt.protocol.coordinator.saving.space.orphans import Orphans
+from ckpt.protocol.coordinator.saving.space.standing import StandingKey, StandingSpace
 from ckpt.protocol.events import Session
 
 CLAIM_WAIT_US: Final = 500_000
