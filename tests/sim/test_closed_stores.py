@@ -12,8 +12,8 @@ import pytest
 
 from ckpt.base.ids import Rank
 from ckpt.format.messages.launches import Departure
-from ckpt.protocol.coordinator.saving import ending
-from ckpt.protocol.coordinator.saving.ending import UNWATCHED_US
+from ckpt.protocol.coordinator.saving import abandoned
+from ckpt.protocol.coordinator.saving.abandoned import UNWATCHED_US
 from ckpt.protocol.stager import events as se
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
 from ckpt.protocol.stager.machine import SaverIdentity, StagerConfig, StagerMachine
@@ -183,6 +183,6 @@ def test_the_history_finds_a_stager_that_takes_a_closed_store_for_the_end(
 def test_the_history_finds_a_coordinator_that_misses_an_idle_stager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ending, "UNWATCHED_US", 15_000_000)
+    monkeypatch.setattr(abandoned, "UNWATCHED_US", 15_000_000)
     with pytest.raises(AssertionError, match="every rank saved every step"):
         run_each(run_seed, 10)

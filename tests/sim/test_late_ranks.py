@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ckpt.format.messages.launches import JoinLaunch
-from ckpt.protocol.coordinator.saving import ending
+from ckpt.protocol.coordinator.saving import abandoned
 from ckpt.protocol.stager import requests
 from ckpt.protocol.stager.events import Outcome, SaveCommitted, SaveFailed
 from ckpt.protocol.stager.records import Launched
@@ -100,7 +100,7 @@ def test_a_rank_that_comes_late_is_never_left_waiting() -> None:
 
 
 def test_the_history_finds_a_coordinator_that_lets_it_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "PEERS_WAIT_US", 1 << 60)
+    monkeypatch.setattr(abandoned, "PEERS_WAIT_US", 1 << 60)
     with pytest.raises(AssertionError, match="waits without an end"):
         run_each(run_seed, 20)
 

@@ -33,6 +33,7 @@ from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
 from ckpt.protocol.coordinator.desk import Then
 from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted, FileDropped
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
+from ckpt.protocol.coordinator.saving.abandoned import why_abandoned
 from ckpt.protocol.coordinator.saving.attempts import (
     ABORTABLE,
     ENDED,
@@ -48,16 +49,6 @@ STAND_AT_ONCE: Final = 64
 """Ranks whose next save gets its space before others have their turn: ten targets are asked for
 each."""
 
-STAGER_AWAY_US = 15_000_000
-"""A stager that left an uncertified payload must come back within this."""
-UNWATCHED_US = 600_000_000
-"""A rank that closed its store, and whose stager went when idle, must save within this after its
-peers: as long as collectives wait for a rank. A store that is opened for each save is away between
-two of them for as long as the training takes, which nobody can bound."""
-RETURN_US = 4 * STAGER_AWAY_US
-"""After a restart of the coordinator ranks and their stagers must come back within this."""
-PEERS_WAIT_US = RETURN_US
-"""How long a rank waits for peers that had saved its step, or a later one, before it came."""
 ENDED_KEPT = 1024
 """Ended attempts remembered for stagers that ask again; older ones are answered by their rows."""
 ENDED_PAYLOADS_KEPT = 16_384
@@ -322,85 +313,10 @@ class Ending:
                 for request in sorted(requests):
                     self.tell_unknown(session, request, checkpoint)
         for attempt in self._book.open():
-            self._abort_if_abandoned(attempt)
-
-    def _abort_if_abandoned(self, attempt: Attempt) -> None:
-        now = self._desk.now_us
-        comparing = attempt.state is AttemptState.COMPARING
-        for payload in attempt.payloads.values():
-            away = payload.away_since_us
-            needed = not payload.certified or (comparing and payload.fingerprints is None)
-            needed = needed and attempt.closed  # Of open member lists it is the file that goes.
-            if needed and away is not None and now - away >= STAGER_AWAY_US:
-                away_s = (now - away) // US_PER_S
-                reason = f"the stager of rank {payload.id.rank} has been away for {away_s} s"
+            launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
+            reason = why_abandoned(attempt, launch, self._desk.now_us)
+            if reason:
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
-                return
-        if attempt.closed and not attempt.handed_over:
-            self._abort_if_a_rank_is_gone(attempt)
-            self._abort_if_peers_are_past(attempt)
-        unclaimed = attempt.recovered and not attempt.payloads
-        if unclaimed and now - attempt.opened_us >= RETURN_US:
-            reason = "no stager came back for it after the coordinator restarted"
-            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
-
-    def _abort_if_a_rank_is_gone(self, attempt: Attempt) -> None:
-        """A rank that has not handed over and whose host died says nothing more, not even that
-        its trainer left; one that ended before a peer opened the attempt is not there to save; one
-        without a store may be training, or gone; one that never came is still starting.
-        """
-        launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
-        if launch is None:
-            return
-        now, opened_us = self._desk.now_us, attempt.opened_us
-        for rank in attempt.missing_ranks:
-            away_since_us = launch.away_since_us(rank)
-            left_us = launch.left_us(rank)
-            unwatched_us = launch.unwatched_since_us(rank)
-            here = rank in launch.members and launch.members[rank].here
-            # Its trainer may live, and start another stager in its save of the step.
-            if away_since_us is not None and now - max(away_since_us, opened_us) >= STAGER_AWAY_US:
-                reason = (
-                    f"rank {rank} did not hand over; its stager has been away for "
-                    f"{(now - away_since_us) // US_PER_S} s without a word"
-                )
-            elif left_us is not None and now - max(left_us, opened_us) >= STAGER_AWAY_US:
-                reason = (
-                    f"the trainer of rank {rank} ended before it handed over its payload, and "
-                    f"none was started in its place within {STAGER_AWAY_US // US_PER_S} s"
-                )
-            elif unwatched_us is not None and now - max(unwatched_us, opened_us) >= UNWATCHED_US:
-                reason = (
-                    f"rank {rank} has no store open, and did not save this step within "
-                    f"{UNWATCHED_US // US_PER_S} s"
-                )
-            elif attempt.recovered and not here and now - opened_us >= RETURN_US:
-                reason = f"rank {rank} did not come back after the coordinator restarted"
-            else:
-                continue
-            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
-            return
-
-    def _abort_if_peers_are_past(self, attempt: Attempt) -> None:
-        """A rank that joined when its peers were past its step, in an attempt that ended without
-        it, may see them again: after an abort a step is saved again. But nobody said that they will
-        come, and they may live on without a word.
-        """
-        launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
-        if launch is None or self._desk.now_us - attempt.opened_us < PEERS_WAIT_US:
-            return
-        late = max(attempt.payloads, key=launch.joined_us, default=None)
-        if late is None:
-            return
-        step, joined_us = attempt.checkpoint.step, launch.joined_us(late)
-        past = [r for r in attempt.missing_ranks if launch.is_past(r, step, joined_us)]
-        if past:
-            ranks = ", ".join(str(rank) for rank in past)
-            reason = (
-                f"rank {late} joined when ranks {ranks} had saved this step or a later one, and "
-                f"they did not save this one again within {PEERS_WAIT_US // US_PER_S} s"
-            )
-            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
     # ----------------------------------------------------------------------- telling
 

@@ -36,6 +36,7 @@ from ckpt.format.messages.saving import CommitMembers, OpenPayload, PayloadGiven
 from ckpt.format.table import RankTable
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.keeping.placements import Placement
+from ckpt.protocol.coordinator.saving.abandoned import STAGER_AWAY_US
 from ckpt.protocol.coordinator.saving.attempts import (
     ENDED,
     Attempt,
@@ -44,7 +45,7 @@ from ckpt.protocol.coordinator.saving.attempts import (
 )
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
-from ckpt.protocol.coordinator.saving.ending import STAGER_AWAY_US, Ending, discarded
+from ckpt.protocol.coordinator.saving.ending import Ending, discarded
 from ckpt.protocol.coordinator.saving.opening import Opening
 from ckpt.protocol.events import Buffer, Session
 
