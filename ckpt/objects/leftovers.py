@@ -17,8 +17,8 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects import names
 from ckpt.objects.documents import Plan, decode
-from ckpt.objects.reader import cluster_of, stored_generations, stored_steps, unfinished
 from ckpt.objects.sinks.sink import Sink
+from ckpt.objects.stored_steps import cluster_of, stored_generations, stored_steps, unfinished
 from ckpt.objects.writer import abort_uploads, clear_drain
 from ckpt.plan.drains import StorePolicy, surplus
 

@@ -11,8 +11,8 @@ import pytest
 
 import ckpt
 from ckpt.base.ids import RunName, Step
-from ckpt.objects.reader import stored_steps
 from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.stored_steps import stored_steps
 from tests.aio.tap import Tap, Way
 from tests.client.clikit import environment, run
 from tests.e2e_remote.cluster import Daemon, RemoteCluster

@@ -14,8 +14,9 @@ import numpy as np
 
 import ckpt
 from ckpt.base.ids import RunName, Step
-from ckpt.objects.reader import open_stored, stored_steps
+from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.sink import Sink
+from ckpt.objects.stored_steps import stored_steps
 from tests.e2e.cluster import Cluster
 from tests.objects.sources import same_bits
 from tests.waiting import wait_until

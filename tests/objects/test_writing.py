@@ -18,10 +18,11 @@ from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.dtypes import dtype_of
 from ckpt.objects import names
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import StoredCheckpoint, open_stored, remains, stored_steps
+from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.sink import Sink, Upload, at_once
 from ckpt.objects.source import Wish
+from ckpt.objects.stored_steps import remains, stored_steps
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
 from tests.objects.sources import HEADER, MemorySource, many_kinds, read_all, same_bits
 

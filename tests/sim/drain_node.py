@@ -37,8 +37,8 @@ from ckpt.format.messages.drains import (
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import remains, stored_by
 from ckpt.objects.source import Source
+from ckpt.objects.stored_steps import remains, stored_by
 from ckpt.objects.writer import WriteJob, WriteLimits
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.reading.answers import StepView

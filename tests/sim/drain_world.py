@@ -25,9 +25,10 @@ from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
 from ckpt.objects import names, planning
 from ckpt.objects.documents import Header
-from ckpt.objects.reader import open_stored, stored_steps, unfinished
+from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Source, Wish
+from ckpt.objects.stored_steps import stored_steps, unfinished
 from ckpt.plan.drains import Committed, StorePolicy, due
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (

@@ -12,7 +12,7 @@ import pytest
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
-from ckpt.objects.reader import stored_steps
+from ckpt.objects.stored_steps import stored_steps
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.stager.events import SaveCommitted
 from tests.sim.crowd import RUN, Crowd

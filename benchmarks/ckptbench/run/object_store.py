@@ -26,7 +26,7 @@ from ckpt.base.errors import Busy, NotFound, Unavailable
 from ckpt.base.ids import check_run_name, check_step
 from ckpt.base.units import MiB
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.probe import probe_conditional
+from ckpt.objects.sinks.probe import probe_conditional
 from ckpt.objects.sinks.retry import Patience
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.tier_source import TierSource

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
-from ckpt.objects.probe import probe_conditional
 from ckpt.objects.sinks.gathering import GatheredUpload, Gatherings
+from ckpt.objects.sinks.probe import probe_conditional
 from ckpt.objects.sinks.retry import Patience, retried
 from ckpt.objects.sinks.s3_upload import Checksum, S3Upload, abort_upload, pending_uploads
 from ckpt.objects.sinks.sink import (

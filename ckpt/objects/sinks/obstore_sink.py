@@ -18,8 +18,8 @@ from typing import Final, TypeVar
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, crc32
-from ckpt.objects.probe import probe_conditional
 from ckpt.objects.sinks.gathering import GatheredUpload, Gatherings
+from ckpt.objects.sinks.probe import probe_conditional
 from ckpt.objects.sinks.retry import Patience, retried
 from ckpt.objects.sinks.sink import (
     NO_BUCKET,

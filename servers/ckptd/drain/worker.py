@@ -23,8 +23,8 @@ from ckpt.base.rests import Rests
 from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
-from ckpt.objects.reader import remains, stored_by
 from ckpt.objects.sinks.sink import Sink
+from ckpt.objects.stored_steps import remains, stored_by
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy
