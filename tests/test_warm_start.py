@@ -17,8 +17,8 @@ from ckpt.aio.secret import make_secret
 from ckpt.base.units import MiB
 from ckpt_client.local.detach import start_detached
 from ckpt_client.local.processes import MARK_NAME, find_marked, kill_processes
-from ckpt_client.save import stager_link
-from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.links import stager_link
+from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.stager import wire
 from tests.warm_start import WarmStart
 

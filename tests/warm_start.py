@@ -39,7 +39,7 @@ from typing import NoReturn, TextIO
 from ckpt_client.local import cluster
 from ckpt_client.local.detach import child_environment, start_detached
 from ckpt_client.local.processes import MARK_NAME
-from ckpt_client.save import stager_link
+from ckpt_client.save.links import stager_link
 
 IMPORTED = {
     "ckptd.cli": (

@@ -1,5 +1,5 @@
-"""The disk of a target: a small Protocol, and the real one. What a target's machine asks of it is in
-disk_actions.py.
+"""The disk of a target: a small Protocol, and the real one. What a target's machine asks of it is
+in disk_actions.py.
 
 Bulk data goes around the page cache (O_DIRECT) where the file system has it: one aligned write of a
 fragment costs 0.01 to 0.03 s/GB, buffered and synced 0.2 (dataplane.md 6). Where it has not, or

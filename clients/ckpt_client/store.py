@@ -28,8 +28,8 @@ from ckpt_client.handlers import refuse_inside
 from ckpt_client.here_only import HereOnly
 from ckpt_client.keeper import Keeper
 from ckpt_client.save.handle import Commit, Save, commit_from_view
+from ckpt_client.save.links.stagers import Stagers
 from ckpt_client.save.preparation import Preparation
-from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.settings import Settings, checked_settings
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url

@@ -183,7 +183,7 @@ def test_a_store_that_is_left_hands_over_first(directory: Path, raises: bool) ->
 def test_a_store_is_left_though_a_copy_cannot_get_its_memory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpt_client.save.stagers.LEAVE_S", 0.2)
+    monkeypatch.setattr("ckpt_client.save.links.stagers.LEAVE_S", 0.2)
     store = ckpt.open(f"ckpt+local://{directory}")
     store.save("stuck", 1, state(1.0)).wait(WAIT_S)
     (link,) = store._stagers.links.values()

@@ -22,10 +22,10 @@ import pytest
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Aborted, Busy, CkptError, Refused, Unavailable
 from ckpt.base.units import MiB
-from ckpt_client.save import stager_link
 from ckpt_client.save.handle import Save
+from ckpt_client.save.links import stager_link
+from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.save.packing import plan_packing
-from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
 from ckpt_client.stager.arena import Half, map_half
@@ -191,7 +191,7 @@ def test_an_interrupt_while_memory_is_mapped_loses_no_half(
         map_half(descriptor, size)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpt_client.save.mapped_halves.map_half", interrupted)
+    monkeypatch.setattr("ckpt_client.save.links.mapped_halves.map_half", interrupted)
     link.ask_half(1, "run", 1, MiB, "wait")
     with pytest.raises(KeyboardInterrupt):
         link.wait_half(1)
@@ -312,7 +312,7 @@ import os, signal, sys
 import msgspec
 from pathlib import Path
 from ckpt_client.stager import wire
-from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.links.stager_link import StagerLink
 attach = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=wire.Attach)
 attach = msgspec.structs.replace(attach, pid=os.getpid())
 link = StagerLink(attach, Path(sys.argv[2]))

@@ -18,7 +18,7 @@ from types import FrameType
 import pytest
 
 from ckpt.base.errors import Aborted, Refused
-from ckpt_client.save import stager_link
+from ckpt_client.save.links import stager_link
 from tests.client.test_stager_process import Bench, runs, stage
 from tests.waiting import wait_until
 

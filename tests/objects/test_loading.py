@@ -72,7 +72,7 @@ def test_what_is_not_there_is_told(url: str) -> None:
 
 def test_a_trainer_that_only_saves_pays_for_no_object_store() -> None:
     probe = (
-        "import sys, ckpt_client.store, ckpt_client.save.stager_link, ckpt_client.default;"
+        "import sys, ckpt_client.store, ckpt_client.save.links.stager_link, ckpt_client.default;"
         "print([m for m in ('zarr', 'fsspec', 'numcodecs', 'obstore', 's3fs', 'google_crc32c',"
         " 'ckpt.objects', 'torch') if m in sys.modules])"
     )

@@ -1,7 +1,6 @@
 """A coordinator between fake targets and ranks, for tables: it persists at once or when told.
 
-Targets answer every command at once, unless told to refuse or to keep silent. Everything that the
-machine did is in `log`, in its order.
+Targets answer at once, unless told to refuse or be silent. All that happened is in `log`.
 """
 
 from __future__ import annotations

@@ -52,10 +52,11 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.plan.placement import place_in
 from ckpt.plan.seating import Seating, group_numbers
-from ckpt.protocol.coordinator.catalog import CatalogImage, Persist, Persisted
+from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.cluster.candidates import candidates_of
 from ckpt.protocol.coordinator.cluster.holdings import index_summaries
 from ckpt.protocol.coordinator.desk import Worked, WorkLeft
+from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.placements import PlacedPayload
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event

@@ -1,7 +1,7 @@
 """What it means for a stager's saves when the coordinator says no.
 
-Failed answers any request; `_refused` finds what was asked. With a retry-after, or a retryable code,
-it is asked again; else the save, or all of its launch, end with what was said.
+Failed answers any request; `_refused` finds what was asked. With a retry-after, or a retryable
+code, it is asked again; else the save, or all of its launch, end with what was said.
 """
 
 from __future__ import annotations

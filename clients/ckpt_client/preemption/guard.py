@@ -44,7 +44,7 @@ from ckpt_client.preemption.signals import SignalWatch
 
 if TYPE_CHECKING:
     from ckpt_client.control import Control, Seat
-    from ckpt_client.save.stagers import Stagers
+    from ckpt_client.save.links.stagers import Stagers
 
 GUARDS: Final = "guards"
 """Guards join a launch of their own, of a run below the training's: a script may save as other

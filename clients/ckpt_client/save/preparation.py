@@ -14,8 +14,8 @@ from concurrent.futures import Future
 
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import NUMPY, Copier
+from ckpt_client.save.links.stagers import Stagers
 from ckpt_client.save.packing import PackingPlan
-from ckpt_client.save.stagers import Stagers
 
 _log = logging.getLogger("ckpt.save")
 

@@ -18,10 +18,10 @@ from ckpt_client.environment import RankPlace
 from ckpt_client.save.calls import let_return
 from ckpt_client.save.copying import Copier
 from ckpt_client.save.handle import Save
+from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.save.overlap import OverlapCopier
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.staged import Staged
-from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.settings import Settings
 from ckpt_client.warn import warn
 

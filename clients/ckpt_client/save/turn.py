@@ -24,10 +24,10 @@ from ckpt.base.ids import RunName, Step
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import NUMPY, Copier
 from ckpt_client.save.handle import Save
+from ckpt_client.save.links.stagers import Stagers
 from ckpt_client.save.metrics import given_metrics
 from ckpt_client.save.overlap import OverlapCopier, SampledCopier
 from ckpt_client.save.packing import PackingPlan
-from ckpt_client.save.stagers import Stagers
 from ckpt_client.save.staging import Staging
 
 

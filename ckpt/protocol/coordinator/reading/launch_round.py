@@ -20,7 +20,7 @@ RANKS_NAMED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Confirming:
+class LoadedRank:
     """A rank that has loaded and waits until it may return what it loaded."""
 
     session: Session
@@ -50,7 +50,7 @@ class Round:
     """Who has taken it."""
     loading: dict[Rank, Session] = field(default_factory=dict)
     """Ranks that read it and have not yet reported how that ended."""
-    confirming: list[Confirming] = field(default_factory=list)
+    confirming: list[LoadedRank] = field(default_factory=list)
     """Ranks that have loaded it and wait until they may return it."""
     due_us: int = 0
     """None of them waits no longer before this."""

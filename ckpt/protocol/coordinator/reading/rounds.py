@@ -40,7 +40,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
 from ckpt.protocol.coordinator.image import LaunchRow, forget_old_turns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
-from ckpt.protocol.coordinator.reading.launch_round import Confirming, Round
+from ckpt.protocol.coordinator.reading.launch_round import LoadedRank, Round
 from ckpt.protocol.events import Session
 
 ROUND_HELD_US = 300_000_000
@@ -218,7 +218,7 @@ class LaunchRounds:
             return
         one.loading.pop(message.rank, None)
         until_us = self._desk.now_us + message.timeout_us
-        each = Confirming(session, request, message.rank, message.turn, until_us)
+        each = LoadedRank(session, request, message.rank, message.turn, until_us)
         one.due_us = min(one.due_us, until_us) if one.confirming else until_us
         one.confirming.append(each)
         if one not in self._asked:

@@ -21,10 +21,10 @@ from ckpt.aio.descriptors import closed_outside
 from ckpt.base.errors import Aborted, CkptError, Refused, Unavailable, error_from_wire
 from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import is_stopped, start_detached
-from ckpt_client.save.asked import AskedSave
 from ckpt_client.save.copying import NUMPY, Copier, HalfWriter
 from ckpt_client.save.handle import Save
-from ckpt_client.save.mapped_halves import MappedHalves, SentHalf
+from ckpt_client.save.links.asked import AskedSave
+from ckpt_client.save.links.mapped_halves import MappedHalves, SentHalf
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
 from ckpt_client.stager.line import Received, StagerLine, descriptor_of, line_pair, no_descriptor

@@ -15,9 +15,9 @@ from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, next_save_number
 from ckpt_client.save.beside import Beside
 from ckpt_client.save.copying import Copier
+from ckpt_client.save.links.parked_stagers import find_stager, park
+from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.save.packing import PackingPlan, PackingPlanner
-from ckpt_client.save.parked_stagers import find_stager, park
-from ckpt_client.save.stager_link import StagerLink
 from ckpt_client.save.staging import Staging
 from ckpt_client.settings import Settings
 

@@ -19,7 +19,7 @@ from typing import Final
 from ckpt.aio.net.socketpath import runtime_directory
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, process_name
-from ckpt_client.save.stager_link import StagerLink
+from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.settings import Settings
 from ckpt_client.stager import wire
 from ckpt_client.url import LocalUrl, RemoteUrl

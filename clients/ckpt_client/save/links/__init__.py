@@ -1,0 +1,1 @@
+"""A trainer's links to its stagers: asked, granted, handed over, and what comes back."""
