@@ -185,7 +185,7 @@ def _leak(world: World) -> int:
         name.startswith("term-")
         for target, names in zip(up, staged, strict=True)
         for name in names
-        if target.machine._term_pending is not None
+        if target.machine._terms.pending is not None
     )
     allotments = world.coordinator.machine.reservations.standing.all()
     standing = sum(len(allotment.places) for allotment in allotments)

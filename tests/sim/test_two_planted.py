@@ -31,7 +31,7 @@ def _obeys_anybody(self: TargetMachine, session: Session, message: TargetRegiste
     """The newest word counts, whoever says it."""
     if session == self._coordinator:
         self.epoch, self._offered_term = message.epoch, message.term
-        self._term, self._process = message.term, message.coordinator
+        self._terms.load(message.term, message.coordinator)
         self._accept()
 
 

@@ -51,7 +51,6 @@ from ckpt.protocol.target.core import STAGING, Core, TargetAction, TargetIdentit
 from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt, is_aside
 from ckpt.protocol.target.disk_events import (
-    FULL_ERRNOS,
     DiskDone,
     DiskFailed,
     SessionDrained,
@@ -67,7 +66,7 @@ from ckpt.protocol.target.reading.document_reads import DocumentReads
 from ckpt.protocol.target.reading.pieces import TableCache
 from ckpt.protocol.target.reading.reads import Reads
 from ckpt.protocol.target.space import Reservations, Space
-from ckpt.protocol.target.term import overwrite_steps, remove_steps, term_steps
+from ckpt.protocol.target.terms import Terms
 from ckpt.protocol.target.workers import Workers
 
 TargetEvent = (
@@ -113,10 +112,7 @@ class TargetMachine:
             self._core, self._space, self._reservations, self._note, self._map, self._scrub
         )
         self.resting = TargetRest(self._core, self._reads, self._scrub, self._presenting)
-        self._term = 0  # The highest that is durable here.
-        self._term_pending: int | None = None  # A higher one that is being written.
-        #: The coordinator whose term each of these two is; empty when it did not say.
-        self._process = self._process_pending = b""
+        self._terms = Terms(self._core, self._reservations, self._needs, self._term_written)
         #: Commands held until the offered term is durable, in order; at most COMMANDS_HELD_MAX.
         self._held: list[Received] = []
 
@@ -136,7 +132,7 @@ class TargetMachine:
     @property
     def term(self) -> int:
         """The highest term on stable storage here."""
-        return self._term
+        return self._terms.durable
 
     @property
     def needs(self) -> int:
@@ -227,7 +223,7 @@ class TargetMachine:
             case SessionClosed(session=session):
                 self._session_closed(session)
             case DirectoryLoaded():
-                self._term, self._process = event.term, event.coordinator
+                self._terms.load(event.term, event.coordinator)
                 self._note.stored = event.catalog
                 self._map.load(event.map)
                 self._needs.kept(event.protocol)
@@ -318,7 +314,8 @@ class TargetMachine:
         if session != self._coordinator:
             core.out.append(CloseSession(session, "a command from another than the coordinator"))
             return
-        if self._term_pending is not None and message.term >= self._term_pending:
+        pending = self._terms.pending
+        if pending is not None and message.term >= pending:
             if len(self._held) >= COMMANDS_HELD_MAX:
                 core.fail(session, request, "unavailable", "the term is not durable yet")
                 return
@@ -331,8 +328,8 @@ class TargetMachine:
             text = f"term {message.term} cannot be made durable: {core.device.latest}"
             core.fail(session, request, "unavailable", text)
             return
-        if message.term < self._term or not self._registered:
-            text = f"term {message.term} is not the one in force here, {self._term}"
+        if message.term < self.term or not self._registered:
+            text = f"term {message.term} is not the one in force here, {self.term}"
             core.fail(session, request, "refused", text)
             return
         self._obey(session, request, message, event.bulk)
@@ -362,18 +359,18 @@ class TargetMachine:
             self._core.out.append(CloseSession(self._coordinator, "a newer session replaces it"))
             self._session_closed(self._coordinator)
         self._coordinator, self._registered, self._offered_term = session, False, 0
-        register = self._presenting.registration(self._term, self._process, self.needs)
+        register = self._presenting.registration(self.term, self._terms.process, self.needs)
         self._core.send(session, self._next_request(), register)
 
     def _register(self, session: Session, message: TargetRegistered) -> None:
         if session != self._coordinator:
             self._core.out.append(CloseSession(session, "not the session that was dialed"))
             return
-        highest = max(self._term, self._term_pending or 0)
+        highest = self._terms.highest
         why = ""
         if message.term < highest:
             why = f"coordinator of term {message.term}, {highest} was seen"
-        elif message.term == highest and self._is_another(message.coordinator):
+        elif message.term == highest and self._terms.is_anothers(message.coordinator):
             why = f"another coordinator of term {message.term}: its catalog is a copy"
         if why:
             self._core.report("error", "stale coordinator", why=why)
@@ -382,52 +379,14 @@ class TargetMachine:
         self._presenting.begin_lease()
         self.epoch, self._offered_term = message.epoch, message.term
         self._offered_process, self._offered_protocol = message.coordinator, message.protocol
-        if message.term == self._term and message.protocol <= self.needs:
+        if message.term == self.term and message.protocol <= self.needs:
             self._accept()
         else:
-            self._persist_term(message.term, message.coordinator)
+            self._terms.persist(message.term, message.coordinator, message.protocol)
 
-    def _is_another(self, process: bytes) -> bool:
-        known = self._process if self._term_pending is None else self._process_pending
-        return bool(known and process) and known != process
-
-    def _persist_term(self, term: int, process: bytes) -> None:
-        """One at a time: a lower term must never be the last that is written."""
-        writing = self._term_pending is not None
-        self._term_pending, self._process_pending = term, process
-        if not writing:
-            self._write_term(term, process)
-
-    def _write_term(self, term: int, process: bytes) -> None:
-        named, aside, third = (self._reservations.new_file("term") for _ in range(3))
-        protocol = self._offered_protocol
-        needed = self._needs.steps(protocol, third)
-        # Who has never noted a coordinator has no files to write over.
-        may_overwrite = bool(process and self._process and not needed)
-
-        def persisted(failure: DiskFailed | None) -> None:
-            nonlocal may_overwrite
-            if failure is not None:
-                self._core.chain(remove_steps(named, aside, third), lambda _: None)
-                if may_overwrite and failure.errno_name in FULL_ERRNOS:
-                    may_overwrite = False
-                    self._core.chain(overwrite_steps(term, process), persisted)
-                    return
-            self._persisted(term, process, protocol, failure)
-
-        self._core.chain(needed + term_steps(term, process, named, aside), persisted)
-
-    def _persisted(
-        self, term: int, process: bytes, protocol: int, failure: DiskFailed | None
-    ) -> None:
-        newest, self._term_pending = self._term_pending, None
+    def _term_written(self, term: int, failure: DiskFailed | None) -> None:
         if failure is not None:
             self._hold_out(failure)
-            return
-        self._term, self._process = term, process
-        self._needs.kept(protocol)
-        if newest is not None and newest > term:
-            self._persist_term(newest, self._process_pending)
         elif self._coordinator is not None and self._offered_term == term:
             self._accept()
 
@@ -446,11 +405,12 @@ class TargetMachine:
 
     def _try_term_again(self) -> None:
         """While the device fails its probe goes first."""
-        since, pending = self._held_out_us, self._term_pending
+        since, pending = self._held_out_us, self._terms.pending
         if since is None or pending is not None or not self._offered_term:
             return
         if self._core.now_us - since >= TERM_RETRY_US and not self._core.device.is_failing:
-            self._persist_term(self._offered_term, self._offered_process)
+            process, protocol = self._offered_process, self._offered_protocol
+            self._terms.persist(self._offered_term, process, protocol)
 
     def _accept(self) -> None:
         """The term is durable: the commands that waited for it are obeyed in order."""
