@@ -32,12 +32,10 @@ from ckpt.format.column import (
     manifest_bytes_bound,
 )
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import BeginColumn, ColumnSealed, Fragment, SealColumn
 from ckpt.native.sums import Sums, sums_of
 from ckpt.protocol.events import Buffer, CloseSession, Session
 from ckpt.protocol.target.core import (
-    ATTEST_COLUMNS_MAX,
     COLUMNS,
     Completion,
     Core,
@@ -46,6 +44,7 @@ from ckpt.protocol.target.core import (
 )
 from ckpt.protocol.target.credit import Credit
 from ckpt.protocol.target.disk_events import DiskFailed, ReleaseBulk, RemoveFile, WriteAt
+from ckpt.protocol.target.open_streams import OpenStreams
 from ckpt.protocol.target.reading.pieces import TableCache
 from ckpt.protocol.target.space import Reservation, Reservations, ReservationState, disk_failure
 from ckpt.protocol.target.stream import (
@@ -64,18 +63,10 @@ class Columns:
         self._core = core
         self._reservations = reservations
         self._tables = tables
-        #: Every stream that has not ended, by its session and request.
-        self._streams: dict[tuple[Session, int], Stream] = {}
-        #: The same, by session, and by generation.
-        self._of_session: dict[Session, dict[int, Stream]] = {}
-        self._of_generation: dict[CheckpointId, dict[tuple[Session, int], Stream]] = {}
+        self._streams = OpenStreams()
         #: Where a seal failed that may have given its column a name: a crash may bring it back,
         #: until it is removed and its directory synced.
         self._failed_seals: dict[ColumnId, str] = {}
-        #: The newest stream of each column.
-        self._by_column: dict[ColumnId, Stream] = {}
-        #: The user of a reservation first, then those that wait for it.
-        self._by_reservation: dict[int, list[Stream]] = {}
         self._credit = Credit(core)
         reservations.on_ready = self.admit
         reservations.on_lost = self._lost
@@ -85,7 +76,7 @@ class Columns:
 
     def begin(self, session: Session, request: int, message: BeginColumn) -> None:
         core = self._core
-        if (session, request) in self._streams:
+        if self._streams.get(session, request) is not None:
             core.out.append(CloseSession(session, "two streams under one request number"))
             return
         if core.is_over(message.column.payload.checkpoint, again=message.again):
@@ -128,14 +119,14 @@ class Columns:
         self, session: Session, request: int, message: BeginColumn, layout: Layout,
         reservation: Reservation,
     ) -> None:  # fmt: skip
-        older = self._by_column.get(message.column)
+        older = self._streams.newest(message.column)
         if older is not None:
             if older.state is StreamState.SEALING:
                 text = "the column is being sealed"
                 self._core.fail(session, request, "busy", text, retry_after_us=100_000)
                 return
             self._fail(older, "aborted", "another stream took the column over")
-        users = self._by_reservation.setdefault(reservation.id, [])
+        users = self._streams.users(reservation.id)
         if any(user.state is not StreamState.ENDING for user in users):
             self._core.fail(session, request, "busy", "another column uses the reservation")
             return
@@ -145,19 +136,14 @@ class Columns:
             fragment_crcs=np.zeros(layout.stripe_count, np.uint32),
             received=bytearray(layout.stripe_count),
         )  # fmt: skip
-        self._streams[session, request] = stream
-        self._of_session.setdefault(session, {})[request] = stream
-        generation = stream.column.payload.checkpoint
-        self._of_generation.setdefault(generation, {})[stream.key] = stream
-        self._by_column[stream.column] = stream
-        users.append(stream)
+        self._streams.add(stream)
         self._core.counters.streams_begun += 1
         self._core.counters.streams = len(self._streams)
         self.admit(reservation)
 
     def admit(self, reservation: Reservation) -> None:
         """Open the stream that waits for this reservation, when nobody uses it any more."""
-        users = self._by_reservation.get(reservation.id, [])
+        users = self._streams.users(reservation.id)
         if not users or users[0].state is not StreamState.WAITING:
             return
         if reservation.state is not ReservationState.READY:
@@ -181,7 +167,7 @@ class Columns:
         self, session: Session, request: int, message: Fragment, bulk: Buffer, sums: Sums | None
     ) -> None:
         """`sums`: what of the bulk's was taken as it landed; None: it is summed here."""
-        stream = self._streams.get((session, request))
+        stream = self._streams.get(session, request)
         if stream is None or stream.state is not StreamState.OPEN:
             return  # late: the stream has ended, and its sender knows
         layout, stripe = stream.layout, message.stripe
@@ -234,7 +220,7 @@ class Columns:
 
     def seal(self, session: Session, request: int, message: SealColumn, bulk: Buffer) -> None:
         """Take the manifest, in ascending parts; the last one starts the seal."""
-        stream = self._streams.get((session, request))
+        stream = self._streams.get(session, request)
         if stream is None or stream.state is not StreamState.OPEN:
             return
         total, bound = message.manifest_bytes, manifest_bytes_bound(stream.layout)
@@ -316,26 +302,15 @@ class Columns:
         core.send(stream.session, stream.request, ColumnSealed(core.proof(sealed)))
         self._leave(stream)
 
-    def attest(self, session: Session, request: int, message: Attest) -> None:
-        """Prove again, as this process, which of these columns are here."""
-        if len(message.columns) > ATTEST_COLUMNS_MAX:
-            text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
-            self._core.fail(session, request, "refused", text)
-            return
-        core = self._core
-        known = [one for id in message.columns if (one := core.columns.get(id)) is not None]
-        damaged = tuple(one.header.column for one in known if core.is_rotten(one))
-        core.send(session, request, Attested(tuple(map(core.proof, known)), damaged))
-
     # ----------------------------------------------------------------------- end
 
     def abandon(self, session: Session, request: int) -> None:
-        stream = self._streams.get((session, request))
+        stream = self._streams.get(session, request)
         if stream is not None:
             self._end(stream)
 
     def session_closed(self, session: Session) -> None:
-        ending = list(self._of_session.get(session, {}).values())
+        ending = self._streams.of_session(session)
         # What one of them frees is for others, not for those that end with it.
         for stream in ending:
             self._credit.forget(stream)
@@ -344,31 +319,23 @@ class Columns:
 
     def drop(self, checkpoint: CheckpointId, column: ColumnId | None = None) -> None:
         """End the streams of a generation, or of one column of it."""
-        for stream in self._streams_of(checkpoint, column):
+        for stream in self._streams.of(checkpoint, column):
             self._fail(stream, "aborted", "the coordinator dropped it")
 
     def sealing(self, checkpoint: CheckpointId, only: ColumnId | None) -> bool:
         """Whether a seal of this generation, or of this column alone, is on the disk's way and
         cannot be stopped.
         """
-        streams = self._streams_of(checkpoint, only)
+        streams = self._streams.of(checkpoint, only)
         return any(stream.state is StreamState.SEALING for stream in streams)
-
-    def _streams_of(self, checkpoint: CheckpointId, only: ColumnId | None) -> list[Stream]:
-        """Of a generation, oldest first, or the newest one of a column: others of it are ending."""
-        if only is None:
-            return list(self._of_generation.get(checkpoint, {}).values())
-        stream = self._by_column.get(only)
-        return [] if stream is None else [stream]
 
     def sessions(self) -> Iterator[Session]:
         """Of each stream."""
-        return (session for session, _ in self._streams)
+        return self._streams.sessions()
 
     def sealing_now(self) -> frozenset[ColumnId]:
         """Columns whose seal is on the disk's way."""
-        streams = self._streams.values()
-        return frozenset(one.column for one in streams if one.state is StreamState.SEALING)
+        return frozenset(one.column for one in self._streams if one.state is StreamState.SEALING)
 
     def failed_seals(self, checkpoint: CheckpointId, only: ColumnId | None) -> dict[ColumnId, str]:
         """Columns of it, or this one alone, that nobody knows and that may have a name on disk."""
@@ -417,7 +384,7 @@ class Columns:
         """When the last write of an ended stream is answered, its file and window are free."""
         if stream.state is not StreamState.ENDING or stream.write_count:
             return
-        if (stream.session, stream.request) not in self._streams:
+        if self._streams.get(stream.session, stream.request) is None:
             return
         if stream.damaged or stream.reservation.released:
             self._reservations.discard(stream.reservation)
@@ -427,22 +394,7 @@ class Columns:
 
     def _leave(self, stream: Stream) -> None:
         """Forget the stream; whoever waited for its reservation or its window comes next."""
-        del self._streams[stream.session, stream.request]
-        of_session = self._of_session[stream.session]
-        del of_session[stream.request]
-        if not of_session:
-            del self._of_session[stream.session]
-        generation = stream.column.payload.checkpoint
-        of_generation = self._of_generation[generation]
-        del of_generation[stream.key]
-        if not of_generation:
-            del self._of_generation[generation]
-        if self._by_column.get(stream.column) is stream:
-            del self._by_column[stream.column]
-        users = self._by_reservation[stream.reservation.id]
-        users.remove(stream)
-        if not users:
-            del self._by_reservation[stream.reservation.id]
+        self._streams.remove(stream)
         self._core.counters.streams = len(self._streams)
         self._credit.leave(stream)
         if stream.damaged or stream.reservation.released:
@@ -453,19 +405,19 @@ class Columns:
 
     def _lost(self, reservation: Reservation) -> None:
         """The reserved file failed or never came to be: nobody can use it any more."""
-        for waiter in list(self._by_reservation.get(reservation.id, ())):
+        for waiter in self._streams.users(reservation.id):
             self._fail(waiter, "failed", "the reserved space is gone")
 
     def _released(self, reservation: Reservation) -> None:
         """Nobody waits for what would be sealed there: its save has ended, or it went elsewhere."""
-        for user in list(self._by_reservation.get(reservation.id, ())):
+        for user in self._streams.users(reservation.id):
             self._fail(user, "aborted", "its space was given back")
 
     def check(self) -> None:
         """Assert the invariants that the module states."""
         self._credit.check()
         using = []
-        for stream in self._streams.values():
+        for stream in self._streams:
             assert stream.received_count == stream.received.count(1)
             if stream.state is not StreamState.WAITING:
                 using.append(stream.reservation.id)

@@ -1,5 +1,6 @@
 """What lies on a target, page by page, for the coordinator that it has registered with: with a
-proof for each column for one of an earlier version, else with one for each page of thousands.
+proof for each column for one of an earlier version, else with one for each page of thousands. And
+which columns of those that it names lie here, proved again.
 
     first page asked --nothing is on the disk's way, or it has ended, or WAIT_US--> answered
 
@@ -23,6 +24,8 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     HELD_COLUMN,
     HOLDINGS_BYTES,
+    Attest,
+    Attested,
     ColumnsListed,
     DocumentSummary,
     HeldGeneration,
@@ -36,6 +39,7 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.proofs import holdings_mac
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
+    ATTEST_COLUMNS_MAX,
     META_BUDGET_BYTES,
     PROOF_BYTES_MAX,
     Core,
@@ -81,6 +85,17 @@ class Listing:
         self._waiting: list[_Waiting] = []
         #: For sessions that have not heard the last page, latest last; at most ORDERS_MAX.
         self._orders: dict[Session, NameOrder] = {}
+
+    def attest(self, session: Session, request: int, message: Attest) -> None:
+        """Prove again, as this process, which of these columns are here."""
+        if len(message.columns) > ATTEST_COLUMNS_MAX:
+            text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
+            self._core.fail(session, request, "refused", text)
+            return
+        core = self._core
+        known = [one for id in message.columns if (one := core.columns.get(id)) is not None]
+        damaged = tuple(one.header.column for one in known if core.is_rotten(one))
+        core.send(session, request, Attested(tuple(map(core.proof, known)), damaged))
 
     def asked(self, session: Session, request: int, message: ListColumns | ListHoldings) -> None:
         """For one page."""

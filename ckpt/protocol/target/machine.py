@@ -341,7 +341,7 @@ class TargetMachine:
             case ReleaseReservation():
                 self._reservations.release(message)
             case Attest():
-                self._columns.attest(session, request, message)
+                self._listing.attest(session, request, message)
             case KeepMap():
                 self._map.keep(session, request, bulk)
             case PutDocument():
