@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 500
 FILE_LINES_HIGH = 430
 """A file above it has little room left, and often holds a second idea by then."""
-HIGH_FILES_MAX = 26
+HIGH_FILES_MAX = 25
 """So many of the product's files are above it. The number only falls."""
 
 

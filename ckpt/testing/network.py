@@ -1,8 +1,8 @@
 """Sessions without sockets: servers and dialers in one thread, delivered one frame at a time.
 
-What `ckpt.aio.net.server` and `ckpt.aio.net.dial` promise to their handlers holds here too; one
-contract suite (`ckpt.testing.session_contract`) runs against both. Frames are really encoded and
-checked. A bulk is read when it is delivered, so a sender that changes it before its `sent` was
+What `ckpt.aio.net.serving.server` and `ckpt.aio.net.dial` promise to their handlers holds here too;
+one contract suite (`ckpt.testing.session_contract`) runs against both. Frames are really encoded
+and checked. A bulk is read when it is delivered, so a sender that changes it before its `sent` was
 called fails its checksum here, as it would on a socket.
 
 Which connection moves next is drawn from the seed; within one direction of one connection the order

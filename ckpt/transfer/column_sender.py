@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.net.link import Link, LinkClosed, LinkOpened, LinkReceived
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError, PeerError, Unavailable, error_from_wire
 from ckpt.base.ids import ColumnId, LaunchNumber
 from ckpt.base.units import US_PER_S

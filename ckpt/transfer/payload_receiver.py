@@ -29,11 +29,11 @@ from ckpt.aio.net.link import (
     LinkClosed,
     LinkDrained,
     LinkEvent,
-    LinkLoop,
     LinkOpened,
     LinkReceived,
     LinkState,
 )
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
 from ckpt.base.limits import MANIFEST_BYTES_MAX

@@ -25,15 +25,8 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Lendable
-from ckpt.aio.net.link import (
-    Link,
-    LinkClosed,
-    LinkDrained,
-    LinkEvent,
-    LinkLoop,
-    LinkOpened,
-    LinkReceived,
-)
+from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkEvent, LinkOpened, LinkReceived
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import ColumnNumber, PayloadId, RunName
 from ckpt.format.messages.saving import Place

@@ -24,7 +24,7 @@ from typing import Final
 
 from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.bulk import Bulk, BulkRules
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.selecting import BulkLoop
 from ckpt.aio.slots import SlotPool

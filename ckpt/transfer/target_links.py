@@ -6,7 +6,8 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from ckpt.aio.net.link import Link, LinkLoop, LinkState
+from ckpt.aio.net.link import Link, LinkState
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.ids import BootId, TargetId
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ckpt.aio.net.server import Server
-from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.serving.server import Server
+from ckpt.aio.net.serving.server_limits import Pressure
 from ckpt.base.limits import DESCRIPTORS_REMEDY
 from ckpt.base.units import US_PER_S
 from ckptd.log import Reporter

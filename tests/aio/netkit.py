@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ckpt.aio.net.bulk import BulkRules
-from ckpt.aio.net.server import Server, TurnAway, serve
-from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.serving.server import Server, TurnAway, serve
+from ckpt.aio.net.serving.server_limits import ServerLimits
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.selecting import BulkLoop
 from ckpt.aio.slots import SlotPool

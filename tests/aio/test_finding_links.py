@@ -11,7 +11,8 @@ import pytest
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net import dial, rpc
-from ckpt.aio.net.link import LinkClosed, LinkLoop, LinkOpened, LinkState
+from ckpt.aio.net.link import LinkClosed, LinkOpened, LinkState
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId

@@ -17,7 +17,8 @@ from ckpt.aio.lending import (
     REGIONS_MAX,
     Borrower,
 )
-from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop
+from ckpt.aio.net.link import Link, LinkClosed, LinkDrained
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace

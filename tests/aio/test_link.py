@@ -15,12 +15,12 @@ from ckpt.aio.net.link import (
     LinkClosed,
     LinkDrained,
     LinkEvent,
-    LinkLoop,
     LinkOpened,
     LinkReceived,
     LinkState,
     Sink,
 )
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.units import MiB

@@ -13,7 +13,8 @@ import pytest
 
 from ckpt.aio.net import address
 from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, endpoints_by_resolver
-from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkLoop, LinkOpened
+from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkOpened
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Unavailable
 from ckpt.format.messages.asking import Ask

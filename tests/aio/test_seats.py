@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ckpt.aio.net.seats import BACKLOG, QUEUE_TURN_US, Seats, grace_us, source_of
+from ckpt.aio.net.serving.seats import BACKLOG, QUEUE_TURN_US, Seats, grace_us, source_of
 
 
 def seats_of(count: int) -> Seats[int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.net.bulk import Bulk
-from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.serving.server_limits import ServerLimits
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import Busy, Refused
 from ckpt.base.ids import BootId, Epoch

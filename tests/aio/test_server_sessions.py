@@ -11,7 +11,7 @@ import pytest
 
 from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool

@@ -12,7 +12,7 @@ import pytest
 
 from ckpt.aio.descriptors import RESERVE_COUNT, DescriptorReserve, limit, raise_limit
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.aio.net.server_limits import ServerLimits
+from ckpt.aio.net.serving.server_limits import ServerLimits
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role

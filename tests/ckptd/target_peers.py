@@ -12,7 +12,7 @@ from types import TracebackType
 
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, Epoch, ReservationId
 from ckpt.base.units import MiB

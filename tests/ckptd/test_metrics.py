@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.serving.server_limits import Pressure
 from ckpt.base.ids import BootId, Rank, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import Role

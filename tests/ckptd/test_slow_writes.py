@@ -10,7 +10,7 @@ import pytest
 
 from ckpt.aio.disk import RealDisk
 from ckpt.aio.net.dial import Dialer
-from ckpt.aio.net.server import serve
+from ckpt.aio.net.serving.server import serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAGE_BYTES

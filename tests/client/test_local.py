@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.aio.net.link import LinkLoop
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt_client.local.cluster import check_options, is_supervised, opened_cluster, start_arguments
 from ckpt_client.local.detach import start_detached

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Final
 
-from ckpt.aio.net.server_limits import Pressure, ServerStatistics
+from ckpt.aio.net.serving.server_limits import Pressure, ServerStatistics
 from ckpt.base.ids import BootId, TargetId
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ckpt.aio.net.link import CONNECT_TIMEOUT_US
+from ckpt.aio.net.link_loop import CONNECT_TIMEOUT_US
 from ckpt.base.ids import RunName, TargetId
 from ckpt.base.units import align_up
 from ckpt.erasure.code import Code

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from ckpt.aio.net.server import Server
+from ckpt.aio.net.serving.server import Server
 from ckpt.base.ids import BootId, ColumnId, ReservationId, TargetId
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ckpt.aio.net.server import Server
+from ckpt.aio.net.serving.server import Server
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import (
     BootId,

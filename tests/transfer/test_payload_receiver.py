@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckpt.aio.net.server import Server
+from ckpt.aio.net.serving.server import Server
 from ckpt.base.errors import Unauthorized, Unavailable
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.units import MiB

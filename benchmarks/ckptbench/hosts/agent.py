@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.net.bulk import Bulk
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId

@@ -20,8 +20,8 @@ from ckpt.aio.net.address import (
 )
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
+from ckpt.aio.net.serving.watch import Watch
 from ckpt.aio.net.sockets import tune
-from ckpt.aio.net.watch import Watch
 from ckpt.aio.selecting import bulks_of
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.format.frame import FrameHead

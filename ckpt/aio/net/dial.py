@@ -25,7 +25,7 @@ from ckpt.aio.net.approach import Approach
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.net.watch import Watch
+from ckpt.aio.net.serving.watch import Watch
 from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.ids import Epoch
 from ckpt.base.rests import Rests

@@ -30,7 +30,8 @@ from typing import Final, Self
 from ckpt.aio.clock import draw, now_us
 from ckpt.aio.descriptors import DescriptorMark, closed_outside
 from ckpt.aio.net.address import parse_server
-from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkOpened, LinkReceived
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S

@@ -14,7 +14,8 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net.address import UnixAddress
-from ckpt.aio.net.link import Link, LinkClosed, LinkLoop, LinkOpened
+from ckpt.aio.net.link import Link, LinkClosed, LinkOpened
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.units import US_PER_S

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.net.link import Link, LinkClosed, LinkOpened, LinkReceived
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step

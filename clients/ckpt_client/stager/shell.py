@@ -22,7 +22,8 @@ from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.collector import collect_rarely
-from ckpt.aio.net.link import Link, LinkClosed, LinkLoop, LinkOpened, LinkReceived
+from ckpt.aio.net.link import Link, LinkClosed, LinkOpened, LinkReceived
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, PeerError
 from ckpt.base.ids import CheckpointId, Rank, RunName, Step

@@ -26,7 +26,7 @@ from msgspec.structs import replace as replaced
 
 from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.bulk import Bulk, BulkRules
-from ckpt.aio.net.server import Server, serve
+from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import Unavailable

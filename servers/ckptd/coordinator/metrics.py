@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.serving.server_limits import Pressure
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import CommitInfo

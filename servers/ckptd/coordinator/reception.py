@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from ckpt.aio.net.server import Server
+from ckpt.aio.net.serving.server import Server
 from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message

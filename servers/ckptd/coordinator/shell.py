@@ -21,8 +21,8 @@ from typing import Final
 from ckpt.aio.catalog import Catalog
 from ckpt.aio.clock import now_us
 from ckpt.aio.net.bulk import Bulk
-from ckpt.aio.net.server import Server
-from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.serving.server import Server
+from ckpt.aio.net.serving.server_limits import Pressure
 from ckpt.base.errors import CkptError, NoSpace, Unavailable
 from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.limits import STANDSTILL_US

@@ -12,9 +12,9 @@ Every request is bounded: its size, its time, and how many connections there are
 has not made a whole request within UNAUTHENTICATED_LIFE_US is cut off.
 
 Connections without a credential sit in the same kind of seats as the other port's strangers
-(`ckpt.aio.net.seats`): when all are taken, the next one is let in and an older one goes, also one
-that keeps its connection alive. A credential frees the seat; of such connections there are at most
-CONNECTIONS_MAX, and who comes beyond is answered and then closed.
+(`ckpt.aio.net.serving.seats`): when all are taken, the next one is let in and an older one goes,
+also one that keeps its connection alive. A credential frees the seat; of such connections there are
+at most CONNECTIONS_MAX, and who comes beyond is answered and then closed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.accepting import Door
-from ckpt.aio.net.seats import BACKLOG
+from ckpt.aio.net.serving.accepting import Door
+from ckpt.aio.net.serving.seats import BACKLOG
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US

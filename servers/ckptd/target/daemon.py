@@ -24,7 +24,7 @@ from ckpt.aio.disk import RealDisk
 from ckpt.aio.net.address import TcpAddress, parse_addresses
 from ckpt.aio.net.bulk import BulkRules
 from ckpt.aio.net.dial import Dialer
-from ckpt.aio.net.server import serve
+from ckpt.aio.net.serving.server import serve
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.aio.net.wire_policy import WirePolicy, is_loopback
 from ckpt.aio.secret import read_secret

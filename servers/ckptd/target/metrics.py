@@ -12,7 +12,7 @@ from ckpt.protocol.target.counters import LEVELS
 from ckptd.http.exposition import Family, Histogram, Kind
 
 if TYPE_CHECKING:
-    from ckpt.aio.net.server_limits import ServerStatistics
+    from ckpt.aio.net.serving.server_limits import ServerStatistics
     from ckpt.protocol.target.machine import TargetMachine
     from ckpt.protocol.target.space import Space
 

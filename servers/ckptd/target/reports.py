@@ -13,7 +13,7 @@ from ckptd.target.metrics import build_info, target_families
 
 if TYPE_CHECKING:
     from ckpt.aio.disk import RealDisk
-    from ckpt.aio.net.server import Server
+    from ckpt.aio.net.serving.server import Server
     from ckpt.aio.slots import SlotPool
     from ckptd.target.shell import TargetShell
 

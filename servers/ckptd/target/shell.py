@@ -23,7 +23,7 @@ from ckpt.aio.directory_scan import scan
 from ckpt.aio.disk import Disk
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
-from ckpt.aio.net.server import Server
+from ckpt.aio.net.serving.server import Server
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role

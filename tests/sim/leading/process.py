@@ -13,7 +13,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 from ckpt.aio.net.bulk import Bulk
-from ckpt.aio.net.server_limits import Pressure
+from ckpt.aio.net.serving.server_limits import Pressure
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import BootId, Epoch
 from ckpt.format.messages import Message

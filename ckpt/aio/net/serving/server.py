@@ -39,15 +39,15 @@ from typing import Final
 from ckpt.aio import descriptors
 from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Borrower
-from ckpt.aio.net.accepting import Door
 from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.channel import Channel, SessionHandler
-from ckpt.aio.net.seats import BACKLOG
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.net.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
+from ckpt.aio.net.serving.accepting import Door
+from ckpt.aio.net.serving.seats import BACKLOG
+from ckpt.aio.net.serving.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
+from ckpt.aio.net.serving.watch import Watch
 from ckpt.aio.net.sockets import tune
-from ckpt.aio.net.watch import Watch
 from ckpt.aio.selecting import bulks_of
 from ckpt.aio.slots import Slot, SlotPool
 from ckpt.base.errors import Busy, CkptError, PeerError, Refused, Unauthorized, Unavailable

@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from ckpt.aio import descriptors
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.seats import Seats, source_of
+from ckpt.aio.net.serving.seats import Seats, source_of
 from ckpt.base.units import US_PER_S
 
 REST_US: Final = 100_000
