@@ -21,6 +21,7 @@ from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.catalog.rebuild import rebuild
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER
@@ -179,6 +180,7 @@ def _check_next_launch(world: World) -> None:
             raise Violation(f"P1: {id} was announced, now it cannot be read")
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets() -> None:
     ends = ends_of(run_seed, SEEDS)

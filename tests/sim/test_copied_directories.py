@@ -9,6 +9,7 @@ import os
 
 from ckpt.erasure.code import Code
 from ckpt.protocol.stager.events import SaveCommitted
+from tests.landing import at_turn
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 
@@ -80,5 +81,6 @@ def history(seed: int) -> int:
     return refused
 
 
+@at_turn(0, every=2)
 def test_no_copy_ever_takes_a_seat_that_a_living_process_has() -> None:
     assert sum(history(seed) > 0 for seed in range(SEEDS)) > SEEDS // 2

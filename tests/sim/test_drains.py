@@ -21,6 +21,7 @@ from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.policy import Watermarks
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
@@ -118,6 +119,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(1500)
 def test_no_drain_breaks_a_promise() -> None:
     ends = ends_of(run_seed, SEEDS)
@@ -125,6 +127,7 @@ def test_no_drain_breaks_a_promise() -> None:
     assert "evicted" in ends
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_a_scrub_beside_drains_and_evictions_alarms_nobody() -> None:
     ends = ends_of(partial(run_seed, scrub_us=SCRUB_US), SCRUBBED_SEEDS)

@@ -11,6 +11,7 @@ from ckpt.base.limits import DEVICE_FAILURES_MAX, DEVICE_PROBE_US
 from ckpt.erasure.code import Code
 from ckpt.protocol.stager.events import SaveCommitted, SaveFailed
 from ckpt.testing.disk import Fault
+from tests.landing import in_turn
 from tests.sim.target_node import TargetNode
 from tests.sim.world import RANK_COUNT, World
 
@@ -48,7 +49,7 @@ def begun(seed: int, target_count: int = 7) -> tuple[World, TargetNode]:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "preallocate", "rename"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", in_turn(range(3), every=3))
 def test_only_a_few_columns_are_moved_from_a_device_that_refuses_everything(
     operation: str, seed: int
 ) -> None:
@@ -61,7 +62,7 @@ def test_only_a_few_columns_are_moved_from_a_device_that_refuses_everything(
     assert moved <= DEVICE_FAILURES_MAX + 2 * RANK_COUNT, "and what was under way"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", in_turn(range(3), every=3))
 def test_it_is_back_in_plans_once_its_probe_succeeds(seed: int) -> None:
     world, bad = begun(seed)
     fault = Fault("write", count=EVER)
@@ -75,7 +76,7 @@ def test_it_is_back_in_plans_once_its_probe_succeeds(seed: int) -> None:
     assert bad.machine.counters["columns_sealed"] > sealed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", in_turn(range(3), every=3))
 def test_a_save_that_needs_it_still_asks_it(seed: int) -> None:
     """Three targets for 2+1: without the failing one there are too few."""
     world, bad = begun(seed, target_count=3)

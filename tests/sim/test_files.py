@@ -12,6 +12,7 @@ from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
+from tests.landing import at_turn
 from tests.sim.faults import FAULTS
 from tests.sim.file_nodes import FileWorld
 from tests.sim.histories import check_share, ends_of, run_each
@@ -56,6 +57,7 @@ def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
     run_seed(seed)
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(1500)
 def test_no_history_of_files_breaks_a_promise() -> None:
     check_share("files", ends_of(run_seed, SEEDS))

@@ -12,6 +12,7 @@ from ckpt.base.ids import TargetId
 from ckpt.erasure.code import Code
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.testing.disk import Keep
+from tests.landing import at_turn
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 from tests.sim.worst_losses import check_worst_losses
@@ -60,6 +61,7 @@ def history(seed: int) -> World:
     return world
 
 
+@at_turn(0, every=2)
 def test_a_cluster_that_grows_and_shrinks_keeps_its_promises() -> None:
     used = 0
     for seed in range(SEEDS):
@@ -100,6 +102,7 @@ def _read(world: World) -> None:
     world.read().reads_parts = False
 
 
+@at_turn(1, every=2)
 def test_loads_get_what_was_saved_while_targets_come_and_leave() -> None:
     """Their bytes are compared as they come (P3)."""
     struck = 0

@@ -11,6 +11,7 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.protocol.stager.records import SaveState
+from tests.landing import in_turn
 from tests.sim.oracles import Violation
 from tests.sim.scenario import run_history
 from tests.sim.world import World
@@ -21,7 +22,7 @@ PATIENCE_US = 60_000_000
 """Whatever a save waits for, it waits no longer."""
 
 
-@pytest.mark.parametrize("first", [540, 540 + SEEDS])
+@pytest.mark.parametrize("first", in_turn([540, 540 + SEEDS], every=2))
 def test_every_save_ends_where_no_target_is_spare(first: int) -> None:
     ended = 0
     for seed in range(first, first + SEEDS):

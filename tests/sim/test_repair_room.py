@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US
 from ckpt.protocol.coordinator.saving.space.standing import StandingSpace
+from tests.landing import at_turn
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -133,12 +134,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
+@at_turn(0, every=2)
 def test_what_no_store_has_is_made_again_in_the_room_of_what_one_has() -> None:
     ends = ends_of(run_seed, SEEDS)
     assert ends.count("whole") == SEEDS
     assert ends.count("evicted") >= SEEDS // 4
 
 
+@at_turn(1, every=2)
 def test_a_coordinator_begins_again_though_no_disk_has_a_free_byte() -> None:
     assert ends_of(serve_seed, SEEDS).count("serves") == SEEDS
 

@@ -13,6 +13,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.messages.writing import AskPace, Fragment
 from ckpt.protocol.stager.events import SaveCommitted
+from tests.landing import in_turn
 from tests.sim.crowd import DAEMONS, Crowd
 from tests.sim.short_bursts import CELLS, HARMS, Burst, cost, ratio
 from tests.sim.test_crowds import check_whole, unequal
@@ -89,7 +90,7 @@ def test_only_the_columns_of_the_bad_target_are_sent_again(harm: str) -> None:
 
 
 @pytest.mark.parametrize("at_us", [100_000, 300_000, 500_000])
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", in_turn([2, 3], every=2))
 def test_when_all_targets_stand_still_at_once_nobody_is_blamed(seed: int, at_us: int) -> None:
     """As on a host that is out of breath; the writers look on and see it."""
     crowd = Crowd(seed, 8, [40] * 7, SMALL, CELLS, ticks=DAEMONS)

@@ -24,6 +24,7 @@ from ckpt.protocol.coordinator.repairing import doubting
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import Keep
+from tests.landing import at_turn
 from tests.sim import faults
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
@@ -194,6 +195,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(3) == run_seed(3)
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_what_a_store_has_is_stored_while_the_tier_lacks_it_and_is_never_lost() -> None:
     ends = ends_of(run_seed, SEEDS)

@@ -20,6 +20,7 @@ from ckpt.protocol.coordinator.policy import Watermarks
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.testing.catalog_entries import apply_all
 from ckptd.catalog.rebuild import rebuild
+from tests.landing import at_turn
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER, CoordinatorNode
 from tests.sim.drain_node import Trouble
@@ -362,6 +363,7 @@ def histories(first: int, count: int) -> list[History]:
     return found
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(1800)
 def test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once() -> None:
     found = histories(0, SEEDS)
@@ -372,6 +374,7 @@ def test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once() -> None:
     assert ends["copied", "old"]
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once() -> None:
     """The old one goes on handing payloads to its workers."""
@@ -379,6 +382,7 @@ def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once()
     assert sum(one.struck for one in found) > REBUILDING_SEEDS // 2
 
 
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_columns_that_move_while_two_coordinators_live_are_there_once() -> None:
     """The old one goes on hearing who is to leave, and moves what they have."""
