@@ -195,7 +195,9 @@ def say(text: str) -> None:
 def main() -> None:
     kind, how, first, stride = sys.argv[2:6]
     warnings.simplefilter("ignore")
-    walk = Walk(CALLS[kind], torch_save if kind.startswith("torch") else save)
+    # After `overlap` another thread takes the locks, too.
+    saves = torch_save if kind.startswith("torch") else overlap if kind == "overlap" else save
+    walk = Walk(CALLS[kind], saves)
     if how == "handler":
         signal.signal(signal.SIGINT, walk.handle)
     at = int(first)

@@ -88,20 +88,20 @@ class StagerLine:
         self._socket.close()
 
     def _take(self) -> bool:
-        with self._receiving:
-            try:
-                self._receive_now()
-            except ConnectionResetError:  # As in `wire.receive_packet`.
-                self._receive_now()
-            except BlockingIOError:
-                return False
+        try:
+            self._receive_now()
+        except ConnectionResetError:  # As in `wire.receive_packet`.
+            self._receive_now()
+        except BlockingIOError:
+            return False
         return True
 
     def _receive_now(self) -> None:
         flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-        self.inbox.extend(
-            map(self._socket.recvmsg, [wire.PACKET_BYTES_MAX], [_ONE_DESCRIPTOR], [flags])
-        )
+        with self._receiving:
+            self.inbox.extend(
+                map(self._socket.recvmsg, [wire.PACKET_BYTES_MAX], [_ONE_DESCRIPTOR], [flags])
+            )
 
 
 def line_pair() -> tuple[socket.socket, socket.socket]:
