@@ -9,13 +9,16 @@ import pytest
 from tests.explore.history import Scenario
 from tests.explore.scenarios import SCENARIOS, deep, quick
 from tests.explore.search import Search
+from tests.landing import in_turn
 
 HISTORIES_DEEP = 40_000
 """Of one scenario with two disturbances; there are more."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", in_turn(SCENARIOS, every=2), ids=lambda scenario: scenario.name
+)
 def test_no_history_with_one_disturbance_breaks_a_rule(scenario: Scenario) -> None:
     found = Search(quick(scenario)).run()
     assert found.wrong is None, found.text

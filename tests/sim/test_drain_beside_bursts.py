@@ -15,6 +15,7 @@ from ckpt.erasure.code import Code
 from ckpt.objects.stored_steps import stored_steps
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.stager.events import SaveCommitted
+from tests.landing import in_turn
 from tests.sim.crowd import RUN, Crowd
 from tests.sim.drain_node import DrainNode, Trouble
 from tests.sim.drain_reader import Tally, TierReader
@@ -110,7 +111,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@pytest.mark.parametrize("slow", [1, SLOW])
+@pytest.mark.parametrize("slow", in_turn([1, SLOW], every=2))
 def test_a_burst_beside_a_drain_is_hardly_slower(slow: int) -> None:
     without = DrainedCrowd(slow).last_burst(0)
     beside = DrainedCrowd(slow)

@@ -34,7 +34,7 @@ SMALL, WIDE, LONG = Code(4, 2), Code(8, 2), 10.0
         (Burst(4, 12, SMALL, 0.5, former=True), 1.2),
     ],
 )
-@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("part", in_turn([0.0, 0.5], every=2))
 def test_a_stopped_target_costs_a_short_burst_little(
     burst: Burst, at_most: float, part: float
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_stopped_target_costs_a_short_burst_little(
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0, LONG])
-@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("part", in_turn([0.0, 0.5], every=2))
 def test_a_slow_device_costs_a_burst_less_than_its_own_time_again(
     seconds: float, part: float
 ) -> None:

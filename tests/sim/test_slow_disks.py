@@ -14,6 +14,7 @@ from ckpt.base.ids import TargetId
 from ckpt.base.units import US_PER_S
 from ckpt.erasure.code import Code
 from ckpt.format.messages.reading import ReadRanges
+from tests.landing import in_turn
 from tests.sim.crowd import RUN, Crowd, Ticks
 from tests.sim.harms import kill
 from tests.sim.load_nodes import LoadingRank, LoadJob
@@ -101,7 +102,7 @@ def test_a_crowd_on_disks_that_are_all_slow_loses_none_either(disks: Disks) -> N
 
 
 @pytest.mark.parametrize("disks", [HEADS, SLOW_HEADS, NETWORK, SYNCS], ids=str)
-@pytest.mark.parametrize("after_s", [0, 4])
+@pytest.mark.parametrize("after_s", in_turn([0, 4], every=2))
 def test_a_target_that_is_killed_beside_slow_ones_costs_its_own_columns_only(
     disks: Disks, after_s: int
 ) -> None:
@@ -118,7 +119,7 @@ def test_a_target_that_is_killed_beside_slow_ones_costs_its_own_columns_only(
 
 
 @pytest.mark.parametrize("disks", [HEADS, SLOW_HEADS, NETWORK, SYNCS], ids=str)
-@pytest.mark.parametrize("after_s", [0.1, 2])
+@pytest.mark.parametrize("after_s", in_turn([0.1, 2], every=2))
 def test_a_coordinator_that_is_started_again_beside_slow_disks_costs_no_column(
     disks: Disks, after_s: float
 ) -> None:
