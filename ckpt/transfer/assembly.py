@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
@@ -66,6 +67,21 @@ class CellPool:
         self._lock = threading.Lock()
         #: Cells that no stripe holds, by size; at most CELLS_KEPT_MAX of each. Under the lock.
         self._free: dict[int, list[Bytes]] = {}
+        #: Touches those that were made ahead.
+        self._touching = FirstTouch()
+
+    def make_ahead(self, size: int, count: int) -> None:
+        """Have so many cells; a thread of its own touches them, in the order in which they are
+        taken, until `close`. Once.
+        """
+        cells = [self._touching.array((size,), np.dtype(np.uint8)) for _ in range(count)]
+        for cell in reversed(cells):
+            self.give_back(cell.view(np.uint8))
+        self._touching.__enter__()
+
+    def close(self) -> None:
+        """Touch no more. Idempotent."""
+        self._touching.__exit__(None, None, None)
 
     def take(self, size: int) -> Bytes:
         """A cell with whatever it held before."""

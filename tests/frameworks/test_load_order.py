@@ -13,6 +13,9 @@ import torch
 import ckpt
 import ckpt_torch
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.units import KiB, MiB
+from ckpt.format.runs import Bytes
+from ckpt.transfer.assembly import CellPool
 from ckpt_client.load.contents import Contents
 from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceReads
@@ -208,3 +211,44 @@ def test_parts_are_counted_out_once() -> None:
     order.begin(first)
     with pytest.raises(ckpt.Lost, match=r"a, b of r@1.* in use"):
         order.begin(second)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "is_ahead"),
+    [(160, 512 * KiB, True), (10, 8 * MiB, False), (40, 512 * KiB, False)],
+    ids=["small tensors", "large ones", "a small state"],
+)
+def test_small_tensors_come_through_cells_that_were_touched_ahead(
+    url: str, monkeypatch: pytest.MonkeyPatch, count: int, size: int, is_ahead: bool
+) -> None:
+    """Touched as they are received, they cost the first part of a load as much as all the rest."""
+    ahead: list[Bytes] = []
+    taken: list[bool] = []
+    make_ahead, take, give_back = CellPool.make_ahead, CellPool.take, CellPool.give_back
+
+    def noted_back(pool: CellPool, cell: Bytes) -> None:
+        ahead.append(cell)
+        give_back(pool, cell)
+
+    def noted_ahead(pool: CellPool, cell_bytes: int, cell_count: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CellPool, "give_back", noted_back)
+            make_ahead(pool, cell_bytes, cell_count)
+
+    def noted_take(pool: CellPool, cell_bytes: int) -> Bytes:
+        cell = take(pool, cell_bytes)
+        taken.append(any(cell is one for one in ahead))
+        return cell
+
+    monkeypatch.setattr(CellPool, "make_ahead", noted_ahead)
+    monkeypatch.setattr(CellPool, "take", noted_take)
+    state = {str(n): torch.full((size // 4,), float(n)) for n in range(count)}
+    run = f"{url}/ahead-{count}-{size}"
+    ckpt_torch.save(state, checkpoint_id=f"{run}/1")
+    back = {name: torch.zeros_like(one) for name, one in state.items()}
+    ckpt_torch.load(back, checkpoint_id=f"{run}/1")
+    assert same(back, state)
+    assert bool(ahead) is is_ahead
+    assert taken[:1] == [is_ahead] or not taken
+    if is_ahead:
+        assert taken.count(True) > taken.count(False)

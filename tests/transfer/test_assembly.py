@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ckpt.aio.first_touch import FRESH_BYTES_MIN
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.runs import Bytes, SpareBuffers
 from ckpt.protocol.reader.events import DecodePart, FinishStripe
 from ckpt.protocol.runs.spans import Spans
-from ckpt.transfer.assembly import Assembly
+from ckpt.transfer.assembly import Assembly, CellPool
 from ckpt.transfer.landings import Landings
+from tests.aio.test_first_touch import resident_bytes, touching
 from tests.protocol.reading import Columns
+from tests.waiting import wait_until
 
 CODE = Code(4, 2)
 CELL = 64 * 1024
@@ -116,3 +119,16 @@ def test_a_frame_that_broke_leaves_nothing_but_its_memory(data: Columns) -> None
     assert not assembly.has_work(FinishStripe(0, (), (), ()))
     assert np.shares_memory(np.frombuffer(pool.take(1000), np.uint8), first)
     assert not memory.any()
+
+
+def test_cells_that_are_made_ahead_are_touched_and_taken_first() -> None:
+    pool, size = CellPool(), 2 * FRESH_BYTES_MIN
+    pool.make_ahead(size, 2)
+    ahead = [pool.take(size) for _ in range(2)]
+    for cell in ahead:
+        wait_until(lambda cell=cell: resident_bytes(cell) >= size, "touched")  # type: ignore[misc]
+    assert resident_bytes(pool.take(size)) < size
+    pool.close()
+    assert not touching()
+    pool.give_back(ahead[0])
+    assert pool.take(size) is ahead[0]

@@ -114,6 +114,12 @@ class Contents:
         is_whole = tensor.meaning is not Meaning.OWN and want.array.shape == tensor.global_shape
         return want.replica or is_whole
 
+    def expect_pieces(self) -> None:
+        """Say, before anything else is asked, that much will be filled, mostly arrays of less than
+        some MiB: memory for their way is touched meanwhile.
+        """
+        self._reading.expect_pieces()
+
     def fill(self, wants: Iterable[Want]) -> None:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for
         another dtype or a box that reaches out of the tensor; nothing is read then.

@@ -55,6 +55,9 @@ class Reading(Protocol):
     def documents(self, ranks: Iterable[Rank]) -> Mapping[Rank, Node]:
         """Their trees. Raises as `read`."""
 
+    def expect_pieces(self) -> None:
+        """Make ready for filling many small arrays; before anything is read."""
+
     def new_reads(self) -> BoxReads:
         """To note in it what to read."""
 

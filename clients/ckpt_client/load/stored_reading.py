@@ -52,6 +52,9 @@ class StoredReading:
     def documents(self, ranks: Iterable[Rank]) -> dict[Rank, Node]:
         return {rank: self._trees[rank] for rank in ranks}
 
+    def expect_pieces(self) -> None:
+        """Makes no difference to it."""
+
     def new_reads(self) -> BoxReads:
         return WishList()
 

@@ -49,6 +49,7 @@ class TierReading:
         self._came = Counter[str]()
         #: Stagers' memory of which all that was used was compared.
         self._memories: dict[PayloadId, CheckedMemory] = {}
+        self._in_pieces = False
         #: The connections, and the targets that were given up.
         self._receiver: PayloadReceiver | None = None
 
@@ -77,6 +78,9 @@ class TierReading:
         self._fill(reads)
         with collector_paused():
             return {rank: decode_tree(document.data) for rank, document in documents.items()}
+
+    def expect_pieces(self) -> None:
+        self._in_pieces = True
 
     def new_reads(self) -> BoxReads:
         return ReadSet(sharing=self._share_key is not None and self._pinned.resolved.sharing)
@@ -110,6 +114,8 @@ class TierReading:
         total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
         if total and self._receiver is None:
             self._receiver = PayloadReceiver(self._options())
+            if self._in_pieces:
+                self._receiver.expect_pieces((*jobs, *shared)[0].layout)
         if shared and self._receiver is not None:
             jobs += self._read_shared(shared, self._receiver, total)
         if jobs and self._receiver is not None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
+from ckpt.base.units import MiB
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
 from ckpt_client.save.staged import wait_for_stagings
@@ -26,6 +28,9 @@ from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.wants import NewLeaves, StateWants
 from ckpt_torch.tree import asked, is_stateful, leaves, refill
+
+PIECE_BYTES_MAX: Final = 4 * MiB
+"""Smaller tensors share a cell of the tier with others (decision 5)."""
 
 
 def load(
@@ -104,6 +109,13 @@ class LoadJob:
     strict: bool
     allow_pickle: bool
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether most bytes in host memory lie in tensors below PIECE_BYTES_MAX."""
+        here = [one for one in tensors_of(self.state) if one.is_cpu]
+        sizes = [one.numel() * one.element_size() for one in here]
+        return 2 * sum(size for size in sizes if size < PIECE_BYTES_MAX) > sum(sizes)
+
     def read(self, checkpoint: Checkpoint, devices: DeviceReads) -> NewLeaves:
         """Read all of it; what is not filled in place is what `give_back` takes. Raises as
         `load`."""
@@ -112,6 +124,8 @@ class LoadJob:
 
     def _once(self, checkpoint: Checkpoint, contents: Contents, devices: DeviceReads) -> NewLeaves:
         """One attempt: all problems are named, then everything is read."""
+        if self.in_pieces:
+            contents.expect_pieces()
         wanted = StateWants(contents, self.who, self.order)
         wanted.look_up(self.state, strict=self.strict, allow_pickle=self.allow_pickle)
         generation = checkpoint.info.checkpoint
