@@ -22,9 +22,11 @@ LANDING: Final = int(os.environ.get("CKPT_LANDING", "0"))
 """The number of commits."""
 
 
-def turn_of(seeds: int, of: int) -> int:
-    """The first of this landing's seeds, when it runs so many of so many."""
-    return LANDING * seeds % (of - of % seeds)
+def turn_of(seeds: int, of: int, every: int = 1) -> int:
+    """The first of this landing's seeds, when it runs so many of so many; `every`: as `at_turn`'s,
+    where the test has that as well.
+    """
+    return LANDING // every * seeds % (of - of % seeds)
 
 
 def in_turn(cases: Sequence[object], every: int) -> list[ParameterSet]:

@@ -19,6 +19,20 @@ def test_landings_in_a_row_run_all_seeds_and_none_that_soak_does_not(
     assert sorted(ran) == [*range(98)]
 
 
+def test_a_campaign_that_has_its_turn_at_every_other_landing_runs_all_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of an even number of turns the even landings would see only half."""
+    monkeypatch.setattr(landing, "IS_LANDING", True)
+    ran: list[int] = []
+    for number in range(1250, 1250 + 2 * 14):
+        monkeypatch.setattr(landing, "LANDING", number)
+        if has_turn(0, every=2):
+            begin = turn_of(7, 100, every=2)
+            ran += range(begin, begin + 7)
+    assert sorted(ran) == [*range(98)]
+
+
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 def test_landings_in_a_row_run_each_case_once(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     ran: list[object] = []

@@ -143,7 +143,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @at_turn(0, every=2)
 def test_what_goes_for_room_while_columns_are_made_again_is_gone_and_the_rest_is_whole() -> None:
-    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=2))
     assert ends.count("evicted") >= SEEDS
     # Of a hundred seeds a few do; the twenty of a landing may have none.
     assert "amid" in ends or SEEDS < SEEDS_SOAK

@@ -113,7 +113,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
 
 @at_turn(0, every=2)
 def test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well() -> None:
-    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK))
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=2))
     assert {"rebuilt", "moved", "amid", "without one"} <= set(ends)
 
 
