@@ -94,6 +94,27 @@ def test_who_waits_for_a_drain_hears_that_another_has_taken_it_back(url: str) ->
     assert f"{leaving} is in now, not draining: somebody has said so" in said
 
 
+def test_who_waits_for_a_drain_hears_what_stays_there_for_a_load(url: str) -> None:
+    with ckpt.open(url) as store:
+        store.save("r", 1, {"a": np.arange(100_000)}).wait(WAIT_S)
+        leaving = next(f"t{i}" for i in range(6) if target(url, f"t{i}")["columns"])
+        with (
+            store.resolve("r", 1) as held,
+            start("target", "drain", leaving, "--wait", "--json", "--store", url) as waiting,
+        ):
+            assert waiting.stdout is not None
+            # All that is named there goes first.
+            progress = next(
+                each for each in map(json.loads, waiting.stdout) if not each.get("columns")
+            )
+            assert progress["message_type"] == "progress"
+            assert "elsewhere as well: they go once no load is left" in progress["held_up"]
+            held.close()
+            _, said = waiting.communicate(timeout=WAIT_S)
+        assert (waiting.returncode, said) == (0, "")
+    assert not target(url, leaving)["columns"]
+
+
 def test_an_interrupted_removal_holds_nothing(url: str, tmp_path: Path) -> None:
     directory = tmp_path / "burst"
     address = json.loads((directory / "ready.json").read_text())["address"]

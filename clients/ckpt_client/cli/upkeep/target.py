@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from ckpt.aio.local_targets import leave_place
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
@@ -53,7 +53,7 @@ from ckpt_client.cli.cluster import (
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted
 from ckpt_client.cli.upkeep.holding import end_process, hold, mark_held, pid_of
-from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, held_up, wait_for_repair
+from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, copies_held, held_up, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
 from ckpt_client.url import LocalUrl, parse_url
@@ -289,16 +289,24 @@ def _check_not_out(talk: Conversation, id: str) -> None:
 
 def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
     """Until nothing is there any more. Ctrl-C ends the waiting alone."""
-    left, said_s = changed, 0.0
+    left, copies, said_s = changed, 0, 0.0
     standing = changed.standing
     view = talk.repair()
 
+    def held() -> str:
+        read = "" if left.columns or not copies else f"; {copies_held(copies)}"
+        return f"{held_up(view)}{read}"
+
     def text() -> str:
         waits = "".join(f"; {name}: {why}" for name, why in view.problems[:1])
-        return f"{_what(left)}{held_up(view)}{waits}"
+        return f"{_what(left)}{held()}{waits}"
 
     with output.waiting(f"emptying {changed.target}", text):
-        while (left := _left(talk, changed)).columns or left.documents:
+        while True:
+            left = talk.change_target(changed.target, standing, force=False, dry_run=True)
+            copies = _columns_of(talk, changed.target)
+            if not (left.columns or left.documents or copies):
+                return
             if left.was not in EMPTIED:
                 raise CkptError(
                     f"{changed.target} is {left.was} now, not {standing}: somebody has said so"
@@ -307,17 +315,14 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
                 )
             if time.monotonic() - said_s >= RECORD_S:
                 said_s, view = time.monotonic(), talk.repair()
-                told = {"held_up": held_up(view)[2:], "problems": view.problems}
-                output.record("progress", {**asdict(left), **told})
+                said = {"held_up": held()[2:], "problems": view.problems}
+                output.record("progress", {**asdict(left), **said})
             time.sleep(LOOK_S)
 
 
-def _left(talk: Conversation, changed: TargetChanged) -> TargetChanged:
-    """What is named there; then the columns that it has still, if it is here."""
-    id, standing = changed.target, changed.standing
-    left = talk.change_target(id, standing, force=False, dry_run=True)
-    has = (target.columns for target in talk.status().targets if target.id == id)
-    return left if left.columns else replace(left, columns=next(has, 0))
+def _columns_of(talk: Conversation, id: str) -> int:
+    """That it has still, whether they are named there or not; 0 if it is not here."""
+    return next((target.columns for target in talk.status().targets if target.id == id), 0)
 
 
 def _what(changed: TargetChanged) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.cli.cluster import Conversation
-from ckpt_client.cli.output import Output
+from ckpt_client.cli.output import Output, counted
 
 LOOK_S: Final = 1.0
 RECORD_S: Final = 5.0
@@ -43,3 +43,11 @@ def held_up(view: RepairView) -> str:
     if view.worker_heard_s is None:
         return "; no worker was heard: run ckptd repair"
     return ""
+
+
+def copies_held(count: int) -> str:
+    """Why a target still has columns that are all elsewhere."""
+    return (
+        f"{counted(count, 'column')} left there, elsewhere as well: they go once no load is left"
+        " that may read them"
+    )
