@@ -29,16 +29,16 @@ of ours saves through the framework.
 
 
 def refuse_inside() -> None:
-    """Raise Refused where other people's code calls us from inside a call of ours."""
+    """Raise Refused where a signal's handler calls us from inside a call of ours."""
     if threading.get_ident() != threading.main_thread().ident:
         return  # No signal's handler runs there.
     frame: FrameType | None = sys._getframe(1)
-    is_theirs = False
+    theirs: list[FrameType] = []
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] not in _OURS:
-            is_theirs = True
-        elif is_theirs and name.startswith(_AT_WORK):
+            theirs.append(frame)
+        elif theirs and name.startswith(_AT_WORK) and any(map(_is_handler, theirs)):
             refusal = Refused(
                 "this signal handler has interrupted a call of ckpt, which cannot go on meanwhile",
                 hint="set a flag in the handler and save in the loop, as store.preemption does",
@@ -47,3 +47,14 @@ def refuse_inside() -> None:
             _log.error("refused: %s", refusal)
             raise refusal
         frame = frame.f_back
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether a signal has called it: then Python has given it the frame that it interrupted, and
+    nobody else gives a function its caller's. A method of ours that somebody has wrapped is none.
+    """
+    below = frame.f_back
+    for value in frame.f_locals.values():
+        if value is below or (isinstance(value, tuple) and any(one is below for one in value)):
+            return below is not None
+    return False

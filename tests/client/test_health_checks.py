@@ -245,10 +245,10 @@ def a_store_that_cannot_be_used(folder: Path) -> None:
             "--secret-file", str(case.directory / "secret"), "--patience-s", "0.5",
         ]  # fmt: skip
         with subprocess.Popen(line, env=case.environ, stderr=subprocess.DEVNULL) as drain:
-            wait_until(
-                lambda: case.check("DRAIN_FAILING") is not None, "it fails", PATIENCE_S, ASKED_S
-            )
-            drain.terminate()
+            try:
+                wait_until(lambda: bool(case.check("DRAIN_FAILING")), "it fails", PATIENCE_S)
+            finally:
+                drain.terminate()
         left = lambda: not case.status().document()["stores"][0]["workers"]  # noqa: E731
         wait_until(left, "its worker is gone", PATIENCE_S, ASKED_S)
         case.prove("DRAIN_FAILING", f"^ckpt drain forget file://{folder}/store/x$")

@@ -163,8 +163,9 @@ def test_the_same_target_is_replaced_twice(local: Local) -> None:
         remove_under(local.folder("t5"))
         wait_until(lambda: "DIRECTORY_UNKNOWN" in local.checks(), "it knocks", WAIT_S, ASKED_S)
         local.done("target", "replace", "t5")
+    wait_until(lambda: local.targets()["t5"]["state"] == "live", "it is back", WAIT_S, ASKED_S)
     refused = local.say("target", "replace", "t5")
-    assert refused.code in (0, 10), refused.err
+    assert (refused.code, "target t5 is live" in refused.err) == (11, True), refused.err
     local.check_whole(*STEPS)
 
 

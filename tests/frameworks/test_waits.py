@@ -162,7 +162,7 @@ def interrupting(wait: Callable[[], object]) -> Iterator[None]:
 
     def waits() -> bool:
         frame = sys._current_frames()[thread]
-        inside = frame.f_code.co_name in ("wait", "_read_one")
+        inside = frame.f_code.co_name in ("wait", "receive")
         while frame is not None and frame.f_code is not code:
             frame = frame.f_back
         return (inside and frame is not None) or ended.is_set()

@@ -175,7 +175,7 @@ _tell_plan = Opening._tell_plan
 
 def _decided_is_open(self: Opening, row: CatalogRow) -> None:
     """A restart forgets that the decision was made."""
-    _recover(self, catalog.replace(row, state=catalog.RowState.OPEN))
+    _recover(self, replace(row, state=catalog.RowState.OPEN))
 
 
 _recover = Opening.recover

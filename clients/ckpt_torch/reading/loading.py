@@ -152,10 +152,11 @@ def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
     for _, leaf in leaves(state):
         if isinstance(leaf, DTensor):
             yield leaf.to_local()
-        elif isinstance(leaf, torch.Tensor):
-            yield leaf
+        # That is a tensor as well, which has no bytes of its own.
         elif isinstance(leaf, ShardedTensor):
             yield from (shard.tensor for shard in leaf.local_shards())
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
 
 
 def give_back(state_dict: dict[str, object], state: dict[str, object], found: NewLeaves) -> None:
