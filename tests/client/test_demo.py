@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_client.demo.judge import NOT_HIT
 from tests.client.clikit import COMMAND, environment, on_terminal, run_installed
 from tests.harm import harmed
 from tests.pages import README
@@ -117,22 +116,10 @@ class Shown:
         return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", self.row(name))]
 
 
-TRIES = 3
-
-
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """What several tests look at is one run. Its bursts are short: none may be hit where others
-    work beside it.
-    """
-    for _ in range(TRIES):
-        found = one_run(tmp_path_factory.mktemp("demo"))
-        if NOT_HIT not in found.text:
-            break
-    return found
-
-
-def one_run(directory: Path) -> Shown:
+    """What several tests look at is one run."""
+    directory = tmp_path_factory.mktemp("demo")
     birthmark = secrets.token_hex(16)
     lines: list[str] = []
     threads: list[int] = []

@@ -20,9 +20,9 @@ from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
     AttemptNow,
+    BurstWatch,
     ColumnsNow,
     Glimpse,
-    HalfwayWatch,
     StatusNow,
     TargetNow,
     choose_victims,
@@ -32,6 +32,7 @@ from ckpt_client.local.processes import (
     MARK_NAME,
     end_marked,
     find_marked,
+    frozen,
     kill_processes,
     marked_environment,
 )
@@ -49,46 +50,25 @@ def status(*fragments: int, attempt: int | None = None, certified: int = 0) -> S
     return StatusNow(targets, attempts)
 
 
-def watch_after_one_save() -> HalfwayWatch:
-    """Saves every 4 steps; that of step 4 had 120 fragments; that of step 8 comes next."""
-    watch = HalfwayWatch(4)
-    watch.note_quiet(4, status(0, 0))
-    watch.note_quiet(8, status(40, 60))  # The last counters of the burst come a moment late.
-    watch.note_quiet(8, status(60, 60))
-    return watch
-
-
-def test_a_burst_is_seen_between_its_first_fragment_and_the_latest_share() -> None:
-    watch = watch_after_one_save()
-    assert watch.fragments_per_save == 120
+def test_a_burst_can_be_struck_between_its_first_and_its_last_fragment() -> None:
+    watch = BurstWatch(8, 120, 120)
     assert watch.look(status(60, 60)) is None
     assert watch.look(status(60, 60, attempt=8)) is None
     assert watch.look(status(61, 60, attempt=8)) == Glimpse(8, 1, 120)
-    assert watch.look(status(100, 92, attempt=8)) == Glimpse(8, 72, 120)
-    assert watch.look(status(101, 92, attempt=8)) is None
+    assert watch.look(status(120, 119, attempt=8)) == Glimpse(8, 119, 120)
+    assert watch.look(status(120, 120, attempt=8)) is None
+    assert watch.look(status(61, 60, attempt=4)) is None
 
 
-def test_a_burst_of_which_a_rank_is_certified_is_too_late() -> None:
-    assert watch_after_one_save().look(status(61, 60, attempt=8, certified=1)) is None
-
-
-def test_nothing_is_hit_before_the_size_of_a_save_is_known() -> None:
-    watch = HalfwayWatch(4)
-    watch.note_quiet(4, status(0, 0))
-    assert watch.look(status(1, 0, attempt=4)) is None
-    watch.note_quiet(8, status(60, 60, attempt=4))
-    watch.note_quiet(12, status(120, 120, attempt=8))
-    assert watch.look(status(130, 120, attempt=12)) is None
-
-
-def test_a_save_is_looked_at_until_it_has_ended() -> None:
-    watch = watch_after_one_save()
-    watch.note_quiet(12, status(70, 60, attempt=8))
-    assert watch.look(status(70, 60, attempt=8)) == Glimpse(8, 10, 120)
-    watch.note_quiet(12, status(120, 120))
-    assert watch.look(status(130, 110, attempt=8)) is None
-    assert watch.fragments_per_save == 120
-    assert watch.look(status(121, 120, attempt=12)) == Glimpse(12, 1, 120)
+def test_a_burst_that_got_away_is_waited_for_no_longer() -> None:
+    watch = BurstWatch(8, 120, 120)
+    assert not watch.is_over(status(60, 60))
+    assert not watch.is_over(status(60, 60, attempt=8))
+    assert not watch.is_over(status(90, 90, attempt=8))
+    certified = status(90, 90, attempt=8, certified=1)
+    assert watch.is_over(certified)
+    assert watch.look(certified) is None
+    assert watch.is_over(status(120, 120))
 
 
 def test_the_victims_hold_data_columns_of_every_rank() -> None:
@@ -263,6 +243,28 @@ def test_a_process_that_is_gone_needs_no_signal() -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     assert kill_processes([done.pid], signal.SIGKILL, 1.0) == set()
+    with frozen([done.pid]):
+        assert kill_processes([done.pid], signal.SIGKILL, 1.0) == set()
+
+
+def test_a_frozen_process_stands_still_goes_on_and_can_be_killed_meanwhile() -> None:
+    code = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with frozen([child.pid]):
+            wait_until(lambda: state_of(child.pid) == "T", "the child that stands still")
+        print("after", file=child.stdin, flush=True)
+        assert child.stdout.readline() == "after\n"
+        with frozen([child.pid]):
+            assert kill_processes([child.pid], signal.SIGKILL, 10.0) == set()
+        assert child.wait() == -signal.SIGKILL
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_a_process_that_ignores_the_signal_is_named() -> None:

@@ -15,14 +15,17 @@ from ckpt_client.demo.cluster import DemoCluster, start_cluster
 from ckpt_client.demo.fleet import Fleet, FleetPlan, RankSaid
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.screen import Screen
-from ckpt_client.demo.strike import AttemptNow, Glimpse, HalfwayWatch, choose_victims
-from ckpt_client.demo.words import Finished, Resumed, SaveReturned, StepDone
-from ckpt_client.local.processes import find_marked, kill_processes
+from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, StatusNow, choose_victims
+from ckpt_client.demo.words import Finished, Resumed, SaveHeld, SaveReturned, StepDone
+from ckpt_client.local.processes import find_marked, frozen, kill_processes
 
 VICTIM_COUNT: Final = 2
 WATCH_S: Final = 0.003
 """Between two looks at a burst."""
 HEAR_S: Final = 0.2
+CALM_S: Final = 0.1
+"""Counters of the last burst come a moment after it has ended."""
+CALM_TIMEOUT_S: Final = 60.0
 KILL_TIMEOUT_S: Final = 10.0
 SILENCE_S: Final = 120.0
 """No word from any rank for so long is a failure."""
@@ -30,8 +33,9 @@ SILENCE_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Who is to be killed, known before the moment comes."""
+    """Who is to be killed, and when: known before the moment comes."""
 
+    watch: BurstWatch
     victims: tuple[str, ...]
     target_pids: tuple[int, ...]
     stager_pids: tuple[int, ...]
@@ -68,6 +72,8 @@ class Said:
     """On the monotonic clock: all ranks had done a step."""
     steps: dict[int, int] = field(default_factory=dict)
     """rank -> the last step that it has done."""
+    held: dict[int, int] = field(default_factory=dict)
+    """rank -> the step before whose save it waits."""
 
 
 @dataclass(slots=True)
@@ -103,7 +109,7 @@ class Course:
         options, outcome = self._options, self._outcome
         self._screen.begin("control run, without ckpt", options.steps)
         said = Said()
-        with Fleet(self._plan("", "control")) as fleet:
+        with Fleet(self._plan("", "control", hold_from=0)) as fleet:
             self._listen(fleet, said)
         outcome.control = said.finished
 
@@ -112,11 +118,11 @@ class Course:
         try:
             self._screen.note(f"{options.targets} targets, code {options.code}, restart=never")
             self._screen.begin("disturbed run", options.steps)
-            with Fleet(self._plan(url, "first")) as fleet:
+            with Fleet(self._plan(url, "first", hold_from=2 * options.save_every)) as fleet:
                 outcome.strike = self._disturb(fleet, cluster, outcome.before)
             if outcome.strike is not None:
                 self._screen.begin("resumed run", options.steps)
-                with Fleet(self._plan(url, "second")) as fleet:
+                with Fleet(self._plan(url, "second", hold_from=0)) as fleet:
                     self._listen(fleet, outcome.after)
             outcome.committed = cluster.committed()
         finally:
@@ -127,36 +133,58 @@ class Course:
     # ----------------------------------------------------------------------- the strike
 
     def _disturb(self, fleet: Fleet, cluster: DemoCluster, said: Said) -> StrikeRecord | None:
-        """Let it train until a burst can be hit, and hit; None when the training ended before."""
-        every = self._options.save_every
-        watch = HalfwayWatch(every)
-        aim: Aim | None = None
+        """Hit a burst, from the second on; None when the training ended before one was hit."""
+        self._listen(fleet, said)
         while not fleet.silent:
-            heard = self._hear(fleet, said, WATCH_S)
-            newest = max(
-                (one.word.step for one in heard if isinstance(one.word, StepDone)), default=0
-            )
-            if newest:
-                watch.note_quiet(-(-newest // every) * every, cluster.status())
-            if not watch.fragments_per_save:
-                continue
-            if newest:
-                aim = self._take_aim(cluster)
-            glimpse = watch.look(cluster.status()) if aim is not None else None
-            if aim is not None and glimpse is not None:
-                return self._strike(fleet, cluster, said, glimpse, aim)
+            aim = self._take_aim(cluster, min(said.held.values()))
+            said.held.clear()
+            with frozen(aim.target_pids):
+                fleet.let_go()
+                glimpse = self._watch(fleet, cluster, said, aim.watch)
+                if glimpse is not None:
+                    return self._strike(fleet, cluster, said, glimpse, aim)
+            self._listen(fleet, said)
         return None
 
-    def _take_aim(self, cluster: DemoCluster) -> Aim | None:
+    def _take_aim(self, cluster: DemoCluster, step: int) -> Aim:
         """At the targets whose loss hurts the newest checkpoint most, and at all stagers."""
+        stored = self._calm(cluster).fragments
         committed = cluster.committed()
         if not committed:
-            return None
+            raise CkptError(f"nothing is committed before step {step}: see `ckpt demo --keep`")
         columns = cluster.show(committed[-1].step).columns
         victims = choose_victims(columns, Code.parse(self._options.code).k, VICTIM_COUNT)
         pids = {each.id: each.pid for each in cluster.status().targets}
-        target_pids = tuple(pid for name in victims if (pid := pids[name]) is not None)
-        return Aim(victims, target_pids, self._stagers())
+        return Aim(
+            watch=BurstWatch(step, stored, stored // len(committed)),
+            victims=victims,
+            target_pids=tuple(pid for name in victims if (pid := pids[name]) is not None),
+            stager_pids=self._stagers(),
+        )
+
+    def _calm(self, cluster: DemoCluster) -> StatusNow:
+        """The status when no save is under way and all that was stored is counted."""
+        deadline_s = time.monotonic() + CALM_TIMEOUT_S
+        before, now = None, cluster.status()
+        while now.attempts or before is None or before.fragments != now.fragments:
+            if time.monotonic() > deadline_s:
+                raise CkptError(f"the save before is not committed after {CALM_TIMEOUT_S:g} s")
+            time.sleep(CALM_S)
+            before, now = now, cluster.status()
+        return now
+
+    def _watch(
+        self, fleet: Fleet, cluster: DemoCluster, said: Said, watch: BurstWatch
+    ) -> Glimpse | None:
+        """The burst, as soon as it can be struck; None when it got away."""
+        while not fleet.silent:
+            self._hear(fleet, said, WATCH_S)
+            status = cluster.status()
+            if (glimpse := watch.look(status)) is not None:
+                return glimpse
+            if watch.is_over(status):
+                break
+        return None
 
     def _stagers(self) -> tuple[int, ...]:
         return tuple(one.pid for one in find_marked(self._mark) if one.is_stager)
@@ -194,7 +222,7 @@ class Course:
 
     # ----------------------------------------------------------------------- listening
 
-    def _plan(self, url: str, launch: str) -> FleetPlan:
+    def _plan(self, url: str, launch: str, *, hold_from: int) -> FleetPlan:
         options = self._options
         return FleetPlan(
             ranks=options.ranks,
@@ -204,13 +232,14 @@ class Course:
             width=options.width,
             url=url,
             launch=launch,
+            hold_from=hold_from,
             directory=self._directory,
         )
 
     def _listen(self, fleet: Fleet, said: Said) -> None:
-        """Until the ranks have nothing more to say."""
+        """Until the ranks have nothing more to say, or all of them wait before a save."""
         heard_s = time.monotonic()
-        while not fleet.silent:
+        while not fleet.silent and len(said.held) < self._options.ranks:
             if self._hear(fleet, said, HEAR_S):
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > SILENCE_S:
@@ -222,6 +251,8 @@ class Course:
             match one.word:
                 case StepDone():
                     self._note_step(one.rank, one.word, said)
+                case SaveHeld():
+                    said.held[one.rank] = one.word.step
                 case SaveReturned():
                     said.saves.append(one.word)
                 case Resumed():

@@ -48,6 +48,8 @@ class FleetPlan:
     width: int
     url: str
     launch: str
+    hold_from: int
+    """As TrainerPlan says."""
     directory: Path
     """Receives what ranks say on stderr, one log for each."""
 
@@ -115,6 +117,14 @@ class Fleet:
                 self._ended(rank)
         return heard
 
+    def let_go(self) -> None:
+        """Let ranks that wait before a save go on; a rank that has ended is heard of as ever."""
+        for each in self._processes:
+            assert each.stdin is not None
+            with suppress(BrokenPipeError):
+                each.stdin.write(b"\n")
+                each.stdin.flush()
+
     def kill(self) -> None:
         """SIGKILL to every rank that still runs; wait until all are gone. That is no failure."""
         self._killed = True
@@ -157,6 +167,7 @@ class Fleet:
             width=plan.width,
             url=plan.url,
             launch=plan.launch,
+            hold_from=plan.hold_from,
         )
         argument = msgspec.json.encode(words).decode()
         return start_child(
@@ -164,6 +175,7 @@ class Fleet:
             environment={**child_environment(), **ONE_THREAD},
             stderr=log,
             pass_fds=tuple(peers.values()),
+            hears=plan.hold_from > 0,
         )
 
     def _pipe(self, rank: int) -> IO[bytes]:

@@ -1,6 +1,7 @@
 """When and whom does the demo kill? Decisions over what the coordinator says, without effects.
 
 The moment: inside a burst, after the first and before the last fragment of a save is on a target.
+The victims stand still from before the burst on, so that it cannot be over before it was seen.
 The victims: the targets whose loss leaves no rank without something to rebuild.
 """
 
@@ -8,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Final
 
 import msgspec
-
-LATEST_SHARE: Final = 0.6
-"""With a larger share stored than this, a burst may be over before a signal arrives."""
 
 
 class TargetNow(msgspec.Struct, frozen=True):
@@ -69,40 +66,32 @@ class Glimpse(msgspec.Struct, frozen=True):
     fragments_total: int
 
 
-class HalfwayWatch:
-    """I learn how many fragments a save has, and say when one is half way."""
+class BurstWatch:
+    """I say when a save has something stored and lacks something, and when it is too late.
 
-    def __init__(self, save_every: int) -> None:
-        self._save_every = save_every
-        #: Step of a save -> fragments that were stored before it began.
-        self._quiet: dict[int, int] = {}
-        #: Step of the save that comes next, or is under way.
-        self._next = 0
+    step: of the save, which has not begun.
+    stored: fragments on all targets before it; nothing else is under way.
+    total: fragments that it is going to have, as those before it showed.
+    """
 
-    def note_quiet(self, next_save: int, status: StatusNow) -> None:
-        """What is stored before save `next_save`; until the one before has ended I keep to that."""
-        if next_save != self._next and status.attempt(self._next) is not None:
-            return
-        self._next = next_save
-        if not status.attempts:
-            self._quiet[next_save] = status.fragments
-
-    @property
-    def fragments_per_save(self) -> int:
-        """Fragments of a save, as the one before showed; 0 while that is not known."""
-        before, now = self._quiet.get(self._next - self._save_every), self._quiet.get(self._next)
-        return now - before if before is not None and now is not None else 0
+    def __init__(self, step: int, stored: int, total: int) -> None:
+        self._step = step
+        self._before = stored
+        self._total = total
 
     def look(self, status: StatusNow) -> Glimpse | None:
-        """The burst, if it is under way, has stored something, and has enough left to be struck."""
-        total = self.fragments_per_save
-        attempt = status.attempt(self._next)
-        if not total or attempt is None or attempt.ranks_certified:
+        """The burst, if it is under way, has stored something, and can be struck."""
+        attempt, stored = status.attempt(self._step), status.fragments - self._before
+        if attempt is None or attempt.ranks_certified or not 0 < stored < self._total:
             return None
-        stored = status.fragments - self._quiet[self._next]
-        if not 0 < stored <= LATEST_SHARE * total:
-            return None
-        return Glimpse(self._next, stored, total)
+        return Glimpse(self._step, stored, self._total)
+
+    def is_over(self, status: StatusNow) -> bool:
+        """A rank is certified, or the whole save has ended."""
+        attempt = status.attempt(self._step)
+        if attempt is not None:
+            return attempt.ranks_certified > 0
+        return status.fragments > self._before
 
 
 def choose_victims(columns: Sequence[ColumnsNow], data_count: int, count: int) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from ckpt_client.demo.words import (
     RUN_NAME,
     Finished,
     Resumed,
+    SaveHeld,
     SaveReturned,
     Started,
     StepDone,
@@ -160,6 +161,8 @@ def train(plan: TrainerPlan, mesh: Mesh, store: ckpt.Store | None) -> None:
         step = trainer.training.step
         _say(StepDone(step, loss))
         if store is not None and (step % plan.save_every == 0 or step == plan.steps):
+            if 0 < plan.hold_from <= step:
+                _hold(step)
             save = store.save(
                 RUN_NAME, step, trainer.state(), rank=plan.rank, world_size=plan.world_size
             )
@@ -188,6 +191,13 @@ def _resume(plan: TrainerPlan, store: ckpt.Store, trainer: Trainer) -> None:
                 redundancy=str(checkpoint.redundancy),
             )
         )
+
+
+def _hold(step: int) -> None:
+    """Wait until whoever started us has a line for us. Raises EOFError when it is gone."""
+    _say(SaveHeld(step))
+    if not sys.stdin.buffer.readline():
+        raise EOFError("nobody is left who could let the save begin")
 
 
 def _digest(*arrays: NDArray[np.float32]) -> str:

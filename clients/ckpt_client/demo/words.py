@@ -23,6 +23,8 @@ class TrainerPlan(msgspec.Struct, frozen=True):
     url: str
     """Empty: nothing is saved and nothing is loaded."""
     launch: str
+    hold_from: int
+    """Before each save from this step on, the rank says so and waits for a line; 0: never."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -50,6 +52,12 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
     loss: float
 
 
+class SaveHeld(msgspec.Struct, frozen=True, tag="held"):
+    """The next thing is the save of this step, once there is a line on standard input."""
+
+    step: int
+
+
 class SaveReturned(msgspec.Struct, frozen=True, tag="saved"):
     """`save` has returned: so long did the training stand still."""
 
@@ -72,7 +80,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The same of this rank's part of each batch."""
 
 
-Word = Started | Resumed | StepDone | SaveReturned | Finished
+Word = Started | Resumed | StepDone | SaveHeld | SaveReturned | Finished
 _encoder = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Word]] = msgspec.json.Decoder(Word)
 

@@ -77,18 +77,20 @@ def kill_processes(pids: Iterable[int], number: signal.Signals, timeout_s: float
 
     A descriptor of the process is held meanwhile, so that a reused number is never hit.
     """
-    waiting: dict[int, int] = {}
-    try:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                waiting[os.pidfd_open(pid)] = pid
-        for descriptor in waiting:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, number)
-        return _wait_gone(waiting, time.monotonic() + timeout_s)
-    finally:
-        for descriptor in waiting:
-            os.close(descriptor)
+    with _held(pids) as held:
+        _signal(held, number)
+        return _wait_gone(held, time.monotonic() + timeout_s)
+
+
+@contextmanager
+def frozen(pids: Iterable[int]) -> Iterator[None]:
+    """They stand still meanwhile; who was killed meanwhile stays dead."""
+    with _held(pids) as held:
+        _signal(held, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal(held, signal.SIGCONT)
 
 
 def end_marked(mark: str, timeout_s: float) -> set[int]:
@@ -100,6 +102,26 @@ def end_marked(mark: str, timeout_s: float) -> set[int]:
         kill_processes(found, signal.SIGKILL, max(0.0, deadline_s - time.monotonic()))
         time.sleep(POLL_S)  # A killed process of ours stays in the list until it is reaped.
     return set()
+
+
+@contextmanager
+def _held(pids: Iterable[int]) -> Iterator[dict[int, int]]:
+    """Descriptor -> the process that it stands for, of those that are there."""
+    held: dict[int, int] = {}
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                held[os.pidfd_open(pid)] = pid
+        yield held
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _signal(descriptors: Iterable[int], number: signal.Signals) -> None:
+    for descriptor in descriptors:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
 
 
 def _wait_gone(waiting: dict[int, int], deadline_s: float) -> set[int]:
