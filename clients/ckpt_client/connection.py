@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpt.aio.clock import draw
+from ckpt.aio.inherited import hold_standard_numbers
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
@@ -31,6 +32,7 @@ class Connection:
         self, url: LocalUrl | RemoteUrl, launch_key: str | None, start_timeout_s: float
     ) -> None:
         """Raises Refused, Unauthorized, Unavailable."""
+        hold_standard_numbers()
         self.url = url
         self._launch_key = launch_key
         self._start_timeout_s = start_timeout_s

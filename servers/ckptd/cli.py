@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from ckpt.aio.descriptors import raise_limit
+from ckpt.aio.inherited import hear_signals, open_missing_streams
 from ckpt.aio.private import keep_private
-from ckpt.aio.standard_streams import open_missing_streams
 from ckpt.base.errors import CkptError
 from ckpt.base.extras import needing
 
@@ -43,6 +43,7 @@ PROGRAMS: Final = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, that of the error (see `ckpt.base.errors`), or 130 for a Ctrl-C."""
     open_missing_streams()
+    hear_signals()
     keep_private()
     given = list(sys.argv[1:] if argv is None else argv)
     program = given[0] if given else ""

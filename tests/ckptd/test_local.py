@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,16 +29,22 @@ from tests.harm import WITHOUT_LIBRARY, WRONG_ISAL, harmed
 from tests.waiting import WAIT_S, wait_until
 
 Ready = dict[str, object]
+DEAF = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Local:
     """A supervisor of DIR."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, within: Sequence[str] = ()) -> None:
         self.directory = directory
         self.errors = directory.with_suffix(".errors").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ckptd.cli", "local", str(directory), *flags],
+            [*within, sys.executable, "-m", "ckptd.cli", "local", str(directory), *flags],
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
         )
@@ -174,6 +180,22 @@ def test_a_killed_target_comes_back_a_held_one_not_until_it_is_released(
     wait_until(lambda: local.target_pids()["t1"] is None, "t1 is down")
     (tmp_path / "d" / "targets" / "t1" / "held").unlink()
     wait_until(lambda: local.target_pids()["t1"] not in (second, None), "t1 runs again")
+
+
+def test_what_its_starter_ignores_or_blocks_keeps_nobody_from_running_again_or_ending(
+    tmp_path: Path, locals_: list[Local]
+) -> None:
+    """A training that wants no zombies, and a thread that leaves signals to another one."""
+    within = [sys.executable, "-c", DEAF]
+    locals_.append(local := Local(tmp_path / "d", "--targets", "1", within=within))
+    local.ready()
+    killed = local.target_pids()["t0"]
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: local.target_pids()["t0"] not in (killed, None), "t0 runs again")
+    pids = local.all_pids()
+    assert local.stop() == 0
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_with_restart_never_a_killed_target_stays_down(
