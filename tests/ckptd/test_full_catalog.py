@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 from ckptd.catalog.room import RESERVE_BYTES, STEP_BYTES, give_reserve, keep_reserve
 from tests.ckptd.catalogs import begin_term
 from tests.small_disk import FILL, run_on_small_disk
+from tests.tree import ROOT
 
 LIMIT_S = 120.0
 SCRIPT = (
@@ -75,6 +79,47 @@ print(json.dumps(ends))
 """
 )
 
+LIMITED = """
+import asyncio, json, os, resource, sys
+from pathlib import Path
+from queue import SimpleQueue
+from ckpt.base.errors import NoSpace
+from ckpt.protocol.coordinator.catalog import Persist
+from ckpt.testing.catalog_entries import attempt
+from ckptd.catalog.sqlite import SqliteCatalog, read_image
+from tests.waiting import wait_until
+
+directory = Path(sys.argv[1])
+ends = {}
+
+def opened():
+    catalog = SqliteCatalog.open(directory, None, "c1")
+    heard = SimpleQueue()
+    catalog.start(heard.put, heard.put)
+    return catalog, heard
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+catalog, heard = opened()
+limit((directory / "catalog.sqlite-wal").stat().st_size)
+catalog.submit(Persist(1, (attempt(1),)))
+wait_until(lambda: catalog.full is not None or not heard.empty(), "it finds no room")
+ends["said"] = str(catalog.full)
+limit(resource.RLIM_INFINITY)
+ends["heard"] = heard.get(timeout=30)
+ends["full after"] = str(catalog.full)
+asyncio.run(catalog.close())
+limit(1)
+try:
+    opened()
+except NoSpace as error:
+    ends["a start"] = str(error)
+limit(resource.RLIM_INFINITY)
+ends["kept"] = [id.step for id in read_image(directory)[1].rows]
+print(json.dumps(ends))
+"""
+
 
 def test_what_finds_no_room_waits_and_a_start_has_room_for_its_term(tmp_path: Path) -> None:
     mounted = tmp_path / "disk"
@@ -89,6 +134,23 @@ def test_what_finds_no_room_waits_and_a_start_has_room_for_its_term(tmp_path: Pa
     assert ends["term"] == 6
     assert ends["the end"] == "no_space", "what waited at the close is not stored"
     assert (ends["in order"], ends["kept"]) == (True, True)
+
+
+def test_a_file_that_may_not_grow_is_no_disk_that_fails(tmp_path: Path) -> None:
+    """Nor is a quota that is used up, of which SQLite says the same."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "c")]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT
+    )
+    assert ended.returncode == 0, ended.stderr
+    ends = json.loads(ended.stdout)
+    assert ends["said"] == (
+        f"the disk of {tmp_path}/c has no room for the catalog: File too large; raise the"
+        " coordinator's limit of a file's size (ulimit -f, prlimit --fsize); what waits is then"
+        " stored"
+    )
+    assert (ends["heard"], ends["full after"], ends["kept"]) == (1, "None", [1])
+    assert ends["a start"].startswith(f"no room for the catalog in {tmp_path}/c: File too large")
 
 
 def test_each_step_of_the_reserve_is_given_once_and_it_is_made_whole(tmp_path: Path) -> None:

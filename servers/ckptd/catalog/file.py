@@ -11,6 +11,7 @@ from typing import Final
 
 from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
+from ckptd.catalog.room import remedy, shortage
 from ckptd.directory import make_directory, open_lock
 from ckptd.local.cluster_file import FILE_NAME
 
@@ -124,8 +125,9 @@ def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptEr
     """
     what = what or f"the catalog in {directory}"
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
-        return NoSpace(f"no room for {what}: {error}", hint="make room there")
+    said = shortage(directory, error)
+    if said is not None:
+        return NoSpace(f"no room for {what}: {said.strerror}", hint=remedy(directory, said))
     if code in _KEPT_FROM_USE:
         return Unavailable(
             f"{what} cannot be used: {error}",

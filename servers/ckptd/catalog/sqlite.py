@@ -54,7 +54,7 @@ from ckptd.catalog.file import (
     mending_command,
     unusable,
 )
-from ckptd.catalog.room import LOOK_S, give_reserve, is_full, keep_reserve, no_room
+from ckptd.catalog.room import LOOK_S, give_reserve, keep_reserve, no_room, shortage
 from ckptd.directory import make_directory
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -202,9 +202,10 @@ class SqliteCatalog:
             try:
                 _store(self._connection, entries)
             except (sqlite3.Error, KeyError) as error:
-                if not is_full(error):
+                said = shortage(self._directory, error)
+                if said is None:
                     return CkptError(f"the catalog cannot be written: {error}")
-                self.full = no_room(self._directory)
+                self.full = no_room(self._directory, said)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closing, LOOK_S):
                         return self.full
