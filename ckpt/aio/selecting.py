@@ -56,6 +56,11 @@ def selector_with_bell() -> tuple[BulkSelector, int]:
     descriptors.
     """
     try:
-        return BulkSelector(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            return BulkSelector(), bell
+        except OSError:
+            os.close(bell)
+            raise
     except OSError as error:
         raise system_error("no connection can be made", error) from None

@@ -10,6 +10,11 @@ from typing import Final
 
 from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
 
+
+class Scarce(Unavailable):
+    """This process, or its machine, has none left of what it takes to ask; no peer is to blame."""
+
+
 _ROOM: Final = "make room there"
 _RIGHTS: Final = "this user needs the right to write there"
 _KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {
@@ -19,10 +24,10 @@ _KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {
     errno.EROFS: (Refused, "mount it for writing, or name another directory"),
     errno.EACCES: (Refused, _RIGHTS),
     errno.EPERM: (Refused, _RIGHTS),
-    errno.EMFILE: (Unavailable, "raise this process's limit of open files: ulimit -n"),
-    errno.ENFILE: (Unavailable, "no file can be opened on this machine: raise fs.file-max"),
+    errno.EMFILE: (Scarce, "raise this process's limit of open files: ulimit -n"),
+    errno.ENFILE: (Scarce, "no file can be opened on this machine: raise fs.file-max"),
     errno.ENOMEM: (NoSpace, "give it more memory: ulimit -v, or its cgroup's limit"),
-    errno.EAGAIN: (Unavailable, "raise the limit of processes: ulimit -u, or its pids.max"),
+    errno.EAGAIN: (Scarce, "raise the limit of processes: ulimit -u, or its pids.max"),
 }
 """Whose cause lies outside of ckpt: which of our errors it is, and what helps."""
 

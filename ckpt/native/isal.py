@@ -15,6 +15,7 @@ from functools import cache
 from typing import Final
 
 from ckpt.base.errors import CkptError
+from ckpt.native.loading import ensure_loading
 
 Tables = ctypes.Array[ctypes.c_char]
 
@@ -80,6 +81,7 @@ class Isal:
 @cache
 def find_isal() -> Isal:
     """The first ISA-L that loads; raises CkptError when this machine has none."""
+    ensure_loading("ISA-L")
     for path in _candidates():
         try:
             return Isal(path)

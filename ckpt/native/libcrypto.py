@@ -13,6 +13,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from ckpt.base.errors import CkptError
+from ckpt.native.loading import ensure_loading
 
 _SYSTEM_NAMES: Final = ("libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.3.dylib")
 
@@ -75,6 +76,7 @@ def _bound(library: ctypes.CDLL, how: Encrypting) -> CipherCalls:
 @cache
 def find_libcrypto() -> Libcrypto:
     """The first that loads; raises CkptError when this machine has none."""
+    ensure_loading("libcrypto")
     for path in _candidates():
         try:
             return Libcrypto(path)

@@ -12,6 +12,7 @@ from typing import Final
 
 from ckpt.base.errors import CkptError
 from ckpt.native.isal import Kernels
+from ckpt.native.loading import ensure_loading
 
 LIBRARY: Final = Path(__file__).with_name("libckpt.so.1")
 """Not `.so` alone: Python would take it for a module of its own."""
@@ -179,6 +180,7 @@ class Library:
 @cache
 def find_library() -> Library:
     """The library of this installation; raises CkptError where there is none that loads."""
+    ensure_loading("ckpt's native library")
     try:
         return Library(LIBRARY)
     except (OSError, AttributeError) as error:

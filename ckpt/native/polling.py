@@ -79,7 +79,9 @@ class BulkPoll:
             ctypes.memmove(table, self._table, ctypes.sizeof(self._table))
             self._use(table)
         if not self._state.kernels:
-            # Not before it is used: most processes that wait for sockets never get a bulk.
+            # Not before it is used: most processes that wait for sockets never get a bulk. `wait`
+            # takes the library, and must not raise what ends more than one connection.
+            find_library()
             self._state.kernels = ctypes.pointer(find_isal().kernels)
         return self._table[descriptor]
 

@@ -11,6 +11,7 @@ from typing import Final, Self
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
+from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
 from ckpt.format.checksum import Buffer, Xxh3, xxh3_128
 from ckpt.format.documents.record import CommitRecord
@@ -49,21 +50,22 @@ class IndexSource:
         `name`: the reader's, for people."""
         self._record = record
         self._holders = holders
-        self._clients = {
-            target: RpcClient(
-                nearest_address(addresses[target]),
-                Caller(
-                    secret,
-                    Role.READER,
-                    name,
-                    server_role=Role.TARGET,
-                    cluster=record.cluster,
-                    server_name=target,
-                ),
-            )
-            for target in holders
-            if target in addresses
-        }
+        self._clients: dict[TargetId, RpcClient] = {}
+        try:
+            for target in holders:
+                if target in addresses:
+                    caller = Caller(
+                        secret,
+                        Role.READER,
+                        name,
+                        server_role=Role.TARGET,
+                        cluster=record.cluster,
+                        server_name=target,
+                    )
+                    self._clients[target] = RpcClient(nearest_address(addresses[target]), caller)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -134,11 +136,12 @@ class IndexSource:
     def _whole_copies(self, patience_s: float) -> list[_Memory]:
         """One copy with the right digest, else all that could be read: their parts may mend each
         other."""
-        size, damaged, away = self._record.index_bytes, [], IndexUnreadable("no copy of the index")
+        size, damaged = self._record.index_bytes, []
+        away: Unavailable = IndexUnreadable("no copy of the index")
         for client in self._ordered():
             try:
                 document = bytes(_Fetch(client, self._checkpoint, patience_s)(0, size))
-            except IndexUnreadable as error:
+            except (IndexUnreadable, Scarce) as error:
                 away = error
                 continue
             if xxh3_128(document) == self._record.index_digest:
@@ -189,6 +192,8 @@ class _Fetch:
         question = ReadDocument(DocumentKind.INDEX, self._checkpoint, start, end)
         try:
             answer, bulk = self._client.call(question, timeout_s=self._patience_s)
+        except Scarce:
+            raise
         except CkptError as error:
             raise IndexUnreadable(f"the index is out of reach: {error.message}") from error
         if not isinstance(answer, DocumentData) or answer.offset != start or not len(bulk):

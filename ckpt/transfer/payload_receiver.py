@@ -105,6 +105,7 @@ AHEAD_PAYLOAD_BYTES_MIN: Final = 64 * MiB
 """Of a smaller payload so few bytes are read that nothing is made ahead for them."""
 AHEAD_BYTES_MAX: Final = 64 * MiB
 """Of cells that are made ahead."""
+_REMEDY: Final = "see ckpt status; the targets that are down hold its bytes"
 
 
 def read_payloads(
@@ -147,6 +148,8 @@ class PayloadReceiver:
         #: Payloads that were read whole.
         self._ended: list[tuple[ReadJob, ReadStatistics]] = []
         self._verify_cpu_s = 0.0
+        #: What the first lost connection said to do.
+        self._remedy = ""
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +173,7 @@ class PayloadReceiver:
         self._progress = progress
         self._jobs = deque(job for job in jobs if job.landings)
         self._wanted_bytes = sum(job.landings.wanted_bytes for job in self._jobs)
-        self._ended, self._verify_cpu_s = [], 0.0
+        self._ended, self._verify_cpu_s, self._remedy = [], 0.0, ""
         begun, begun_cpu, decoded_s = time.monotonic(), time.thread_time(), self._worker.cpu_s
         try:
             self._work()
@@ -293,7 +296,7 @@ class PayloadReceiver:
         if damaged:
             raise PayloadDamaged(read.job.payload, message)
         assert code == "unavailable"
-        raise Unavailable(message, hint="see ckpt status; the targets that are down hold its bytes")
+        raise Unavailable(message, hint=self._remedy or _REMEDY)
 
     # ----------------------------------------------------------------------- targets
 
@@ -368,6 +371,7 @@ class PayloadReceiver:
             case LinkClosed(link, error):
                 if isinstance(error, Unauthorized):
                     raise error
+                self._remedy = self._remedy or error.hint
                 target = self._target_of(link)
                 if target is not None:
                     self._gone(target, error.message)

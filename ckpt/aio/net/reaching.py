@@ -9,6 +9,7 @@ import socket
 from ckpt.aio.net.address import Address, endpoint_by_resolver
 from ckpt.aio.net.sockets import tune
 from ckpt.base.errors import Unavailable
+from ckpt.base.system_errors import Scarce, system_error
 
 
 def reach(where: Address) -> tuple[socket.socket, int]:
@@ -19,8 +20,13 @@ def reach(where: Address) -> tuple[socket.socket, int]:
     try:
         endpoint = endpoint_by_resolver(where)
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
-    except (OSError, Unavailable) as error:
+    except Unavailable as error:
         raise Unavailable(f"cannot connect to {where}: {error}") from None
+    except OSError as error:
+        found = system_error(f"cannot connect to {where}", error)
+        if isinstance(found, Scarce):
+            raise found from None
+        raise Unavailable(found.message, hint=found.hint) from None
     try:
         tune(sock)
         return sock, sock.connect_ex(endpoint.sockaddr)

@@ -34,6 +34,7 @@ from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkOpened, LinkRec
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
+from ckpt.base.system_errors import Scarce
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message, asked_again
 from ckpt.format.messages.hello import Failed, Role
@@ -259,7 +260,7 @@ class RpcClient:
         reason, hint = ("", "") if last is None else (f": {last.message}", last.hint)
         what = type(message).__name__
         text = f"no answer to {what} from {self.address} in {timeout_s:g} s{reason}"
-        return Unavailable(text, hint=hint)
+        return (Scarce if isinstance(last, Scarce) else Unavailable)(text, hint=hint)
 
     # ----------------------------------------------------------------------- the thread
 

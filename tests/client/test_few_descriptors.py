@@ -1,0 +1,76 @@
+"""A load in a process that may open hardly anything more, as a training whose loaders of data hold
+all that `ulimit -n` allows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt
+from ckpt.base.system_errors import Scarce
+from ckpt.native.isal import find_isal
+from ckpt.native.libcrypto import find_libcrypto
+from ckpt.native.library import find_library
+from tests.client.clikit import run
+from tests.no_descriptors import no_descriptors
+
+LOADS = """
+import os, resource, sys
+import ckpt
+
+def opened():
+    return sorted(os.listdir("/proc/self/fd"))
+
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+with ckpt.open(sys.argv[1]) as store:
+    assert len(store.load("r")["a"]) == 1 << 16
+    before = opened()
+    for left in (1, 5, 12, 15):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + left, hard))
+        try:
+            with store.resolve("r", 1, timeout_s=1.0) as found:
+                found.load()
+        except ckpt.Unavailable as error:
+            assert "ulimit -n" in str(error), error
+            assert "ckpt status" not in str(error), error
+        else:
+            assert left > 10, "so few are enough"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert opened() == before, f"with {left} left something stays open"
+    assert len(store.load("r")["a"]) == 1 << 16
+"""
+
+
+def test_a_load_without_descriptors_blames_nobody_keeps_none_and_works_again(
+    tmp_path: Path,
+) -> None:
+    url = f"ckpt+local://{tmp_path / 'few'}?targets=7&code=4+2"
+    elsewhere = tmp_path / "runtime"
+    elsewhere.mkdir(mode=0o700)
+    try:
+        with ckpt.open(url) as store:
+            store.save("r", 1, {"a": np.arange(1 << 16)}).wait(60)
+        # No stager's memory is found from there.
+        environ = {**os.environ, "XDG_RUNTIME_DIR": str(elsewhere)}
+        command = [sys.executable, "-c", LOADS, url]
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, check=False, env=environ
+        )
+        assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+        assert "judge" not in ended.stderr
+    finally:
+        assert run("local", "stop", str(tmp_path / "few")).code == 0
+
+
+def test_a_library_that_cannot_be_opened_now_is_not_missing() -> None:
+    for find in (find_isal, find_library, find_libcrypto):
+        with no_descriptors(), pytest.raises(Scarce, match=r"cannot be loaded: Too many.*"):
+            find.__wrapped__()
+        assert find.__wrapped__()
