@@ -15,6 +15,10 @@ from tests.ha.places import Prefix, asked, in_base64, names_in, no_fault, proxie
 from tests.stores.proxy import Fault, Request
 from tests.waiting import wait_until
 
+OF_NO_RECORD = (
+    '{"state": "committed", "launch": 1, "launch_key": null, "world_size": 1, "reason": ""}'
+)
+
 
 @pytest.fixture
 def none(tmp_path: Path, etcd: Etcd) -> Iterator[Coordinators]:
@@ -34,12 +38,20 @@ def launched(kit: Coordinators, place: Prefix) -> Daemon:
     return daemon
 
 
-def test_a_catalog_that_cannot_be_read_is_named_at_start(none: Coordinators) -> None:
+@pytest.mark.parametrize(
+    ("row", "why"), [("{", "row/llama"), (OF_NO_RECORD, "entry of llama@1#1.1")]
+)
+def test_a_catalog_that_cannot_be_read_is_named_at_start(
+    none: Coordinators, row: str, why: str
+) -> None:
     """It waited for somebody to lead, and said that nobody did."""
     key = in_base64(f"{none.place.name}:row/llama/1/1.1")
-    asked(none.etcd.members[0], "/v3/kv/put", {"key": key, "value": in_base64("{")})
+    asked(none.etcd.members[0], "/v3/kv/put", {"key": key, "value": in_base64(row)})
     daemon = launched(none, none.place)
     assert daemon.process.wait() == 4
+    assert none.logged("a", why)
+    assert none.logged("a", "run: ckpt catalog rebuild")
+    assert none.logged("a", "Traceback") == 0
     assert none.logged("a", "nobody could lead") == 0
     assert names_in(none.etcd, none.place) >= {"meta", "term"}
     assert "leader" not in names_in(none.etcd, none.place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckpt.base.errors import Corrupt
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.image import CatalogImage
@@ -26,7 +27,7 @@ def recover(
     rounds: LaunchRounds,
 ) -> None:
     """Open attempts wait for their stagers, decided ones go on, committed ones count as their
-    targets register.
+    targets register. Raises Corrupt naming the entry that cannot be read.
     """
     deleter.forgotten = image.forgotten
     joined = [
@@ -36,19 +37,22 @@ def recover(
     for row in sorted(image.rows.values(), key=lambda row: row.checkpoint):
         launches.recover_begun(row)
         moves = image.moves.get(row.checkpoint, {})
-        match row.state:
-            case RowState.OPEN | RowState.DECIDED:
-                opening.recover(row)
-            case RowState.COMMITTED | RowState.DAMAGED:
-                labels = image.labels.get(row.checkpoint, b"")
-                checkpoint = checkpoints.recover(row, moves, labels)
-                if row.checkpoint in image.unsettled:
-                    labeling.recover(checkpoint)
-            case RowState.TOMBSTONED:
-                deleter.recover(checkpoints.recover(row, moves))
-            case RowState.ABORTED | RowState.DELETED:
-                deleter.gone[row.checkpoint] = row.state
-                checkpoints.recover_deleted(row)
+        labels = image.labels.get(row.checkpoint, b"")
+        try:
+            match row.state:
+                case RowState.OPEN | RowState.DECIDED:
+                    opening.recover(row)
+                case RowState.COMMITTED | RowState.DAMAGED:
+                    checkpoint = checkpoints.recover(row, moves, labels)
+                    if row.checkpoint in image.unsettled:
+                        labeling.recover(checkpoint)
+                case RowState.TOMBSTONED:
+                    deleter.recover(checkpoints.recover(row, moves))
+                case RowState.ABORTED | RowState.DELETED:
+                    deleter.gone[row.checkpoint] = row.state
+                    checkpoints.recover_deleted(row)
+        except Corrupt as error:
+            raise Corrupt(f"the catalog's entry of {row.checkpoint}: {error.message}") from None
     for checkpoint in checkpoints.all():
         if checkpoint.state is not RowState.TOMBSTONED:
             homes.hold(checkpoint.id, checkpoint.homes)

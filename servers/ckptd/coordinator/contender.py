@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ckpt.aio.clock import now_us
-from ckpt.base.errors import Busy, CkptError, NoSpace, NotFound, Unavailable
+from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, NotFound, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.leading import (
@@ -54,7 +54,7 @@ from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.leader_key import Campaigner, why_free
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.mirror import Mirror
-from ckptd.catalog.etcd.opening import admitted, etcd_place
+from ckptd.catalog.etcd.opening import admitted, etcd_place, with_remedy
 from ckptd.catalog.etcd.roll import Coordinator, Roll
 from ckptd.catalog.file import keep_cluster
 from ckptd.coordinator.colleagues import STANDING, Colleagues, CopyState
@@ -317,7 +317,7 @@ class Contender:
         if isinstance(error, Busy | Unavailable | NoSpace):
             self._feed(TermLost(now_us(), error.message))
         else:
-            self._end.fail(error)
+            self._end.fail(with_remedy(error, self._space.url))
 
     def _feed(self, event: LeadingEvent) -> None:
         for action in self._machine.handle(event):
@@ -394,7 +394,7 @@ class Contender:
             self._fence = None
         except CkptError as error:
             self._fence = None
-            self._end.fail(error)
+            self._catalog_failed(error)
         lease_us = 0
         self._took_us = now_us()
         if self._fence is not None:
@@ -431,10 +431,14 @@ class Contender:
         catalog = self._catalog
         assert catalog is not None
         catalog.image.process = secrets.token_bytes(PROCESS_BYTES)
-        shell = CoordinatorShell(
-            self._config.policy(self._cluster), catalog, self._config.directory, self._secret,
-            self._report, self._catalog_failed,
-        )  # fmt: skip
+        try:
+            shell = CoordinatorShell(
+                self._config.policy(self._cluster), catalog, self._config.directory, self._secret,
+                self._report, self._catalog_failed,
+            )  # fmt: skip
+        except Corrupt as error:
+            self._catalog_failed(error)
+            return
         self.leads_since_s = time()
         self.takeovers += 1
         began_us, took_us, loaded_us = self._began_us, self._took_us, now_us()

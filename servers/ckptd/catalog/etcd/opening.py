@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import NoSpace, Refused
+from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace, Meta
-from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
+from ckptd.catalog.etcd.url import EtcdUrl, mending_command, parse_etcd_url
 from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.sqlite import CATALOG_NAME
 from ckptd.directory import make_directory
@@ -57,6 +57,15 @@ async def admitted(
         found = await space.begin(Meta(keys.SCHEMA_VERSION, cluster or new_cluster), deadline)
         _check_cluster(space, found, cluster)
     return found
+
+
+def with_remedy(error: CkptError, url: EtcdUrl) -> CkptError:
+    """The same; of a catalog that cannot be read with the command that makes another one of what
+    the targets hold.
+    """
+    if not isinstance(error, Corrupt) or error.hint:
+        return error
+    return Corrupt(error.message, hint=f"run: {mending_command(url.text)}")
 
 
 def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) -> None:
