@@ -29,10 +29,11 @@ from ckpt.testing.catalog_entries import (
     entries_by_chance,
     every_entry,
 )
+from ckptd.catalog.etcd.census import census, lacking
 from ckptd.catalog.etcd.folding import OPERATIONS_MAX, Writes, fold
 from ckptd.catalog.etcd.keys import KINDS
 from ckptd.catalog.etcd.loading import images_of, load
-from ckptd.catalog.etcd.values import whole
+from ckptd.catalog.etcd.values import count_of, whole
 
 SEVEN = LaunchNumber(7)
 
@@ -43,6 +44,7 @@ class Keys:
     def __init__(self) -> None:
         self.held: dict[str, bytes] = {}
         self.image = CatalogImage(1, protocol=OLDEST_VERSION)
+        self.count = 0
 
     def write(self, *entries: CatalogEntry) -> Writes:
         writes = fold(self.image, entries)
@@ -50,6 +52,7 @@ class Keys:
         return writes
 
     def put(self, writes: Writes) -> None:
+        self.count += writes.added
         for name, value in writes.values.items():
             self.held.pop(name, None)
             if value is not None:
@@ -69,12 +72,14 @@ def test_what_is_read_is_the_fold_however_the_entries_came(seed: int) -> None:
         taken, entries = entries[:size], entries[size:]
         writes = stored.write(*taken)
         assert load(1, stored.held.items()) == stored.image
+        assert stored.count == count_of(stored.image) == len(stored.held)
         both = together.merged(writes)
         if both is None:
             merged.put(together)
         together = writes if both is None else both
     merged.put(together)
     assert merged.held == stored.held, "many tickets in one transaction say the same"
+    assert merged.count == stored.count
 
 
 def test_every_kind_of_entry_is_read_back() -> None:
@@ -144,6 +149,21 @@ def test_a_whole_image_has_the_keys_that_its_entries_led_to() -> None:
     stored.write(*every_entry())
     assert dict(whole(apply_all(CatalogImage(1), every_entry()))) == stored.held
     assert load(1, whole(rebuilt())) == rebuilt()
+    assert count_of(rebuilt()) == len(list(whole(rebuilt())))
+
+
+def test_keys_that_are_gone_are_missed_in_the_term_after_that_which_noted_their_number() -> None:
+    image = apply_all(CatalogImage(2), every_entry())
+    there = list(whole(image))
+    noted = census(1, len(there))
+    assert lacking([*there, ("count", noted)], image) == ""
+    assert lacking([*there, ("count", census(1, len(there) + 2))], image) == (
+        f"2 of its {len(there) + 2} keys in etcd are gone, which somebody has removed"
+    )
+    for unsure in (census(0, 999), census(2, 999), b"", b"1", b"1 many", b"1 2 3", b"\xff"):
+        assert lacking([*there, ("count", unsure)], image) == ""
+    # Of a later version: it is nothing that this one counts.
+    assert lacking([*there, ("stars", b""), ("count", noted)], image) == ""
 
 
 def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
@@ -151,7 +171,8 @@ def test_the_page_s_table_has_a_row_for_each_key_that_is_written() -> None:
     _, _, section = page.partition("## Catalog in etcd")
     rows = re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
     shapes = {row: re.compile(re.sub("[A-Z]+", "[^/]+", row)) for row in rows}
-    stored, written = Keys(), {"meta", "leader", "term", "sequence", "coordinator/a", "copying"}
+    stored, written = Keys(), {"meta", "leader", "term", "sequence", "count", "coordinator/a"}
+    written.add("copying")
     written |= {name for name, _ in whole(rebuilt())}
     for entry in [*every_entry(), LaunchEntered(RUN, SEVEN, Rank(0), "host/1/x")]:
         written |= stored.write(entry).values.keys()

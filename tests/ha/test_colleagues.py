@@ -289,8 +289,9 @@ def before(two: Coordinators, etcd: Etcd) -> None:
     (member,) = etcd.members
     for id in "ab":
         two.kill(id, signal.SIGTERM)
-    key = places.in_base64(f"{two.place.name}:protocol")
-    places.asked(member, "/v3/kv/deleterange", {"key": key})
+    for name in ("protocol", "count"):
+        key = places.in_base64(f"{two.place.name}:{name}")
+        places.asked(member, "/v3/kv/deleterange", {"key": key})
     meta = json.loads(places.value_of(etcd, two.place, "meta") or b"")
     older = {"process": "p", "host": "h", "pid": 1, "address": "127.0.0.1:1"}
     for name, value in (("meta", {**meta, "schema": 1}), ("coordinator/older", older)):

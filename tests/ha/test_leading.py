@@ -89,7 +89,7 @@ def test_who_ends_frees_the_key_and_leaves_the_roll(three: Coordinators) -> None
     assert why(three, after, term) in ends_of(before)
     for id in tuple(three.running):
         assert three.kill(id, signal.SIGTERM) == 0
-    assert names_in(three.etcd, three.place) == {"meta", "protocol", "sequence", "term"}
+    assert names_in(three.etcd, three.place) == {"meta", "protocol", "sequence", "term", "count"}
 
 
 def test_a_leader_that_stood_still_wakes_beside_its_successor_and_follows(

@@ -5,6 +5,7 @@ said, nobody has to start anything again, and no save fails.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 
 import ckpt
 from ckpt_client.cli.main import main
+from ckptd.catalog.backup import read_backup
 from tests.ha.clusters import SharedCluster
 from tests.ha.coordinators import Coordinators
 from tests.ha.members import Etcd, Member
@@ -22,7 +24,7 @@ from tests.ha.test_admission import admit, file_with
 from tests.ha.test_takeovers import RUN, WAIT_S, check_loads, one_record_a_step, state
 from tests.waiting import ASKED_S, wait_until
 
-SILENT = "CATALOG_NO_QUORUM"
+OLD, SILENT = "CATALOG_OLD", "CATALOG_NO_QUORUM"
 
 
 @contextmanager
@@ -63,6 +65,54 @@ def test_a_leader_s_key_that_somebody_wrote_by_hand_is_freed(tmp_path: Path, etc
             wait_until(partial(reached, two, third), "and one after it")
             for id in {"a", "b"} - two.running.keys():
                 two.start(id)
+
+
+def removed(cluster: Coordinators, start: str) -> None:
+    """All keys that begin so, as by `etcdctl del --prefix`."""
+    name = f"{cluster.place.name}:{start}"
+    range_end = name[:-1] + chr(ord(name[-1]) + 1)
+    gone = {"key": in_base64(name), "range_end": in_base64(range_end)}
+    assert int(asked(cluster.etcd.members[0], "/v3/kv/deleterange", gone)["deleted"]) > 0
+
+
+def test_keys_that_somebody_removed_are_missed_by_who_leads_next(
+    tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No target does. Until then a backup has them."""
+    with sharing(tmp_path, etcd, Prefix(etcd.addresses), monkeypatch) as cluster:
+        with ckpt.open(cluster.url) as store:
+            for step in (1, 2):
+                store.save(RUN, step, state(step)).wait(WAIT_S)
+        removed(cluster, "launch/")
+        copy = tmp_path / "copy.sqlite"
+        assert main(["catalog", "backup", "--to", str(copy), "--store", cluster.url]) == 0
+        capsys.readouterr()
+        cluster_id = str(cluster.running["a"].ready["cluster"])
+        assert read_backup(copy, cluster_id).launches, "who leads has them all"
+        removed(cluster, "leader")
+        for _ in range(2):
+            wait_until(
+                lambda: "keys in etcd are gone" in said(capsys, cluster).get(OLD, ""),
+                "it is said", poll_s=ASKED_S,
+            )  # fmt: skip
+            for id in "ab":
+                assert cluster.kill(id, signal.SIGTERM) == 0
+            for id in "ab":
+                cluster.start(id)
+        other = Prefix(etcd.addresses, f"{cluster.place.name}-2")
+        targets = " ".join(each.address for each in cluster.targets.values())
+        assert main(["catalog", "rebuild", other.url, "--targets", targets]) == 0
+        for id in "ab":
+            cluster.kill(id, signal.SIGTERM)
+        cluster.place = other
+        for id in "ab":
+            cluster.start(id)
+        with ckpt.open(cluster.url) as store:
+            for step in (1, 2):
+                check_loads(store, step)
+            store.save(RUN, 3, state(3)).wait(WAIT_S)
+        capsys.readouterr()  # Of the rebuild.
+        assert OLD not in said(capsys, cluster)
 
 
 def test_users_are_let_in_from_now_on_and_rights_that_go_for_a_while_are_waited_for(

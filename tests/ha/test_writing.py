@@ -50,7 +50,7 @@ async def test_ranks_without_a_key_enter_many_at_once_and_leave_at_once(etcd: Et
     async with writing(place) as writer:
         await writer.write(LaunchForgotten(RUN, SEVEN))
         assert transactions(etcd, place) == 1
-    assert names_in(etcd, place) == {"meta", "protocol", "term", "sequence"}
+    assert names_in(etcd, place) == {"meta", "protocol", "term", "sequence", "count"}
 
 
 @on_a_loop

@@ -35,7 +35,7 @@ from tests.sim.oracles import Oracles, Violation
 
 SPACE = keys.KeySpace(URL.prefix)
 LEADER, SEQUENCE = SPACE.full(keys.LEADER), SPACE.full(keys.SEQUENCE)
-NOT_FOLDED = (keys.META, keys.LEADER, keys.TERM, keys.SEQUENCE)
+NOT_FOLDED = (keys.META, keys.LEADER, keys.TERM, keys.SEQUENCE, keys.COUNT)
 
 
 @dataclass(slots=True, eq=False)

@@ -32,6 +32,7 @@ from ckpt.base.rests import Rests
 from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.census import census, lacking
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace, Meta
 from ckptd.catalog.etcd.folding import Writes, fold
@@ -40,6 +41,7 @@ from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import images_of
 from ckptd.catalog.etcd.opening import admitted, all_keys
 from ckptd.catalog.etcd.url import EtcdUrl
+from ckptd.catalog.etcd.values import Values, count_of
 from ckptd.catalog.etcd.words import encode
 from ckptd.catalog.sqlite import write_copy
 
@@ -85,6 +87,8 @@ class EtcdCatalog:
         self._fence = fence
         #: What is stored, and what is on its way.
         self._folded = folded
+        #: Of the keys that are stored, or on their way.
+        self._count = count_of(folded)
         #: Tickets and copies that wait, in order.
         self._waiting: deque[Persist | tuple[Path, Copied]] = deque()
         #: A ticket that is folded, and did not fit.
@@ -134,9 +138,9 @@ class EtcdCatalog:
         try:
             pairs = await all_keys(space, deadline) if known is None else known
             # Not on the loop: while it stood still the lease would run out.
-            images = await asyncio.to_thread(images_of, fence.term, pairs)
+            images = await asyncio.to_thread(_images, fence.term, pairs)
             # Whoever took it over meanwhile may have written between two pages.
-            await space.write(fence, Writes(), deadline)
+            await space.write(fence, _first(images[0]), deadline)
         except BaseException:
             await keeper.close()
             await space.free(fence)
@@ -230,14 +234,21 @@ class EtcdCatalog:
             if self._next is None:
                 if self._unfit is not None and not batch.tickets:
                     raise self._unfit
-                return batch
+                return self._counted(batch)
             ticket, writes = self._next
             merged = batch.writes.merged(writes)
             if merged is None or (batch.tickets and not merged.fits):
-                return batch
+                return self._counted(batch)
             batch.tickets.append(ticket)
             batch.writes = merged
             self._next = None
+
+    def _counted(self, batch: Batch) -> Batch:
+        """With the number of keys, where it changes that."""
+        if batch.writes.added:
+            self._count += batch.writes.added
+            batch.writes.values[keys.COUNT] = census(self._fence.term, self._count)
+        return batch
 
     def _fold_next(self) -> tuple[int, Writes] | None:
         """The next ticket with what it writes; None when a copy is next, or nothing, or what cannot
@@ -311,6 +322,23 @@ class EtcdCatalog:
         except CkptError as error:
             failure = error
         done(failure)
+
+
+def _images(term: int, pairs: list[tuple[str, bytes]]) -> tuple[CatalogImage, CatalogImage]:
+    """One that lacks keys is old for good: who loads it next would not miss them."""
+    images = images_of(term, pairs)
+    why = images[0].outdated or lacking(pairs, images[0])
+    for image in images:
+        image.outdated = why
+    return images
+
+
+def _first(image: CatalogImage) -> Writes:
+    """What a term begins with."""
+    values: Values = {keys.COUNT: census(image.term, count_of(image))}
+    if image.outdated:
+        values[keys.OUTDATED] = image.outdated.encode()
+    return Writes(values)
 
 
 def _show_defect(writer: asyncio.Task[None]) -> None:

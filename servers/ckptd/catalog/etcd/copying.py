@@ -24,6 +24,7 @@ from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.catalog import OPEN_S, EtcdCatalog
+from ckptd.catalog.etcd.census import census
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import HELD_LEASES, LEASE_S, Fence, FencedSpace, Meta
 from ckptd.catalog.etcd.folding import BYTES_MAX, WRITES_MAX, Writes
@@ -32,7 +33,7 @@ from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import load
 from ckptd.catalog.etcd.opening import all_keys
 from ckptd.catalog.etcd.url import EtcdUrl
-from ckptd.catalog.etcd.values import whole
+from ckptd.catalog.etcd.values import count_of, whole
 from ckptd.catalog.etcd.words import encode
 
 _LOOK_S: Final = 0.1
@@ -156,6 +157,7 @@ def _last(cluster: str, image: CatalogImage, fence: Fence) -> Writes:
         {
             keys.META: encode(Meta(keys.schema_of(image.protocol), cluster)),
             keys.TERM: str(term).encode(),
+            keys.COUNT: census(term, count_of(image)),
             keys.COPYING: None,
         }
     )

@@ -22,8 +22,8 @@ OPERATIONS_MAX: Final = 128
 """Of one transaction: etcd's own default."""
 REQUEST_BYTES_MAX: Final = 1536 * KiB
 """Likewise."""
-WRITES_MAX: Final = OPERATIONS_MAX - 1
-"""The fence's own put is one."""
+WRITES_MAX: Final = OPERATIONS_MAX - 2
+"""The fence's own put is one, that of the count another."""
 BYTES_MAX: Final = REQUEST_BYTES_MAX - 16 * KiB
 """For keys and values; the rest is what is said around them."""
 _AROUND_BYTES: Final = 48 + PREFIX_BYTES_MAX
@@ -37,6 +37,8 @@ class Writes:
     values: Values = field(default_factory=dict)
     sweeps: set[str] = field(default_factory=set)
     """All keys go that begin so, none of which is among the values."""
+    added: int = 0
+    """So many keys there are more after it; less than 0: fewer."""
 
     @property
     def count(self) -> int:
@@ -66,7 +68,7 @@ class Writes:
             return None
         swept = tuple(later.sweeps)
         values = {name: value for name, value in self.values.items() if not name.startswith(swept)}
-        return Writes(values | later.values, self.sweeps | later.sweeps)
+        return Writes(values | later.values, self.sweeps | later.sweeps, self.added + later.added)
 
     def check(self, what: str) -> None:
         """Raises Refused for more than one transaction can take."""
@@ -99,7 +101,9 @@ def fold(image: CatalogImage, entries: Sequence[CatalogEntry]) -> Writes:
     ended = [name for name, value in changed.items() if value is None and _has_keys_below(name)]
     sweeps = {f"{name}/" for name in ended}
     swept = tuple(sweeps)
-    return Writes({k: v for k, v in changed.items() if not k.startswith(swept)}, sweeps)
+    added = sum((value is not None) - (before[name] is not None) for name, value in changed.items())
+    kept = {k: v for k, v in changed.items() if not k.startswith(swept)}
+    return Writes(kept, sweeps, added)
 
 
 def _has_keys_below(name: str) -> bool:

@@ -10,6 +10,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
                               lease
     term                      the highest that was begun
     sequence                  number of the term's newest transaction
+    count                     TERM COUNT: so many keys an image had when that term wrote last
     position                  TERM.TICKET of the newest entry that targets vouched for
     forgotten                 GEN of the newest row that was forgotten
     outdated                  why another catalog is newer
@@ -49,6 +50,7 @@ META: Final = "meta"
 LEADER: Final = "leader"
 TERM: Final = "term"
 SEQUENCE: Final = "sequence"
+COUNT: Final = "count"
 COORDINATORS: Final = "coordinator/"
 """What their names begin with."""
 POSITION: Final = "position"
@@ -67,8 +69,8 @@ SCHEMA_UNFINISHED: Final = 1
 """Of a catalog that an earlier version began, and may go on with."""
 
 KINDS: Final = (
-    META, LEADER, COORDINATORS, TERM, SEQUENCE, POSITION, FORGOTTEN, OUTDATED, REBUILT, COPYING,
-    "row/", "record/", "label/", "moved/", "unsettled/", "passed_over/", "launch/", "store/",
+    META, LEADER, COORDINATORS, TERM, SEQUENCE, COUNT, POSITION, FORGOTTEN, OUTDATED, REBUILT,
+    COPYING, "row/", "record/", "label/", "moved/", "unsettled/", "passed_over/", "launch/", "store/",
     "target/", "retention/", REPAIR, GROUPS, PROTOCOL,
 )  # fmt: skip
 """What names begin with, or are."""

@@ -116,17 +116,27 @@ def whole(image: CatalogImage) -> Iterator[tuple[str, bytes]]:
             yield cell.name, value
 
 
+def count_of(image: CatalogImage) -> int:
+    """How many these are."""
+    return sum(
+        (
+            sum(value(image) is not None for value in _ALONE.values()),
+            *(1 + bool(row.record) for row in image.rows.values()),
+            *(len(each) for each in (image.labels, image.unsettled, image.passed_over)),
+            *(len(pages) for pages in image.moves.values()),
+            *(
+                1 + len(row.processes) + len(row.resolved) + len(row.by_number)
+                for row in image.launches.values()
+            ),
+            *(1 + len(store.stored) for store in image.stores.values()),
+            *(len(each) for each in (image.targets, image.retentions)),
+        )
+    )
+
+
 def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
     """Of what the image has; some are of nothing."""
-    yield from (
-        KeyedValue(keys.POSITION, _position),
-        KeyedValue(keys.FORGOTTEN, _forgotten),
-        KeyedValue(keys.OUTDATED, _outdated),
-        KeyedValue(keys.REBUILT, _rebuilt),
-        KeyedValue(keys.REPAIR, _repair),
-        KeyedValue(keys.GROUPS, _groups),
-        KeyedValue(keys.PROTOCOL, _protocol),
-    )
+    yield from (KeyedValue(name, value) for name, value in _ALONE.items())
     ids = {*image.rows, *image.labels, *image.unsettled, *image.passed_over}
     for kind in keys.OF_CHECKPOINTS:
         yield from (_of_checkpoint(kind, id) for id in sorted(ids))
@@ -209,6 +219,17 @@ def _groups(image: CatalogImage) -> bytes | None:
 
 def _protocol(image: CatalogImage) -> bytes | None:
     return str(image.protocol).encode() if image.protocol > OLDEST_VERSION else None
+
+
+_ALONE: Final = {
+    keys.POSITION: _position,
+    keys.FORGOTTEN: _forgotten,
+    keys.OUTDATED: _outdated,
+    keys.REBUILT: _rebuilt,
+    keys.REPAIR: _repair,
+    keys.GROUPS: _groups,
+    keys.PROTOCOL: _protocol,
+}
 
 
 # --------------------------------------------------------------------------- checkpoints
