@@ -115,6 +115,31 @@ def test_keys_that_somebody_removed_are_missed_by_who_leads_next(
         assert OLD not in said(capsys, cluster)
 
 
+@pytest.mark.parametrize("value", [None, "0"], ids=["gone", "lower"])
+def test_a_term_ends_when_what_it_has_stored_is_gone_and_no_coordinator_does(
+    tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    """As after a snapshot of this term was put back, quicker than its lease runs out."""
+    with (
+        sharing(tmp_path, etcd, Prefix(etcd.addresses), monkeypatch) as cluster,
+        ckpt.open(cluster.url) as store,
+    ):
+        store.save(RUN, 1, state(1)).wait(WAIT_S)
+        term, processes = cluster.term(), [each.process for each in cluster.running.values()]
+        if value is None:
+            removed(cluster, "sequence")
+        else:
+            key = in_base64(f"{cluster.place.name}:sequence")
+            put = {"key": key, "value": in_base64(value)}
+            asked(etcd.members[0], "/v3/kv/put", put)
+        store.save(RUN, 2, state(2)).wait(WAIT_S)
+        assert cluster.term() > term
+        assert [each.poll() for each in processes] == [None, None]
+        for step in (1, 2):
+            check_loads(store, step)
+        one_record_a_step(cluster, 2)
+
+
 def test_users_are_let_in_from_now_on_and_rights_that_go_for_a_while_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

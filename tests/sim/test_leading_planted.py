@@ -22,7 +22,9 @@ class Found:
 
 
 FOUND: Mapping[str, Found] = {
-    "records-without-fence": Found(91, "P4: c1/1 ends: somebody else writes"),
+    "records-without-fence": Found(
+        91, "P1: c1/1 begins term 3 with other rows, position than was stored"
+    ),
     "term-not-raised": Found(0, "P10: c1/1 leads in term 1, so did c0/1"),
     "no-answer-is-a-failure": Found(22, "P2: c2/1 acknowledges ticket 15 of term 1, not stored"),
     "newest-ticket-first": Found(0, "P2: ticket 6 of term 1 is stored after 7"),

@@ -19,6 +19,7 @@ Warning: nothing is safe because a lease lasts. The lease only says when another
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -375,6 +376,8 @@ class FencedSpace:
         if holder is None or holder.create_revision != fence.revision:
             raise self._deposed(fence, holder, term)
         if sequence is None or sequence.value != str(number).encode():
+            if sequence is None or _number_of(sequence) < number:
+                raise self._put_back(fence)
             raise CkptError(
                 f"somebody else writes to {self._client.url} by the key of this coordinator",
                 hint="keep all other programs away from the prefix",
@@ -390,6 +393,14 @@ class FencedSpace:
         return Busy(
             f"the coordinator of term {fence.term} has lost {self._client.url}: {why}",
             hint="it leads again when nobody else does",
+        )
+
+    def _put_back(self, fence: Fence) -> Busy:
+        """Who leads next reads what there is, and the targets say whether that is old."""
+        return Busy(
+            f"the coordinator of term {fence.term} has lost {self._client.url}: what it has stored"
+            " there is gone: somebody has put back a snapshot, or removed keys",
+            hint="ckpt status says whether the catalog is old now, and what to do",
         )
 
     def _operations(self, writes: Writes) -> Iterator[Operation]:
@@ -437,6 +448,11 @@ def _term_of(found: KeyValue | None) -> int:
         raise Corrupt(f"the catalog's term cannot be read: {found.value!r}") from None
     assert term < _TERM_MAX, "a launch number is (term << 32) | counter in 63 bits"
     return term
+
+
+def _number_of(sequence: KeyValue) -> float:
+    """Of the newest transaction; without end where somebody wrote what is none."""
+    return int(sequence.value) if sequence.value.isdigit() else math.inf
 
 
 def _lease_s(holder: KeyValue) -> int:
