@@ -23,6 +23,7 @@ from ckpt.aio.net.link import (
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.socketpath import socket_path
 from ckpt.base.errors import PeerError, Refused, Unauthorized, Unavailable
+from ckpt.base.ids import BootId
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameHead
@@ -31,7 +32,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
 from ckpt.format.messages.writing import CreditGranted, Fragment
-from ckpt.protocol.handshake import Caller
+from ckpt.protocol.handshake import Caller, Identity
 from tests.aio.netkit import PATIENCE_S, SECRET, ServerThread, serving
 
 
@@ -158,6 +159,24 @@ def test_a_full_link_takes_nothing_more_and_says_when_it_drained(
     assert events == [LinkDrained(link)]
     assert link.writable_now
     running.wait_until(lambda: len(running.handler.received_) == taken)
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_a_coordinator_s_link_takes_a_whole_table_whatever_its_socket_takes(
+    loop: LinkLoop, tmp_path: Path, unix: bool
+) -> None:
+    """A stager says each part once: those that were not taken were lost, and its save waited."""
+    coordinator = Identity("cluster-a", Role.COORDINATOR, "", BootId(5))
+    path = socket_path(tmp_path, "s") if unix else None
+    part = bytes(4 * MiB)
+    parts = [Fragment(number, crc32(part)) for number in range(16)]
+    with serving(unix=path, identity=coordinator) as running:
+        link = opened(loop, connect(loop, running, server_role=Role.COORDINATOR, server_name=""))
+        # The server hears nothing meanwhile.
+        assert running.do(lambda: [link.try_send(1, each, part) for each in parts]) == [True] * 16
+        poll_until(loop, lambda _: link.writable_now)
+        running.wait_until(lambda: len(running.handler.received_) == 16)
+        assert [heard.message for heard in running.handler.received_] == parts
 
 
 def test_a_sink_gets_the_bulk_where_it_wants_it(loop: LinkLoop, running: ServerThread) -> None:

@@ -24,6 +24,7 @@ from ckpt.aio.net.link_search import LinkSearch
 from ckpt.aio.net.send_queue import Sent
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import Epoch
+from ckpt.base.limits import TABLE_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
@@ -33,6 +34,10 @@ from ckpt.protocol.handshake import Established
 from ckpt.protocol.pulse import Pulse
 
 LINK_QUEUED_BYTES_MAX: Final = 8 * MiB
+COORDINATOR_QUEUED_BYTES_MAX: Final = 2 * TABLE_BYTES_MAX + LINK_QUEUED_BYTES_MAX
+"""The same of a link to a coordinator, which hears the tables of a rank's saves: these lie in
+memory anyway, and are said at once, whatever the socket takes.
+"""
 
 Sink = Callable[[FrameHead, Message], memoryview | None]
 """Where a bulk shall land: exactly `head.bulk_bytes` of writable bytes,
@@ -115,6 +120,8 @@ class Link:
         self.pulse: Pulse | None = None
         """Of a coordinator that is one of several, once it is open."""
         self.epoch = Epoch(0)
+        self.queued_bytes_max = LINK_QUEUED_BYTES_MAX
+        """With so much queued it takes no frame more."""
         self.channel: Channel | None = None
         """The loop's business."""
         self.connected = False
@@ -148,7 +155,7 @@ class Link:
     ) -> bool:
         """Queue one frame and push what the socket takes.
 
-        False, and nothing was queued, when the link is not open or LINK_QUEUED_BYTES_MAX are
+        False, and nothing was queued, when the link is not open or `queued_bytes_max` are
         queued. The bulk is not copied: it must stay as it is until `sent` is called (exactly once,
         also on closing), which may be before this returns. Raises Refused for what the peer does
         not know, or no frame takes.
@@ -156,7 +163,7 @@ class Link:
         channel = self.channel
         if self.state is not LinkState.OPEN or channel is None:
             return False
-        if channel.queued_bytes >= LINK_QUEUED_BYTES_MAX:
+        if channel.queued_bytes >= self.queued_bytes_max:
             return False
         if not channel.queued_bytes and not channel.lent_bytes:
             self.moved_us = now_us()

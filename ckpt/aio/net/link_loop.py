@@ -23,6 +23,7 @@ from ckpt.aio.net.address import UnixAddress, note_answered, parse_address
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
 from ckpt.aio.net.link import (
+    COORDINATOR_QUEUED_BYTES_MAX,
     Link,
     LinkClosed,
     LinkDrained,
@@ -117,6 +118,7 @@ class LinkLoop:
             return reach(address, caller, None)
         caller.check()
         link = Link(self.watch, address, None, sink)
+        link.queued_bytes_max = COORDINATOR_QUEUED_BYTES_MAX
         search = LinkSearch(self, link, self._roster_of(address), caller, reach)
         self._searches[link] = search
         search.tick()
