@@ -150,13 +150,14 @@ class Lender:
         self.bytes += size
 
     def returned(self, bulks: tuple[int, ...]) -> list[Sent]:
-        """Whom to tell that their bulks came back. Raises PeerError for what is not out."""
+        """Whom to tell that their bulks came back. Raises PeerError for what is not out; then none
+        of them counts as returned: `close` gives them back.
+        """
+        if len(set(bulks)) < len(bulks) or not self._out.keys() >= set(bulks):
+            raise PeerError(f"bulks {bulks[:9]} were returned, which are not all lent")
         done: list[Sent] = []
         for bulk in bulks:
-            found = self._out.pop(bulk, None)
-            if found is None:
-                raise PeerError(f"bulk {bulk} was returned and is not lent")
-            size, sent = found
+            size, sent = self._out.pop(bulk)
             self.bytes -= size
             self.returned_bytes += size
             if sent is not None:

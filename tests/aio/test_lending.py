@@ -20,9 +20,10 @@ from ckpt.aio.lending import (
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.socketpath import socket_path
+from ckpt.base.errors import PeerError
 from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace
-from ckpt.format.messages.lending import LendMemory
+from ckpt.format.messages.lending import LendMemory, MemoryReturned
 from ckpt.format.messages.writing import Fragment
 from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, mapped_count
 from tests.aio.netkit import ServerThread, serving
@@ -131,6 +132,29 @@ def test_what_is_lent_is_told_once_when_the_link_dies(
     borrowing.do(lambda: borrowing.server.close_session(session, "for this test"))
     poll_until(loop, lambda events: any(isinstance(e, LinkClosed) for e in events))
     assert told == [0, 1, 2]
+    for _, _, _, bulk in keeper.frames:
+        assert bulk is not None
+        borrowing.do(bulk.release)
+
+
+@pytest.mark.parametrize("bulks", [(0, 0), (1, 7), (0, 1, 2, 3), (2, 1, 2)])
+def test_who_returns_what_is_not_lent_keeps_nothing_that_is(
+    loop: LinkLoop, borrowing: ServerThread, keeper: Keeper, memory: Memory, bulks: tuple[int, ...]
+) -> None:
+    """Each bulk is its sender's again, once: a parity cell that never came back was lost for all
+    later saves.
+    """
+    loop.lendables.add(memory.lendable)
+    link, told = opened(loop, connect(loop, borrowing)), []
+    for number in range(3):
+        send_cell(link, memory, number, partial(told.append, number))
+    borrowing.wait_until(lambda: len(keeper.frames) == 3)
+    session = keeper.frames[0][0]
+    borrowing.do(lambda: borrowing.server.send(session, 0, MemoryReturned(bulks)))
+    events = poll_until(loop, lambda events: any(isinstance(e, LinkClosed) for e in events))
+    assert isinstance(events[-1], LinkClosed)
+    assert isinstance(events[-1].error, PeerError)
+    assert sorted(told) == [0, 1, 2]
     for _, _, _, bulk in keeper.frames:
         assert bulk is not None
         borrowing.do(bulk.release)
