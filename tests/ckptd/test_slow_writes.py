@@ -94,7 +94,7 @@ def test_a_target_answers_while_its_device_writes_and_reads(
         shell = relay.shell = TargetShell(machine, disk, report)
         shell.server = server
         shell.dialer = Dialer(
-            CoordinatorHandler(shell, report, stop.set),
+            CoordinatorHandler(shell, stop.set),
             Caller(SECRET, Role.TARGET, "t1", cluster=CLUSTER),
             address=coordinator.address,
         )

@@ -198,7 +198,7 @@ def test_it_is_not_ready_once_it_was_told_to_stop(tmp_path: Path) -> None:
         shell = relay.shell = TargetShell(machine, disk, report)
         shell.server = server
         shell.dialer = Dialer(
-            CoordinatorHandler(shell, report, stop.set),
+            CoordinatorHandler(shell, stop.set),
             Caller(SECRET, Role.TARGET, "t1", cluster=CLUSTER),
             address=coordinator.address,
         )

@@ -123,7 +123,7 @@ class TargetMachine:
         #: When the disk last kept the offered term from being durable; None while it does not.
         #: Then no command is obeyed, but the lease is renewed: what lies here is read.
         self._held_out_us: int | None = None
-        self._refusal = ""  # Why the coordinator refused last: that is reported once.
+        self._refusal = ""  # Why it is not taken in, last: that is reported once.
         self._request_count = 0
         self.epoch = Epoch(0)
 
@@ -373,7 +373,9 @@ class TargetMachine:
         elif message.term == highest and self._terms.is_anothers(message.coordinator):
             why = f"another coordinator of term {message.term}: its catalog is a copy"
         if why:
-            self._core.report("error", "stale coordinator", why=why)
+            if why != self._refusal:
+                self._core.report("error", "stale coordinator", why=why)
+            self._refusal = why
             self._core.out.append(CloseSession(session, why))
             return
         self._presenting.begin_lease()

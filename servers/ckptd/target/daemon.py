@@ -231,7 +231,7 @@ async def _serve(
     )  # fmt: skip
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
-    coordinator = CoordinatorHandler(shell, report, stop.set)
+    coordinator = CoordinatorHandler(shell, stop.set)
     caller = Caller(secret, Role.TARGET, known.target, cluster=known.cluster)
     shell.dialer = dialer = Dialer(
         coordinator, caller, address=config.coordinator, on_failure=coordinator.failed

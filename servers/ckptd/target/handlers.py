@@ -12,7 +12,6 @@ from ckpt.format.messages import Message
 from ckpt.protocol.events import Session
 from ckpt.protocol.finding import MixedList
 from ckpt.protocol.handshake import Established
-from ckptd.log import Reporter
 from ckptd.target.shell import TargetShell
 
 
@@ -38,7 +37,7 @@ class Relay:
 
 
 class CoordinatorHandler:
-    """The dialer's view of the shell. I log once why the coordinator is out of reach.
+    """The dialer's view of the shell.
 
     I stop the daemon when it is refused before it was ever taken in: whoever started it named
     another cluster, or coordinators of two. One that is refused later goes on dialing: then the
@@ -46,18 +45,16 @@ class CoordinatorHandler:
     rebuild it.
     """
 
-    def __init__(self, shell: TargetShell, report: Reporter, stop: Callable[[], None]) -> None:
+    def __init__(self, shell: TargetShell, stop: Callable[[], None]) -> None:
         self._shell = shell
-        self._report = report
         self._stop = stop
-        self._logged = ""
         self._was_in = False
         self._refusal: Refused | None = None
         self.received = shell.received
         self.closed = shell.closed
 
     def opened(self, session: Session, peer: Established) -> None:
-        self._logged, self._was_in = "", True
+        self._was_in = True
         self._shell.coordinator_opened(session, peer)
 
     def failed(self, error: CkptError) -> None:
@@ -65,10 +62,8 @@ class CoordinatorHandler:
         if isinstance(error, MixedList) or (isinstance(error, Refused) and not self._was_in):
             self._refusal = error
             self._stop()
-        elif str(error) != self._logged:
-            self._logged = str(error)
-            level = "warning" if error.retryable else "error"
-            self._report(level, "coordinator out of reach", {"why": self._logged})
+        else:
+            self._shell.coordinator_log.failed(error)
 
     def check(self) -> None:
         """Raises Refused when that is what stopped the daemon."""

@@ -18,7 +18,7 @@ from typing import Final
 from ckpt.aio.durable import write_aside
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.limits import INCARNATION_BYTES, TARGET_ID_BYTES_MAX
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
@@ -26,6 +26,7 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.handshake import Caller, Established
 from ckptd.directory import TARGET_FILE_NAME, is_coordinators, target_around
 from ckptd.log import Reporter
+from ckptd.target.coordinator_log import CoordinatorLog
 
 FILE_NAME = TARGET_FILE_NAME
 _BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -66,7 +67,7 @@ async def adopt_identity(
         raise Refused(f"a target's id has at most {TARGET_ID_BYTES_MAX} bytes")
     _check_new(directory)
     if not cluster:
-        learned = await _learn_cluster(coordinator, secret, stop)
+        learned = await _learn_cluster(coordinator, secret, stop, report)
         if learned is None:
             return None
         cluster = learned
@@ -144,8 +145,9 @@ def _write_target_file(directory: Path, made: TargetFile) -> None:
 class _Learner:
     """Takes the cluster's id from the first proved session."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: CoordinatorLog) -> None:
         self.cluster: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._log = log
 
     def opened(self, _session: Session, peer: Established) -> None:
         if not self.cluster.done():
@@ -160,10 +162,20 @@ class _Learner:
     def closed(self, _session: Session, _reason: str) -> None:
         """The dialer dials again."""
 
+    def failed(self, error: CkptError) -> None:
+        """An attempt ended so: whoever starts a target for the first time must see why it waits."""
+        if not isinstance(error, Refused):
+            self._log.failed(error)
+        elif not self.cluster.done():
+            self.cluster.set_exception(error)
 
-async def _learn_cluster(coordinator: str, secret: bytes, stop: asyncio.Event) -> str | None:
-    learner = _Learner()
-    dialer = Dialer(learner, Caller(secret, Role.TARGET, ""), address=coordinator)
+
+async def _learn_cluster(
+    coordinator: str, secret: bytes, stop: asyncio.Event, report: Reporter
+) -> str | None:
+    learner = _Learner(CoordinatorLog(report))
+    caller = Caller(secret, Role.TARGET, "")
+    dialer = Dialer(learner, caller, address=coordinator, on_failure=learner.failed)
     dialer.start()
     stopped = asyncio.ensure_future(stop.wait())
     try:

@@ -54,6 +54,7 @@ from ckpt.protocol.target.machine import TargetEvent, TargetMachine
 from ckptd.door_watch import DoorWatch
 from ckptd.http.exposition import Histogram
 from ckptd.log import Reporter
+from ckptd.target.coordinator_log import CoordinatorLog
 from ckptd.target.disk_probe import PROBE_OP, DiskProbe
 from ckptd.target.disk_worker import DiskWorker
 from ckptd.target.metrics import SYNC_BOUNDS_S
@@ -92,6 +93,7 @@ class TargetShell:
         #: How many bulks have not left yet, by session; none of a session that has none.
         self._unsent: dict[Session, int] = {}
         self._coordinator: Session | None = None
+        self.coordinator_log = CoordinatorLog(report)
         self._tick: asyncio.TimerHandle | None = None
         self._ticked_us = 0
         self._measured_us = -SPACE_US
@@ -143,6 +145,8 @@ class TargetShell:
             if peer is not None:
                 peer.epoch = self.machine.epoch
         machine = self.machine
+        if machine.registered:
+            self.coordinator_log.taken_in()
         rest_us = machine.resting.rest_us(TICK_US) if machine.registered else TICK_US
         self._tick = self._loop.call_later(rest_us / US_PER_S, self._on_tick)
 
@@ -192,13 +196,13 @@ class TargetShell:
         self._unsent.pop(session, None)
         if session == self._coordinator:
             self._coordinator = None
-            self._report("warning", "coordinator lost", {"why": reason})
+            self.coordinator_log.closed(reason, was_in=self.machine.registered)
         self.feed(SessionClosed(now_us(), session))
 
     def coordinator_opened(self, session: Session, peer: Established) -> None:
         """Note that the session that was dialed stands."""
         self._coordinator = session
-        self._report("info", "coordinator reached", {"cluster": peer.cluster})
+        self.coordinator_log.opened(peer.cluster)
         event = SessionOpened(now_us(), session, Role.COORDINATOR, peer.name, peer.version)
         self.feed(event)
 
@@ -308,7 +312,9 @@ class TargetShell:
             self.feed(SessionDrained(now_us(), session))
 
     def _close(self, action: CloseSession) -> None:
-        self._report("warning", "session closed", {"why": action.reason})
-        peer = self.dialer if action.session == self._coordinator else self.server
+        dialed = action.session == self._coordinator
+        if not dialed:  # The end of that one is logged when it has come.
+            self._report("warning", "session closed", {"why": action.reason})
+        peer = self.dialer if dialed else self.server
         if peer is not None:
             peer.close_session(action.session, action.reason)
