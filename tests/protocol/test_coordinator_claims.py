@@ -142,6 +142,21 @@ def test_an_emptied_directory_is_refused_until_somebody_says_so(bench: Bench) ->
     assert "t1 is another directory" in old.message
 
 
+def test_a_second_target_of_a_name_that_is_served_is_told_to_take_another(bench: Bench) -> None:
+    """Nothing is to be brought back or replaced: somebody gave one name twice."""
+    second = replace(copy_of(bench), incarnation=incarnation(9))
+    told = refused(bench, second)
+    assert told.message == (
+        "target t1 is another directory than /copies/host/fs/copy: d/t1, which is served"
+    )
+    assert "with an --id of its own" in told.hint
+    standing = checks(bench)["DIRECTORY_UNKNOWN"]
+    assert standing["command"] == "kill 77"
+    bench.stop("t1")
+    assert "ckpt target replace t1" in refused(bench, replace(second, boot=BootId(100))).hint
+    assert checks(bench)["DIRECTORY_UNKNOWN"]["command"] == "ckpt target replace t1"
+
+
 def test_what_was_said_holds_behind_a_restart(bench: Bench) -> None:
     bench.stop("t1")
     emptied = replace(copy_of(bench), incarnation=incarnation(9))

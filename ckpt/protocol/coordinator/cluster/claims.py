@@ -122,7 +122,7 @@ class Claims:
         known = self._known.get(message.target)
         if known is not None and known.standing is TargetStanding.REMOVED:
             return removed(message.target)
-        unknown = _of_another_directory(known, message) if known is not None else None
+        unknown = _of_another_directory(known, message, seated) if known is not None else None
         error = self._of_another_name(message) or unknown
         if error is None and known is not None:
             error = self._of_a_taken_seat(known, message, seated=seated, now_us=now_us)
@@ -258,6 +258,10 @@ def _key(message: RegisterTarget) -> tuple[TargetId, bytes, str]:
     return message.target, message.incarnation, message.place
 
 
+WRONG_NAME: Final = "end this process, or start it in an empty directory with an --id of its own"
+"""The remedy where a process has the name of a target that serves."""
+
+
 def removed(target: TargetId) -> CkptError:
     """It is no target any more."""
     return Refused(
@@ -266,9 +270,17 @@ def removed(target: TargetId) -> CkptError:
     )
 
 
-def _of_another_directory(known: TargetSeen, message: RegisterTarget) -> CkptError | None:
+def _of_another_directory(
+    known: TargetSeen, message: RegisterTarget, seated: bool
+) -> CkptError | None:
     if message.incarnation in (b"", known.incarnation) or not known.incarnation:
         return None
+    if seated:
+        return Refused(
+            f"target {message.target} is another directory than {message.directory}:"
+            f" {known.directory}, which is served",
+            hint=WRONG_NAME,
+        )
     return Refused(
         f"target {message.target} is another directory than {message.directory}: it was emptied,"
         " or this one was put in its place",

@@ -62,9 +62,12 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         OK_CODE,
         means="that process serves nobody; the target is down if its own directory is gone",
         cause="a process comes with a target's name but another directory: one that was emptied,"
-        " or that took the place of the old one; it is not let in",
+        " or that took the place of the old one, or that was given a name which is taken; it is"
+        " not let in",
         mend="bring the old directory back and start its target; if it is gone for good, `ckpt"
-        " target replace ID`: then saves use the new directory, and what the old one held is gone",
+        " target replace ID`: then saves use the new directory, and what the old one held is gone."
+        " If the target serves all the same, the process was started with its name by mistake: end"
+        " it, or start it in an empty directory with an `--id` of its own",
         clears="when the directory is let in, by the command or because the old one is back; 8 s"
         " after its process has ended",
     ),

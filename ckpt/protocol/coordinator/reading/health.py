@@ -16,7 +16,7 @@ from ckpt.base.units import US_PER_S, format_age, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
 from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
-from ckpt.protocol.coordinator.cluster.claims import Claim
+from ckpt.protocol.coordinator.cluster.claims import WRONG_NAME, Claim
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
     OWN_HOLD,
@@ -87,7 +87,8 @@ class Health:
             text = f"down: {', '.join(_away(target, now_us) for target in gone)}"
             ids = [target.id for target in gone]
             yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
-        yield from map(_claim_check, self._members.claims())
+        served = {target.id for target in self._members.live()}
+        yield from (_claim_check(each, each.target in served) for each in self._members.claims())
         yield from map(_device_check, self._members.failing())
         yield from _rot_checks(self._members.live())
         yield from map(_late_check, [t for t in self._members.live() if t.scrub and t.scrub.late_s])
@@ -328,10 +329,12 @@ def _away(target: Target, now_us: int) -> str:
     return f"{target.id} (not connected)"
 
 
-def _claim_check(claim: Claim) -> Check:
+def _claim_check(claim: Claim, is_served: bool) -> Check:
     text = f"{claim.why}: {claim.where}"
     if not claim.replaces:
         return check("DIRECTORY_COPIED", text, "end the process on the copy", f"kill {claim.pid}")
+    if is_served:
+        return check("DIRECTORY_UNKNOWN", text, WRONG_NAME, f"kill {claim.pid}")
     remedy = "bring the old directory back; when it is gone for good: replace it"
     command = f"ckpt target replace {quoted(claim.target)}"
     return check("DIRECTORY_UNKNOWN", text, remedy, command)
