@@ -256,7 +256,8 @@ def test_a_frozen_process_stands_still_goes_on_and_can_be_killed_meanwhile() -> 
         assert child.stdout is not None
         with frozen([child.pid]):
             wait_until(lambda: state_of(child.pid) == "T", "the child that stands still")
-        print("after", file=child.stdin, flush=True)
+        child.stdin.write("after\n")
+        child.stdin.flush()
         assert child.stdout.readline() == "after\n"
         with frozen([child.pid]):
             assert kill_processes([child.pid], signal.SIGKILL, 10.0) == set()
