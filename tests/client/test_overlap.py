@@ -83,6 +83,34 @@ def fill(what: dict[str, object], value: float) -> None:
             array[...] = value
 
 
+class Parked(Held):
+    """Ends once it may."""
+
+    def __init__(self, arrays: Sequence[object]) -> None:
+        super().__init__(arrays)
+        self.has_copied, self.may_end = threading.Event(), threading.Event()
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        super().copy(prepared, arrays)
+        self.has_copied.set()
+        assert self.may_end.wait(WAIT_S)
+
+
+def test_what_was_swapped_in_while_it_was_copied_is_not_committed(store: ckpt.Store) -> None:
+    """As averages of weights are for an evaluation: they are gone again when all is copied."""
+    what = state(1.0)
+    turn = store.turn("swapped", 1)
+    copier = Parked(turn.pack(what).arrays)
+    save = turn.overlap(copier)
+    fill(what, 2.0)
+    copier.may_copy.set()
+    assert copier.has_copied.wait(WAIT_S)
+    fill(what, 1.0)
+    copier.may_end.set()
+    with pytest.raises(ckpt.Aborted, match="changed while rank 0 staged it"):
+        save.wait(WAIT_S)
+
+
 def test_the_call_returns_first_and_what_waits_may_change_the_state(store: ckpt.Store) -> None:
     mine = state(1.0)
     save, copier = held(store, "first", 1, mine)

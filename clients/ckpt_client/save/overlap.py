@@ -47,6 +47,12 @@ class ChangeWatch:
         with self._lock:
             self._noted.update(numbers)
 
+    def note_unlike(self, looks: Iterable[tuple[int, object]]) -> None:
+        """The same of those of which something else was copied than was there at first, even if it
+        is there again: (number, what `look` would say of the copy).
+        """
+        self.note(n for n, look in looks if look != self._before[n])
+
     def changed(self) -> list[int]:
         """Numbers of those that differ; found once, since afterwards all may change."""
         with self._lock:
@@ -62,13 +68,23 @@ class ChangeWatch:
 
 
 class SampledCopier(NumpyCopier):
-    """Of numpy arrays, which have no version: a sample of each is compared before and after. What
-    changes between the sampled elements alone is not seen.
+    """Of numpy arrays, which have no version: a sample of each is compared before and after, and
+    with the copy. What changes between the sampled elements alone is not seen.
     """
 
     def __init__(self, arrays: Sequence[object]) -> None:
-        start = random.random()
+        self._start = start = random.random()
+        self._arrays = arrays
         self._watch = ChangeWatch(lambda: [sample(cast(AnyArray, one), start) for one in arrays])
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        super().copy(prepared, arrays)
+        numbers = {id(one): n for n, one in enumerate(self._arrays)}
+        places = cast(Sequence[AnyArray], prepared)
+        self._watch.note_unlike(
+            (numbers[id(one)], sample(place, self._start))
+            for one, place in zip(arrays, places, strict=True)
+        )
 
     def follow(self) -> None:
         self._watch.changed()

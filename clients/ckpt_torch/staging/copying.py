@@ -116,6 +116,9 @@ class TorchCopier:
             sources = list(self._held(prepared.host(arrays)))
             with torch.no_grad():
                 torch._foreach_copy_(prepared.host_places, sources)
+            if self._watch is not None:
+                tensors = cast(Sequence[torch.Tensor], prepared.host(arrays))
+                self._watch.note_copied(tensors, prepared.host_places)
 
     def copy_part(self, array: object, start: int, target: Bytes) -> None:
         if isinstance(array, torch.Tensor):
@@ -148,10 +151,11 @@ class TorchCopier:
         and changes nothing of them.
         """
         tensors = cast(Sequence[torch.Tensor], arrays)
-        if not self.watched:
+        if self._watch is None:
             return tensors
         # Under the interpreter lock no tensor is changed half.
         held = list(map(_detach, tensors))
+        self._watch.note_held(tensors, held)
         self._kept += held
         return held
 

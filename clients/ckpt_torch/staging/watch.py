@@ -6,13 +6,16 @@ elements     some of each tensor in host memory, others in each save: what is wr
              torch's counting, by `tensor.data`, a collective, a numpy view or a kernel
 addresses    `parameter.data = other` puts other memory under a tensor, and counts nothing; on
              devices as well
+
+Elements and addresses are compared with what is copied as well: averages of weights that are
+swapped in for an evaluation, and out again, are gone when all is copied.
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, cast
 
@@ -54,6 +57,14 @@ class TensorWatch:
         """See StepWatcher."""
         self._watch.note(self._marks.places_in(addresses))
 
+    def note_held(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
+        """Note what is copied in the place of some of the tensors."""
+        self._watch.note(self._marks.elsewhere(tensors, held))
+
+    def note_copied(self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
+        """Note where some of them, which were held, were copied to, in the host's memory."""
+        self._watch.note(self._marks.unlike(tensors, places))
+
     def changed(self) -> list[int]:
         """Their numbers, once."""
         return sorted(set(map(self._marks.owner, self._watch.changed())))
@@ -77,6 +88,8 @@ class _Marks:
             self._others = [
                 (n, cast(AnyArray, one)) for n, one in enumerate(arrays) if type(one) in ARRAYS
             ]
+        #: Of each tensor, by its id: where it is among them. Made when the first are copied.
+        self._places: dict[int, int] = {}
         self._wholes = wholes
         self._shift = random.random()
         #: Nobody else gets this memory, so that an address stands for what lies there now.
@@ -104,6 +117,28 @@ class _Marks:
             return few[place]
         return self._numbers[self._words.owner(place - len(few))]
 
+    def elsewhere(
+        self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]
+    ) -> Iterable[int]:
+        """Marks of those of the tensors in whose place other memory is held."""
+        if not self._places:
+            self._places.update((id(one), n) for n, one in enumerate(self._tensors))
+        numbers = list(map(self._places.__getitem__, map(id, tensors)))
+        before = list(map(self._words.addresses.__getitem__, numbers))
+        now = list(map(_address_of, held))
+        if now == before:
+            return ()
+        return [n for n, a, b in zip(numbers, before, now, strict=True) if a != b]
+
+    def unlike(
+        self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]
+    ) -> Iterable[int]:
+        """Marks of words that are not in the copies of these tensors."""
+        to = np.zeros(len(self._tensors), np.int64)
+        to[list(map(self._places.__getitem__, map(id, tensors)))] = list(map(_address_of, places))
+        first = 2 * len(self._tensors) + len(self._wholes) + len(self._others)
+        return (first + word for word in self._words.unlike(to))
+
     def places_in(self, addresses: set[int]) -> Iterator[int]:
         """Of a mark of each tensor whose memory, as a whole, is at one of these addresses."""
         return (n for n, one in enumerate(self._memory) if one.data_ptr() in addresses)
@@ -113,13 +148,14 @@ class _Words:
     """Some words of tensors in host memory, evenly spread; of small ones what there is."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._addresses = list(map(_address_of, tensors))
+        self.addresses = list(map(_address_of, tensors))
+        """Of all tensors."""
         #: Of the tensors that lie here.
         self._here: Sequence[int] = range(len(tensors))
         if not all(map(_is_cpu, tensors)):
             self._here = [n for n, one in enumerate(tensors) if one.is_cpu]
             tensors = [tensors[n] for n in self._here]
-        firsts = np.array([self._addresses[n] for n in self._here], np.int64)
+        firsts = np.array([self.addresses[n] for n in self._here], np.int64)
         each = max(1, min(ELEMENTS_EACH_MAX, ELEMENTS // max(1, len(tensors))))
         shares = (np.arange(each) + random.random()) / each
         sizes = np.fromiter(map(_bytes_of, tensors), np.int64, len(tensors))
@@ -128,39 +164,58 @@ class _Words:
         dense = np.fromiter(map(torch.Tensor.is_contiguous, tensors), np.bool_, len(tensors))
         starts = (shares[:, None] * sizes).astype(np.int64) // WORD_BYTES * WORD_BYTES
         lengths = np.minimum(sizes - starts, WORD_BYTES)
+        dense_starts = starts.copy()
         for n in np.flatnonzero(~dense & (sizes > 0)):
             tensor = tensors[int(n)]
             starts[:, n] = _strided(tensor, shares)
             lengths[:, n] = tensor.itemsize
+            dense_starts[:, n] = (shares * tensor.numel()).astype(np.int64) * tensor.itemsize
         words, self._places = np.nonzero(lengths > 0)
         first = firsts[self._places] + starts[words, self._places]
         beside = np.minimum(np.arange(WORD_BYTES), lengths[words, self._places][:, None] - 1)
         #: Addresses of the bytes of each word; of a short one the last is named several times.
         self._bytes = first[:, None] + beside
+        #: Where they are in a copy that has no gaps.
+        self._offsets = dense_starts[words, self._places][:, None] + beside
+        #: What they were at first, once `now` was asked; None where others moved them meanwhile.
+        self._before: NDArray[np.uint64] | None = None
 
     def owner(self, word: int) -> int:
         """Which of the tensors it is a word of."""
         return self._here[int(self._places[word])]
 
+    def unlike(self, to: NDArray[np.int64]) -> list[int]:
+        """Numbers of words that are others in the tensors' copies at these addresses; 0: none."""
+        addresses = to[np.array(self._here, np.int64)][self._places]
+        there = np.flatnonzero(addresses)
+        if self._before is None:
+            return []
+        words = _words_at(addresses[there, None] + self._offsets[there])
+        found: list[int] = there[words != self._before[there]].tolist()
+        return found
+
     def now(self, addresses: list[int]) -> Sequence[object]:
         """The words as they are, of tensors that are at these addresses; None of one that was
         elsewhere: its memory may be gone.
         """
-        if addresses == self._addresses:
-            return _words_at(self._bytes)
-        stays = np.equal(addresses, self._addresses)[np.array(self._here, np.int64)][self._places]
-        words = iter(_words_at(self._bytes[stays]))
+        if addresses == self.addresses:
+            found = _words_at(self._bytes)
+            if self._before is None:
+                self._before = found
+            return cast(list[int], found.tolist())
+        stays = np.equal(addresses, self.addresses)[np.array(self._here, np.int64)][self._places]
+        words = iter(_words_at(self._bytes[stays]).tolist())
         return [next(words) if one else None for one in stays]
 
 
-def _words_at(addresses: NDArray[np.int64]) -> list[int]:
+def _words_at(addresses: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Of [words, WORD_BYTES] addresses of this process's memory."""
     if not addresses.size:
-        return []
+        return np.zeros(0, np.uint64)
     # To call ctypes for each word takes longer than all else that an overlapped save's call does.
     memory = (ctypes.c_uint8 * MEMORY_BYTES).from_address(MEMORY_BEGIN)
     words = np.frombuffer(memoryview(memory), np.uint8)[addresses - MEMORY_BEGIN]
-    return cast(list[int], words.view(np.uint64)[:, 0].tolist())
+    return words.view(np.uint64)[:, 0]
 
 
 def _strided(tensor: torch.Tensor, shares: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,0 +1,134 @@
+"""Weights that others take the place of while they are copied, and that are back when all is: the
+averages of an evaluation, an adapter that is merged and unmerged. What is committed is the state at
+the call, or nothing is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+from tests.frameworks.device.emulated import NAME, Emulated
+from tests.frameworks.test_torn_states import WAIT_S, HeldCopier, outcome
+
+Undo = Callable[[], object]
+
+
+class ParkedCopier(HeldCopier):
+    """Ends once it may."""
+
+    has_copied, may_end = threading.Event(), threading.Event()
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        super().copy(prepared, arrays)
+        self.has_copied.set()
+        assert self.may_end.wait(WAIT_S)
+
+
+def swapped_save(
+    url: str, step: int, state: dict[str, object], swap: Callable[[], Undo],
+    store: ckpt.Store | None = None,
+) -> str:  # fmt: skip
+    """What becomes of a save that copies between a change and its undoing."""
+    for event in (ParkedCopier.may_copy, ParkedCopier.has_copied, ParkedCopier.may_end):
+        event.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckpt_torch.saving.TorchCopier", ParkedCopier)
+        future = ckpt_torch.async_save(
+            state, checkpoint_id=f"{url}/{step}", staging="overlap", store=store
+        )
+    undo = swap()
+    ParkedCopier.may_copy.set()
+    assert ParkedCopier.has_copied.wait(WAIT_S)
+    undo()
+    ParkedCopier.may_end.set()
+    return outcome(future)
+
+
+def averages(tensor: torch.Tensor) -> Undo:
+    """As torch_ema and Lightning's WeightAveraging swap them in and out."""
+    kept = tensor.detach().clone()
+    tensor.data.copy_(kept * 0.5)
+    return lambda: tensor.data.copy_(kept)
+
+
+def other_memory(tensor: torch.Tensor) -> Undo:
+    kept = tensor.data
+    tensor.data = kept * 0.5
+
+    def undo() -> None:
+        tensor.data = kept
+
+    return undo
+
+
+def merged(tensor: torch.Tensor) -> Undo:
+    """An adapter's product, which is added and taken away."""
+    tensor.data += 8
+    return lambda: tensor.data.sub_(8)
+
+
+def by_numpy(tensor: torch.Tensor) -> Undo:
+    memory = tensor.detach().numpy()
+    kept = memory.copy()
+    memory *= 2
+    return lambda: memory.__setitem__(..., kept)
+
+
+@pytest.mark.parametrize("habit", [averages, other_memory, merged, by_numpy])
+@pytest.mark.parametrize("layout", ["dense", "turned", "apart"])
+def test_what_was_swapped_in_while_it_was_copied_is_not_committed(
+    cluster: str, habit: Callable[[torch.Tensor], Undo], layout: str
+) -> None:
+    whole = torch.arange(64.0 * 64).reshape(64, 64)
+    tensor = {"dense": whole, "turned": whole.t(), "apart": whole[:, ::2]}[layout]
+    parameter = torch.nn.Parameter(tensor)
+    state: dict[str, object] = {"w": parameter, "other": torch.zeros(3)}
+    run = f"{cluster}/swapped-{layout}-{habit.__name__}"
+    for step in (1, 2):  # The long way, and the known form.
+        said = swapped_save(run, step, state, lambda: habit(parameter))
+        assert "w changed while rank 0 staged it" in said
+        assert torch.equal(parameter, tensor)
+        ckpt_torch.save(state, checkpoint_id=f"{run}/{step}")
+
+
+def test_what_is_not_swapped_is_committed(cluster: str) -> None:
+    """Of each layout, and of types of each size."""
+    kinds = [torch.bool, torch.int8, torch.bfloat16, torch.float, torch.double, torch.complex128]
+    whole = torch.arange(35).reshape(5, 7)
+    state: dict[str, object] = {
+        f"{kind}-{name}": tensor
+        for kind in kinds
+        for name, tensor in {
+            "dense": whole.to(kind), "turned": whole.to(kind).t(), "apart": whole.to(kind)[:, ::2],
+            "repeated": whole[:1].to(kind).expand(4, 7), "none": torch.zeros(0, dtype=kind),
+            "one": torch.ones((), dtype=kind),
+        }.items()
+    }  # fmt: skip
+    for step in (1, 2):
+        said = swapped_save(f"{cluster}/kept", step, state, lambda: lambda: None)
+        assert said == f"step {step}"
+
+
+@pytest.fixture
+def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
+    with ckpt.open(cluster) as found:
+        yield found
+
+
+@pytest.mark.parametrize("size", [1000, 700_000])
+def test_a_device_s_memory_that_was_swapped_is_not_committed(
+    device: Emulated, store: ckpt.Store, size: int
+) -> None:
+    parameter = torch.nn.Parameter(torch.full((size,), 3.0, device=NAME))
+    for step in (1, 2):
+        said = swapped_save(
+            f"swapped-{size}", step, {"p": parameter}, lambda: other_memory(parameter), store
+        )
+        assert "p changed while rank 0 staged it" in said
+        ckpt_torch.save({"p": parameter}, checkpoint_id=f"swapped-{size}/{step}", store=store)
