@@ -108,6 +108,21 @@ def test_a_manifest_that_is_too_long_stays_where_it_is(half: Half) -> None:
     assert msgspec.msgpack.decode(packet, type=MemoryGrant) == MemoryGrant(5)
 
 
+REQUEST = msgspec.msgpack.encode(MemoryRequest(CHECKPOINT, 0, DIGEST, False))
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"no request", REQUEST[:-1], b"\x95" + REQUEST[1:] + b"\x91" * 3000 + b"\xc0"]
+)
+def test_who_says_what_cannot_be_read_ends_its_connection_alone(said: bytes) -> None:
+    """Also arrays within arrays, so deep that no decoder goes there: a stager ended by these."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.send(said)
+        answer_reader(theirs, lambda _: None)
+        assert ours.recv(1) == b""
+
+
 def test_a_reader_of_an_earlier_version_is_answered(half: Half) -> None:
     """It names three things, and takes two."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

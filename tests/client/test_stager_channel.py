@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ckpt.base.errors import PeerError
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 
@@ -102,3 +103,12 @@ def test_a_process_that_nobody_can_watch_ends_with_its_socket(pair: Pair) -> Non
     pair.trainer.close()
     assert list(pair.channel.receive()) == []
     assert pair.channel.process_ended()
+
+
+def test_a_packet_of_arrays_within_arrays_is_the_trainer_s_fault() -> None:
+    packet = wire.encode_packet(LAST_WORD)
+    deep = bytes([packet[0] + 1]) + packet[1:] + b"\x91" * 10_000 + b"\xc0"
+    with pytest.raises(PeerError, match="does not parse"):
+        wire.decode_from_trainer(deep)
+    with pytest.raises(PeerError, match="does not parse"):
+        wire.decode_from_stager(deep)

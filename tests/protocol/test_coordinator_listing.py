@@ -66,13 +66,17 @@ def rebooted(bench: Bench, rank: RankFake) -> tuple[FakeTarget, ColumnProof]:
     return target, proof
 
 
-@pytest.mark.parametrize("change", ["nothing", "boot", "key", "cluster", "place", "bytes", "sense"])
+@pytest.mark.parametrize(
+    "change", ["nothing", "boot", "key", "cluster", "place", "bytes", "sense", "depth"]
+)
 def test_a_page_counts_only_when_this_boot_signed_it_with_the_cluster_s_key(change: str) -> None:
     """A page of another boot, of another place in a list, or with other bytes is no word of it."""
     bench = Bench(4)
     (rank,) = ready(bench)
     target, proof = rebooted(bench, rank)
     page = page_of([proof]) if change != "sense" else b"no page"
+    if change == "depth":
+        page = b"\x93" + page[1:] + b"\x91" * 10_000 + b"\xc0"
     boot = target.boot if change != "boot" else BootId(target.boot - 1000)
     secret = b"of another cluster, of 32 bytes." if change == "key" else SECRET
     cluster, after = (

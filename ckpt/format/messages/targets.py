@@ -350,7 +350,7 @@ def decode_holdings(bulk: bytes | bytearray | memoryview) -> HoldingsPage:
     """Raises Refused for anything that `encode_holdings` does not give."""
     try:
         page = _PAGE.decode(bulk)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(f"no list of holdings: {error}") from error
     runs = len(page.runs)
     for one in page.generations:

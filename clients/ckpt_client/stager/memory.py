@@ -147,7 +147,7 @@ def answer_reader(peer: socket.socket, lookup: Lookup) -> None:
                 socket.send_fds(peer, [grant], [read_only])
             finally:
                 os.close(read_only)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return
 
 
@@ -217,7 +217,7 @@ def _ask(path: Path, request: bytes) -> FoundMemory | None:
         if grant.payload_bytes < 0 or not descriptors:
             return None
         return FoundMemory(_map(descriptors[0], grant), grant.manifest)
-    except (msgspec.MsgspecError, OSError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, OSError, ValueError):
         return None
     finally:
         for descriptor in descriptors:

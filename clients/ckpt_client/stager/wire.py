@@ -213,7 +213,7 @@ def decode_from_trainer(packet: bytes) -> FromTrainer:
     """Raises PeerError."""
     try:
         return _from_trainer.decode(packet)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerError(f"the trainer sent a packet that does not parse: {error}") from None
 
 
@@ -221,7 +221,7 @@ def decode_from_stager(packet: bytes) -> FromStager:
     """Raises PeerError."""
     try:
         return _from_stager.decode(packet)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerError(f"the stager sent a packet that does not parse: {error}") from None
 
 
