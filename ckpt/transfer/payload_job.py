@@ -333,6 +333,8 @@ class PayloadJob:
     def link_drained(self, link: Link) -> None:
         for stream, state in list(self._streams.items()):
             if state.link is link:
+                if not state.begun:
+                    self._begin_column(stream, state)
                 if state.blocked:
                     state.blocked = False
                     self._perform(self.writer.handle(w.SendMoved(_now_us(), stream)))

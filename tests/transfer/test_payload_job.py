@@ -43,11 +43,15 @@ class Socket:
     state: LinkState = LinkState.OPEN
     writable_now: bool = True
     moved_us: int = 0
+    full: bool = False
+    """As much is queued as a link takes, for other streams."""
     sent: list[tuple[int, Message]] = field(default_factory=list)
 
     def try_send(
         self, stream: int, message: Message, bulk: object = b"", *, sent: object = None
     ) -> bool:
+        if self.full:
+            return False
         self.sent.append((stream, message))
         if self.narrow and isinstance(message, Fragment):
             self.writable_now = False
@@ -59,17 +63,21 @@ class Socket:
 class Sockets:
     """One for each target; the first one's is narrow."""
 
-    def __init__(self) -> None:
+    def __init__(self, full: bool) -> None:
         self.of: dict[TargetId, Socket] = {}
+        self._full = full
 
     def obtain(self, place: Place) -> Socket:
-        return self.of.setdefault(place.target, Socket(place.target, place.target == "t0"))
+        first = place.target == "t0"
+        made = Socket(place.target, first, full=first and self._full)
+        return self.of.setdefault(place.target, made)
 
 
 class World:
     """One payload of 2+1 with a spare; the first target's socket is full, the others answer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, full: bool = False) -> None:
+        """full: so that it takes no word of this payload at first."""
         self.now_us = 1_000_000
         monkeypatch.setattr(payload_job, "_now_us", lambda: self.now_us)
         arena = Arena("2+1", 8 * 2 * CELL)
@@ -79,7 +87,7 @@ class World:
             payload_of(1), LAUNCH, arena.layout, memoryview(arena.map), rings
         )
         writer = PayloadWriter(start.plan, start.payload_bytes, count(1), self.now_us)
-        self.sockets = Sockets()
+        self.sockets = Sockets(full)
         self.cut: list[Link] = []
         emit: Callable[[SenderResult], None] = [].append
         links = cast(TargetLinks, self.sockets)
@@ -88,9 +96,13 @@ class World:
         while self.encoder.step():
             assert not self.encoder.starved_since_us
         for socket in list(self.sockets.of.values()):
-            (stream,) = [at for at, said in socket.sent if isinstance(said, BeginColumn)]
-            self.hears(socket, stream, ColumnAccepted(4 * CELL, answers=True))
+            self.accepts(socket)
         self.job.pump()
+
+    def accepts(self, socket: Socket) -> None:
+        """The target answers what it was said."""
+        for stream in [at for at, said in socket.sent if isinstance(said, BeginColumn)]:
+            self.hears(socket, stream, ColumnAccepted(4 * CELL, answers=True))
 
     def hears(self, socket: Socket, stream: int, message: Message) -> None:
         assert self.job.received(stream, cast(Link, socket), message)
@@ -135,3 +147,17 @@ def test_who_reads_no_more_while_its_peers_answer_is_given_up(
     world.pass_time(QUIET_US * 3 // 4, trickles=False)
     assert world.gave_up()
     assert TargetId("t3") in world.sockets.of
+
+
+def test_a_column_begins_once_the_link_takes_words_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another payload's cell had filled it."""
+    world = World(monkeypatch, full=True)
+    socket = world.sockets.of[TargetId("t0")]
+    assert socket.sent == []
+    socket.full = False
+    for _ in range(2):
+        world.job.link_drained(cast(Link, socket))
+    assert [type(said) for _, said in socket.sent] == [BeginColumn]
+    world.accepts(socket)
+    assert world.job.pump()
+    assert Fragment in [type(said) for _, said in socket.sent]
