@@ -110,6 +110,7 @@ def test_what_is_not_swapped_is_committed(cluster: str) -> None:
             "one": torch.ones((), dtype=kind),
         }.items()
     }  # fmt: skip
+    state["truth of any byte"] = torch.tensor([2, 1, 0], dtype=torch.uint8).view(torch.bool)
     for step in (1, 2):
         said = swapped_save(f"{cluster}/kept", step, state, lambda: lambda: None)
         assert said == f"step {step}"

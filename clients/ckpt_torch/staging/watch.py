@@ -40,6 +40,7 @@ MEMORY_BYTES: Final = 1 << 60
 _version_of: Final = attrgetter("_version")
 _bytes_of: Final = attrgetter("nbytes")
 _is_cpu: Final = attrgetter("is_cpu")
+_type_of: Final = attrgetter("dtype")
 _address_of: Final = torch.Tensor.data_ptr
 _memory_of: Final = torch.Tensor.untyped_storage
 
@@ -136,6 +137,9 @@ class _Marks:
         """Marks of words that are not in the copies of these tensors."""
         to = np.zeros(len(self._tensors), np.int64)
         to[list(map(self._places.__getitem__, map(id, tensors)))] = list(map(_address_of, places))
+        if torch.bool in set(map(_type_of, tensors)):
+            # A copy of one has the byte 1 for whatever else is true.
+            to[[n for n, one in enumerate(self._tensors) if one.dtype is torch.bool]] = 0
         first = 2 * len(self._tensors) + len(self._wholes) + len(self._others)
         return (first + word for word in self._words.unlike(to))
 
