@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.parameter import is_lazy
 
 from ckpt.base.errors import Refused
 
@@ -51,7 +52,7 @@ def is_tensor(value: object) -> bool:
 
 def held(value: object) -> Held:
     """The rank's boxes of a tensor. Raises Refused for one whose parts are not summed yet, and for
-    a nested one, which has no shape.
+    a nested one or one of a lazy module, which have no shape.
     """
     if isinstance(value, DTensor):
         return _held_of_dtensor(value)
@@ -64,6 +65,8 @@ def held(value: object) -> Held:
     assert isinstance(value, torch.Tensor)
     if value.is_nested and value.layout is torch.strided:
         raise Refused("a nested tensor", hint="save the tensors that it is made of")
+    if is_lazy(value):
+        raise Refused("a parameter without a shape", hint="call its module once, then save it")
     shape = tuple(value.shape)
     return Held(shape, (LocalBox(value, (0,) * len(shape)),))
 

@@ -55,7 +55,11 @@ def check_plain(tensor: torch.Tensor) -> None:
             f"a {kind.__module__}.{kind.__qualname__} is no plain tensor",
             hint="save the tensors that it is made of",
         )
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.is_quantized:
+        raise Refused(
+            "a quantized tensor", hint="save int_repr(), and by what it was scaled, or dequantize()"
+        )
+    if tensor.layout is not torch.strided:
         raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
     if not (tensor.is_cpu or is_apart(tensor.device)):
         raise Refused(

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from ckpt.base.units import MiB
 from ckpt_client.load.checkpoint import Checkpoint
@@ -112,7 +113,7 @@ class LoadJob:
     @property
     def in_pieces(self) -> bool:
         """Whether most bytes in host memory lie in tensors below PIECE_BYTES_MAX."""
-        here = [one for one in tensors_of(self.state) if one.is_cpu]
+        here = [one for one in tensors_of(self.state) if one.is_cpu and not is_lazy(one)]
         sizes = [one.numel() * one.element_size() for one in here]
         return 2 * sum(size for size in sizes if size < PIECE_BYTES_MAX) > sum(sizes)
 

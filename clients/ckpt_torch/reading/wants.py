@@ -152,7 +152,10 @@ class StateWants:
         if not found:
             return False
         self._seen.add(name)
-        here = held(leaf)
+        try:
+            here = held(leaf)
+        except Refused as error:
+            raise Refused(f"{name}: {error.message}", hint=error.hint) from None
         self._check_shape(name, here.global_shape, found[0].global_shape)
         for box in here.boxes:
             if box.tensor.dtype != torch_dtype(found[0].dtype):

@@ -1,0 +1,45 @@
+"""Tensors whose memory is not all that they are: each is refused by its path, and why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import ckpt
+import ckpt_torch
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch, which means to drop them.
+        return torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+
+
+def without_shape() -> torch.Tensor:
+    """As a lazy module has it before its first forward."""
+    return torch.nn.LazyLinear(3).state_dict()["weight"]
+
+
+@pytest.mark.parametrize("staging", ["copy", "overlap"])
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (quantized, r"a quantized tensor; save int_repr\(\)"),
+        (without_shape, "a parameter without a shape; call its module once"),
+    ],
+)
+def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(
+    cluster: str, made: Callable[[], torch.Tensor], why: str, staging: str
+) -> None:
+    name = f"{cluster}/odd-{made.__name__}-{staging}"
+    for step in (1, 2):  # Where the state is new, and where another one was saved last.
+        state = {"net": {"weight": made()}}
+        with pytest.raises(ckpt.Refused, match=f"net/weight: {why}"):
+            ckpt_torch.async_save(state, checkpoint_id=f"{name}/{step}", staging=staging)
+        plain = {"net": {"weight": torch.ones(2, 3)}}
+        ckpt_torch.save(plain, checkpoint_id=f"{name}/{step}")
+    with pytest.raises(ckpt.Refused, match="net/weight: "):
+        ckpt_torch.load({"net": {"weight": made()}}, checkpoint_id=f"{name}/2")
