@@ -17,6 +17,7 @@ from ckpt.base.ids import BootId, TargetId
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
+from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
 from ckpt.format.messages.loading import TargetAddress
@@ -36,6 +37,7 @@ from ckpt.protocol.runs.range_frames import range_frames
 from ckpt.protocol.runs.run_sets import total
 from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.testing.network import Heard, RecordingHandler
+from ckpt.transfer.assembly import CellPool
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions, ReceiverStatistics
@@ -383,6 +385,24 @@ def test_a_first_small_read_reaches_all_targets_that_the_next_one_asks(data: Col
     assert memory.tobytes() == data.payload
     assert first.tobytes() == data.payload[:100]
     assert sessions == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "cell_bytes", "count"),
+    [(CODE, 4 * MiB, 8), (CODE, 8 * MiB, 8), (Code(10, 2), 4 * MiB, 16)],
+    ids=["4+2", "large cells", "no more than 64 MiB"],
+)
+def test_cells_of_two_stripes_are_made_ahead(
+    monkeypatch: pytest.MonkeyPatch, code: Code, cell_bytes: int, count: int
+) -> None:
+    """One stripe is received while that before is copied to its places."""
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(CellPool, "make_ahead", lambda _, *args: made.append(args))
+    with PayloadReceiver(PATIENT) as receiver:
+        receiver.expect_pieces(Layout.plan(code, 64 * MiB - 1, cell_bytes))
+        assert made == []
+        receiver.expect_pieces(Layout.plan(code, 64 * MiB, cell_bytes))
+    assert made == [(cell_bytes, count)]
 
 
 def test_a_target_that_is_reached_ahead_in_vain_costs_a_small_read_nothing(data: Columns) -> None:
