@@ -30,6 +30,7 @@ from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import path_text
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.plan import check_places
 from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
@@ -229,9 +230,11 @@ class CkptReader(StorageReader):
         offset = tuple(a + b for a, b in zip(begin, item.storage_offsets, strict=True))
         try:
             array = as_shape(target) if is_apart(target.device) else as_array(target)
-            return Want(path_text(self._paths[index.fqn]), array, offset)
         except Refused as error:
             raise Refused(f"{index.fqn}: {error.message}", hint=error.hint) from None
+        if not target.is_contiguous():
+            check_places(index.fqn, target.shape, target.stride())
+        return Want(path_text(self._paths[index.fqn]), array, offset)
 
     def _object(self, contents: Contents, index: MetadataIndex) -> Want:
         name = path_text((*self._paths[index.fqn], self._suffixes[index.fqn]))

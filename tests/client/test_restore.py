@@ -17,10 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided as strided
 
 import ckpt
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.format.checksum import xxh3_128
+from ckpt_client.load.plan import shares_places
 from ckpt_client.store import Store
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
@@ -211,11 +213,50 @@ def test_arrays_and_shards_are_filled_in_place(cluster: Cluster) -> None:
         ({3: (np.empty(2), "", [0, 0, 0, 0])}, r"=3/#0: stored as a plain value"),
         ({"own": 5}, "own: stored as an array"),
         ({"own": object()}, "own: a object cannot be filled"),
+        ({"nan": strided(np.empty(1), (3,), (0,))}, "nan: .* share one place in memory"),
+        ({"m": strided(np.empty(9000, "f4"), (2000, 700), (4, 4))}, "m: .* share one place"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_path(cluster: Cluster, like: object, message: str) -> None:
     with pytest.raises(ckpt.Refused, match=message):
         cluster.store.load("run", like=like, strict=False, rank=0, world_size=RANKS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "shares"),
+    [
+        ((3, 4), (0, 4), True),
+        ((1, 4), (0, 4), False),
+        ((0, 4), (0, 0), False),
+        ((), (), False),
+        ((3, 4), (4, 12), False),
+        ((3, 4), (-16, -4), False),
+        ((3, 4), (-16, 4), False),
+        ((3, 4), (4, 4), True),
+        # Even items and odd ones; with a third column the fourth even one is there twice.
+        ((4, 2), (8, 12), False),
+        ((4, 3), (8, 12), True),
+        # Half of an item.
+        ((5,), (2,), True),
+        ((2, 3), (6, 16), False),
+    ],
+)
+def test_which_arrays_have_a_place_for_each_item(
+    shape: tuple[int, ...], strides: tuple[int, ...], shares: bool
+) -> None:
+    assert shares_places(shape, strides, 4) is shares
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.MaskedArray])
+def test_arrays_of_other_kinds_are_filled_as_arrays_are(
+    cluster: Cluster, kind: type[np.ndarray[Any, Any]]
+) -> None:
+    like = {"strided": np.zeros((20, 20)).view(kind)}
+    found = cluster.store.load("run", like=like, strict=False, rank=1, world_size=RANKS)
+    assert isinstance(found, dict)
+    assert found["strided"] is like["strided"]
+    assert np.array_equal(np.asarray(like["strided"]), state_of(1)["strided"])
 
 
 def test_missing_and_surplus_keys_are_named_by_path_unless_not_strict(cluster: Cluster) -> None:

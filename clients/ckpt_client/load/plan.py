@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import Corrupt, NotFound, Refused
@@ -83,10 +85,47 @@ def checked_dtype(name: str, tensor: IndexTensor, array: AnyArray) -> None:
 def in_place(name: str, value: object) -> AnyArray:
     """The value's own memory as a writable array; raises Refused by path when it cannot be filled
     in place."""
-    array = value if isinstance(value, np.ndarray) else _foreign(name, value)
+    array = value.view(np.ndarray) if isinstance(value, np.ndarray) else _foreign(name, value)
     if not array.flags.writeable:
         raise Refused(f"{name}: a read-only array cannot be filled")
+    if not array.flags.c_contiguous:
+        check_places(name, array.shape, array.strides, array.itemsize)
     return array
+
+
+def check_places(
+    name: str, shape: Sequence[int], strides: Sequence[int], item_size: int = 1
+) -> None:
+    """Raises Refused by path if items share memory, as in what was expanded: what is stored for one
+    would lie over what is stored for another. item_size: counted as the strides are.
+    """
+    if shares_places(shape, strides, item_size):
+        raise Refused(
+            f"{name}: several of its items share one place in memory",
+            hint="load into memory of its own, and expand that afterwards",
+        )
+
+
+def shares_places(shape: Sequence[int], strides: Sequence[int], item_size: int) -> bool:
+    """Whether two items of an array share some of their memory."""
+    if 0 in shape:
+        return False
+    axes = sorted((abs(s), count) for s, count in zip(strides, shape, strict=True) if count > 1)
+    reach = item_size
+    for stride, count in axes:
+        if stride < reach:
+            break
+        reach += stride * (count - 1)
+    else:
+        return False  # Each axis steps over all that those with smaller steps reach.
+    extent = item_size + sum(stride * (count - 1) for stride, count in axes)
+    if math.prod(shape) * item_size > extent:
+        return True
+    places: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+    for stride, count in axes:
+        places = np.add.outer(places, np.arange(count) * stride).reshape(-1)
+    places.sort()
+    return bool((np.diff(places) < item_size).any())
 
 
 def _foreign(name: str, value: object) -> AnyArray:

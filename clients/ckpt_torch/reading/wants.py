@@ -16,6 +16,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.plan import check_places
 from ckpt_client.load.trees import listed
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -172,6 +173,8 @@ class StateWants:
             array = as_shape(target) if is_apart(target.device) else as_array(target)
         except Refused as error:
             raise Refused(f"{name}: {error.message}", hint=error.hint) from None
+        if not target.is_contiguous():
+            check_places(name, target.shape, target.stride())
         want = Want(name, array, box.offset, rank, replica)
         if is_apart(target.device):
             part.on_devices.append(DeviceWant.of(self.contents, target, want))
