@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import ckpt
 import ckpt_torch
@@ -180,13 +182,68 @@ def test_nobody_cancels_a_prefix(url: str) -> None:
     assert loading.result(60) == 1
 
 
+@pytest.mark.parametrize("load", [ckpt_torch.load, ckpt_torch.async_load])
 @pytest.mark.parametrize(
     ("order", "message"),
-    [(["model", "modell"], "order names modell"), (["model", "model"], "twice"), (["mod"], "mod")],
+    [
+        (["model", "modell"], "order names modell, .*; it has optimizer, model, seen"),
+        (["model", "model"], "twice"),
+        (["mod"], "order names mod, "),
+        ([""], "order names root, "),
+        (["model/b/0", "nothing"], "order names model/b/0, nothing, .*; below model/b it has #0"),
+        (["model/a/weight"], "order names model/a/weight, .*; model/a is a leaf"),
+        ("model", r"order is the text 'model'.*; order=\['model'\]"),
+        (b"model", "order is of type bytes"),
+        (None, "order is of type NoneType"),
+        (5, "order is of type int"),
+        ([("model", "a")], r"order holds \('model', 'a'\).*joined by /"),
+        ([["model"]], r"order holds \['model'\]"),
+        ([0], "order holds 0"),
+    ],
 )
-def test_an_order_that_does_not_fit_is_refused(url: str, order: list[str], message: str) -> None:
+def test_an_order_that_does_not_fit_is_refused(
+    url: str, load: Callable[..., object], order: Any, message: str
+) -> None:
     with pytest.raises(ckpt.Refused, match=message):
-        ckpt_torch.load(state_of(0.0), checkpoint_id=f"{url}/order/1", order=order)
+        load(state_of(0.0), checkpoint_id=f"{url}/order/1", order=order)
+
+
+def test_an_order_that_can_be_walked_once_is_walked_once(url: str) -> None:
+    """A future that nobody knew of was never done."""
+    state = state_of(0.0)
+    order: Any = (key for key in ("model", "seen"))
+    loading = ckpt_torch.async_load(state, order=order, checkpoint_id=f"{url}/order/1")
+    assert list(loading.prefixes) == ["model", "seen"]
+    assert loading.result(60) == 1
+    assert [future.done() for future in loading.prefixes.values()] == [True, True]
+
+
+def test_a_load_without_an_order_has_no_prefixes(url: str) -> None:
+    state = state_of(0.0)
+    loading = ckpt_torch.async_load(state, order=[], checkpoint_id=f"{url}/order/1")
+    assert loading.prefixes == {}
+    assert loading.result(60) == 1
+    assert same(state, state_of(1.0))
+
+
+def load_by_dcp(state: dict[str, Any], url: str) -> None:
+    """Of a step that DCP has saved."""
+    dcp.save(state_of(1.0), storage_writer=ckpt_torch.CkptWriter(url), no_dist=True)
+    dcp.load(state, storage_reader=ckpt_torch.CkptReader(url), no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("by_dcp", [False, True])
+def test_a_tensor_whose_items_share_memory_is_refused(url: str, by_dcp: bool) -> None:
+    """After a load each of its rows was the last one."""
+    state = state_of(0.0)
+    state["model"]["a"] = torch.zeros(1, 70).expand(500, 70)
+    load = load_by_dcp if by_dcp else lambda state, url: ckpt_torch.load(state, checkpoint_id=url)
+    refused = CheckpointException if by_dcp else ckpt.Refused
+    with pytest.raises(refused, match=r"model.a: several .* share one place"):
+        load(state, f"{url}/dcp/1" if by_dcp else f"{url}/order/1")
+    assert torch.equal(state["model"]["a"], torch.zeros(500, 70))
+    assert torch.equal(state["optimizer"]["exp_avg"], state_of(0.0)["optimizer"]["exp_avg"])
 
 
 def test_a_leaf_belongs_to_the_first_prefix_above_it() -> None:

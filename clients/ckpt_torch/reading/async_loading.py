@@ -14,7 +14,7 @@ from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.loading import LoadJob, give_back, names_of, tensors_of
-from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.order import LoadOrder, paths_of
 from ckpt_torch.reading.wants import NewLeaves
 from ckpt_torch.tree import asked
 
@@ -53,7 +53,7 @@ def async_load(
     futures and `result` raise what goes wrong later.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
-    state = asked(state_dict)
+    state, order = asked(state_dict), paths_of(order)
     loading = Loading(state_dict, state, order)
     parts = LoadOrder(order, names_of(state), loading._hand_out)
     job = LoadJob(state, who, parts, strict, allow_pickle)

@@ -16,19 +16,35 @@ from ckpt_client.load.trees import listed
 OnPart = Callable[[str], None]
 
 
+def paths_of(order: object) -> tuple[str, ...]:
+    """The paths that a caller names. Raises Refused for anything else."""
+    if isinstance(order, str):
+        raise Refused(
+            f"order is the text {order!r}, not a list of paths", hint=f"order=[{order!r}]"
+        )
+    if isinstance(order, bytes) or not isinstance(order, Iterable):
+        raise Refused(f"order is of type {type(order).__qualname__}, not a list of paths")
+    paths = []
+    for path in order:
+        if not isinstance(path, str):
+            raise Refused(f"order holds {path!r}", hint='a path is text, keys joined by /: "a/b"')
+        paths.append(path)
+    return tuple(paths)
+
+
 class LoadOrder:
     """I know the parts of one load, and which of them were handed out, over all its attempts."""
 
     def __init__(
-        self, prefixes: Sequence[str], names: Iterable[str], on_part: OnPart | None = None
+        self, prefixes: Iterable[str], names: Iterable[str], on_part: OnPart | None = None
     ) -> None:
         """prefixes: paths, each of a leaf or of what lies above leaves; earlier ones first.
         names: of all leaves.
         on_part: hears each prefix when its part is handed out; None: nothing is, before the end.
 
-        Raises Refused for a prefix of nothing, or one that is named twice.
+        Raises Refused for a prefix of nothing, one that is named twice, and as `paths_of`.
         """
-        self._prefixes = tuple(prefixes)
+        self._prefixes = paths_of(prefixes)
         self._on_part = on_part
         #: Of whose parts the first `_handed_count` are in the caller's hands.
         self._handed: CheckpointId | None = None
@@ -39,14 +55,16 @@ class LoadOrder:
         found: set[int] = set()
         #: Of each leaf below a prefix, by name.
         self._parts: dict[str, int] = {}
-        for name in names if numbers else ():
+        known = list(names) if numbers else []
+        for name in known:
             above = [numbers[prefix] for prefix in _prefixes_of(name) if prefix in numbers]
             found.update(above)
             if above:
                 self._parts[name] = min(above)
         empty = [prefix for prefix in self._prefixes if numbers[prefix] not in found]
         if empty:
-            raise Refused(f"order names {listed(empty)}, and the state has nothing there")
+            text = f"order names {listed(empty)}, and the state has nothing there"
+            raise Refused(text, hint=_what_there_is(empty[0], known))
 
     @property
     def part_count(self) -> int:
@@ -89,3 +107,20 @@ def _prefixes_of(name: str) -> Iterator[str]:
     """The leaf's own path and all above it."""
     steps = name.split("/")
     return ("/".join(steps[:count]) for count in range(1, len(steps) + 1))
+
+
+def _what_there_is(path: str, names: Sequence[str]) -> str:
+    """Where the state comes closest to the path."""
+    if "" in names:
+        return "it is a single leaf"
+    above = ""
+    for longer in _prefixes_of(path):
+        if longer in names:
+            return f"{longer} is a leaf"
+        if not any(name.startswith(f"{longer}/") for name in names):
+            break
+        above = longer
+    start = len(above) + 1 if above else 0
+    inside = [name for name in names if not above or name.startswith(f"{above}/")]
+    keys = dict.fromkeys(name[start:].split("/", 1)[0] for name in inside)
+    return f"below {above} it has {listed(list(keys))}" if above else f"it has {listed(list(keys))}"
