@@ -63,9 +63,13 @@ class FirstTouch:
             self._thread = threading.Thread(
                 target=self._touch, name="ckpt-first-touch", daemon=True
             )
-            # Without it the memory is touched as it is filled.
-            with suppress(RuntimeError):
-                self._thread.start()
+            try:
+                # Without it the memory is touched as it is filled.
+                with suppress(RuntimeError):
+                    self._thread.start()
+            except BaseException:  # A Ctrl-C: nobody will leave what was not entered.
+                self.__exit__(None, None, None)
+                raise
         return self
 
     def __exit__(
@@ -75,7 +79,7 @@ class FirstTouch:
         trace: TracebackType | None,
     ) -> None:
         self._is_over.set()
-        if self._thread is not None and self._thread.ident is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
         self._thread = None
         self._made.clear()

@@ -29,7 +29,8 @@ class WorkFailed:
 class DecodeWorker:
     """I finish stripes and note what became of them; `wake` is called when there are notes.
 
-    What waits is bounded by the windows of the reads that put it.
+    What waits is bounded by the windows of the reads that put it. My thread begins with the first
+    work: many a read has none.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -40,19 +41,20 @@ class DecodeWorker:
         self._work = queue.SimpleQueue()
         #: (owner, what became of it), oldest first; the other thread takes them.
         self._notes: deque[tuple[object, StripeFinished | WorkFailed]] = deque()
-        self._thread = threading.Thread(target=self._run, name="ckpt-read", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def stop(self) -> None:
         """Waits for the thread: it touches nobody's memory afterwards."""
         self._work.put(None)
-        self._thread.join()
+        # One whose start an interrupt cut short may begin later still, and ends at once.
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
 
     def put(self, assembly: Assembly, stripe: FinishStripe, owner: object) -> None:
         """Do it after all that was put before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ckpt-read", daemon=True)
+            self._thread.start()
         self._work.put((assembly, stripe, owner))
 
     def notes(self) -> list[tuple[object, StripeFinished | WorkFailed]]:

@@ -127,7 +127,6 @@ class PayloadReceiver:
         self._numbers: Iterator[int] = itertools.count(1)
         self._loop = LinkLoop()
         self._worker = DecodeWorker(self._loop.wake)
-        self._worker.start()
         self._pool = CellPool()
         self._apart = SpareBuffers()
         self._peers: dict[TargetId, PeerLink] = {}

@@ -112,3 +112,19 @@ def _mapped_bytes() -> int:
     found = re.search(r"^VmSize:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * KiB
+
+
+def test_an_interrupt_of_its_start_ends_the_touching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who interrupts a load of gigabytes does not want them touched."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    memory = FirstTouch()
+    memory.array((256 * MiB,), np.dtype(np.uint8))
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memory.__enter__()
+    assert not touching()

@@ -88,6 +88,17 @@ def test_calls_of_many_threads_get_their_own_replies() -> None:
         assert len(running.handler.received_) == 160
 
 
+def test_a_client_whose_start_was_interrupted_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever presses Ctrl-C gets a KeyboardInterrupt, whatever is closed on its way."""
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), client(1) as rpc:
+        rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+
+
 def test_a_failed_request_raises_its_error() -> None:
     with serving(identity=COORDINATOR) as running, client(running.server.port) as rpc:
         failed = Failed("no_space", "no room", "wait", 2_000_000)

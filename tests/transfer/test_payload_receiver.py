@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -403,6 +404,33 @@ def test_cells_of_two_stripes_are_made_ahead(
         assert made == []
         receiver.expect_pieces(Layout.plan(code, 64 * MiB, cell_bytes))
     assert made == [(cell_bytes, count)]
+
+
+def test_an_interrupt_as_a_read_begins_leaves_neither_thread_nor_descriptor(
+    data: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C of a trainer that goes on; most of a thread's start is waiting for it."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "ckpt-read":
+            raise KeyboardInterrupt
+
+    def descriptors() -> list[str]:
+        return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+    with holders(data, {}) as made:
+        landings = Landings()
+        landings.add_range(0, np.zeros(100, np.uint8))
+        before = descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                read_payloads([job(data, made, landings)], PATIENT)
+        assert not any(thread.name == "ckpt-read" for thread in threading.enumerate())
+        # Its targets let go of their ends a little later.
+        wait_until(lambda: descriptors() == before, "as before")
 
 
 def test_a_target_that_is_reached_ahead_in_vain_costs_a_small_read_nothing(data: Columns) -> None:

@@ -218,7 +218,9 @@ class RpcClient:
             if not already:
                 self._loop.wake()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            # One whose start an interrupt cut short may begin later still: it ends at once.
+            if thread.is_alive():
+                thread.join()
         elif not already and thread is None:
             self._loop.shut()
 
