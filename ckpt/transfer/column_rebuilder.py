@@ -75,6 +75,15 @@ class LostColumns:
             return None
         return self.moves
 
+    @property
+    def reading(self) -> ReadJob:
+        """The payload; who should have a lost column is asked only where the others do not
+        suffice. It is away, or has nothing, or what is damaged.
+        """
+        if self.read_alone is not None:
+            return self.source
+        return replace(self.source, spared=self.source.spared.union(self.places))
+
 
 class RebuildRoom:
     """I keep what payloads that are made again one after the other can share: connections to their
@@ -86,8 +95,6 @@ class RebuildRoom:
         """By digest: those that reads of this payload have brought."""
         self._reading = reading
         self._receiver: PayloadReceiver | None = None
-        #: A target did not give what it was asked for: it is no suspect in the next payload.
-        self._is_doubtful = False
         #: Empty until they are needed; they grow with what is asked for.
         self._windows = [np.empty(0, np.uint8) for _ in range(WINDOWS)]
         self._parity = np.empty(0, np.uint8)
@@ -111,10 +118,9 @@ class RebuildRoom:
         self._parity = np.empty(0, np.uint8)
 
     def begin(self) -> None:
-        """With another payload."""
-        if self._is_doubtful:
-            self._leave_sources()
+        """With another payload: who did not give what he was asked for may give that."""
         if self._receiver is not None:
+            self._receiver.forgive()
             self._receiver.manifests.clear()
 
     def read(self, job: ReadJob) -> None:
@@ -123,11 +129,10 @@ class RebuildRoom:
             self._receiver = PayloadReceiver(self._reading)
             self.manifests = self._receiver.manifests
         try:
-            found = self._receiver.read([job])
+            self._receiver.read([job])
         except BaseException:
             self._receiver = None  # It has closed itself.
             raise
-        self._is_doubtful |= bool(found.targets_out)
 
     def window(self, number: int, size: int) -> Bytes:
         """The same memory for each second number."""
@@ -148,7 +153,7 @@ class RebuildRoom:
     def _leave_sources(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
-        self._receiver, self._is_doubtful, self.manifests = None, False, {}
+        self._receiver, self.manifests = None, {}
 
 
 def rebuild_columns(
@@ -189,7 +194,7 @@ class SourceWindows:
     """I read the sources, ahead by one window, in a thread of my own. A context manager."""
 
     def __init__(self, lost: LostColumns, room: RebuildRoom, turn: Turn) -> None:
-        self._source = source = lost.source
+        self._source = source = lost.reading
         self._launch = lost.launch
         self._turn = turn
         self._room = room
@@ -339,18 +344,20 @@ class _MadeCells:
         self, first: int, memory: Bytes
     ) -> Iterator[tuple[int, dict[ColumnNumber, tuple[memoryview, int]]]]:
         """As of _Cells."""
-        layout, code = self._layout, self._layout.code
+        layout, k = self._layout, self._layout.code.k
+        made = [j for j in self._wanted if j >= k]
         offset = 0
         for number, stripe in enumerate(range(first, layout.stripe_count)):
             if offset >= len(memory):
                 return
             size = layout.cell_bytes_of(stripe)
-            data = [memory[offset + j * size : offset + (j + 1) * size].data for j in range(code.k)]
-            parity = [row[:size].data for row in self._parity[number]]
-            data_crcs, parity_crcs = self._codec.encode(data, parity)
-            cells = [*zip(data, data_crcs, strict=True), *zip(parity, parity_crcs, strict=True)]
-            yield stripe, {j: (cells[j][0], int(cells[j][1])) for j in self._wanted}
-            offset += code.k * size
+            data = [memory[offset + j * size : offset + (j + 1) * size].data for j in range(k)]
+            parity = [row[:size].data for row in self._parity[number, : len(made)]]
+            crcs = self._codec.encode_rows(made, data, parity)
+            cells = {j: (data[j], crc32(data[j])) for j in self._wanted if j < k}
+            found = zip(made, parity, crcs, strict=True)
+            yield stripe, cells | {j: (cell, int(crc)) for j, cell, crc in found}
+            offset += k * size
 
 
 def _manifest_of_nothing(source: ReadJob, launch: LaunchNumber) -> bytes:

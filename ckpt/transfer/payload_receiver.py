@@ -200,6 +200,13 @@ class PayloadReceiver:
             count = min(2 * layout.code.k, AHEAD_BYTES_MAX // layout.cell_bytes)
             self._pool.make_ahead(layout.cell_bytes, count)
 
+    def forgive(self) -> None:
+        """Whom reads have given up is asked again by the next one, over another connection."""
+        for target in self._suspects - self._options.suspects:
+            if (peer := self._peers.pop(target, None)) is not None:
+                self._loop.close(peer.link)
+        self._suspects = self._options.suspects
+
     def close(self) -> None:
         """Cut every connection, end the worker. Idempotent."""
         if not self._closed:
@@ -325,19 +332,13 @@ class PayloadReceiver:
                 self._peers[target] = PeerLink(self._dial(job.addresses[target]))
 
     def _dial(self, where: TargetAddress) -> Link:
-        return self._loop.connect(
-            nearest_address(where),
-            Caller(
-                self._options.secret,
-                self._options.role,
-                self._options.name,
-                server_role=Role.TARGET,
-                cluster=self._options.cluster,
-                server_name=where.target,
-            ),
-            sink=partial(self._sink, where.target),
-            unchecked=frozenset({RangeData}),
-        )
+        options = self._options
+        caller = Caller(
+            options.secret, options.role, options.name, server_role=Role.TARGET,
+            cluster=options.cluster, server_name=where.target,
+        )  # fmt: skip
+        sink, unchecked = partial(self._sink, where.target), frozenset({RangeData})
+        return self._loop.connect(nearest_address(where), caller, sink=sink, unchecked=unchecked)
 
     def _sink(self, target: TargetId, head: FrameHead, message: Message) -> memoryview | None:
         """Where a range lands: in its place, if this target owes exactly it."""

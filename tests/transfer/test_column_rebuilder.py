@@ -181,12 +181,17 @@ def test_of_an_empty_payload_there_is_only_the_manifest(launch: int) -> None:
             assert made[0].columns == {}
 
 
-def made_in(room: RebuildRoom, data: Columns, sources: list[SmallHolder], column: int) -> bool:
+def made_in(
+    room: RebuildRoom, data: Columns, sources: list[SmallHolder], column: int, *away: int
+) -> bool:
     """Whether it is what was lost."""
     number = ColumnNumber(column)
     with targets(1) as made:
         places = {number: made[0].place(1)}
-        lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
+        source = job(data, sources, Landings())
+        out = {source.columns[j] for j in away}
+        here = {id: where for id, where in source.addresses.items() if id not in out}
+        lost = LostColumns(replace(source, addresses=here), LAUNCH, places)
         rebuild_columns(lost, room, SENDING, lambda _size: None)
         again = made[0].columns[ColumnId(PAYLOAD, number)]
         return bytes(again.content) == bytes(data.columns[column])
@@ -195,6 +200,17 @@ def made_in(room: RebuildRoom, data: Columns, sources: list[SmallHolder], column
 def test_a_room_serves_payload_after_payload_over_the_same_connections(data: Columns) -> None:
     with holders(data, {5: "absent"}) as sources, RebuildRoom(HASTY) as room:
         assert all(made_in(room, data, sources, column) for column in (5, 1, 4))
+        assert max(len(one.handler.opened_) for one in sources) == 1
+
+
+@pytest.mark.parametrize("away", [(), (1,)])
+def test_whoever_has_lost_a_column_is_not_asked_and_costs_no_connection(
+    data: Columns, away: tuple[int, ...]
+) -> None:
+    """It has come back empty, or is away still. Each payload dialed all of its sources again."""
+    with holders(data, {1: "absent"}) as sources, RebuildRoom(HASTY) as room:
+        assert all(made_in(room, data, sources, 1, *away) for _ in range(3))
+        assert sources[1].asked_bytes == 0
         assert max(len(one.handler.opened_) for one in sources) == 1
 
 
