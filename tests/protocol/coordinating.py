@@ -188,6 +188,9 @@ class Bench:
     def feed(self, event: Event) -> None:
         """Handle it and all that follows from it."""
         self._events.append(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
         while self._events:
             for action in self.machine.handle(self._events.popleft()):
                 self.log.append(action)
@@ -195,11 +198,9 @@ class Bench:
 
     def sync(self, count: int | None = None) -> None:
         """The oldest tickets become durable."""
-        for persist in self.tickets[:count]:
-            self.tickets.remove(persist)
-            self._make_durable(persist)
-        while self._events:
-            self.feed(self._events.popleft())
+        for _ in self.tickets[:count]:
+            self._make_durable(self.tickets.pop(0))
+        self._go_on()
 
     def let_answer(self, id: str) -> None:
         """A silent target answers what it was asked, and speaks again."""
@@ -208,8 +209,7 @@ class Bench:
         kept, target.unanswered = target.unanswered, []
         for send in kept:
             self._command(target, send)
-        while self._events:
-            self.feed(self._events.popleft())
+        self._go_on()
 
     def _perform(self, action: Action) -> None:
         match action:

@@ -426,8 +426,7 @@ class Repairs:
                 sound = (one for one in message.proofs if one.column not in message.damaged)
                 standing.extend(proof for proof in sound if self._is_of(task, proof))
             if not open_questions:
-                self._close(task, standing, why)
-                then(len(standing))
+                then(self._close(task, standing, why))
 
         for column, place in sorted(task.allotment.columns.items()):
             target = self._members.targets[place.target]
@@ -444,27 +443,32 @@ class Repairs:
             return False
         return (place.target, place.boot) == (proof.target, proof.boot)
 
-    def _close(self, task: RepairTask, standing: list[ColumnProof], why: str) -> None:
+    def _close(self, task: RepairTask, standing: list[ColumnProof], why: str) -> int:
+        """How many of its columns are there. What its target was asked to drop after the question
+        goes, whatever the answer says.
+        """
         del self.tasks[task.payload]
         # What stands may be an earlier task's, made in other space. What has become a column is
         # nothing to give back any more, and its target knows that.
         self._reserver.release(task.allotment)
-        self.counts.columns += len(standing)
-        self.counts.bytes += len(standing) * task.allotment.file_bytes
         found = []
         for proof in standing:
-            if self._members.accepts(proof.target, proof.boot):
-                target = self._members.targets[proof.target]
+            target = self._members.targets[proof.target]
+            is_here = self._members.accepts(proof.target, proof.boot)
+            if is_here and proof.column not in target.dropping:
                 target.proved.add(proof)
                 note_mended(target, proof.column)
                 found.append((target, proof.column))
+        self.counts.columns += len(found)
+        self.counts.bytes += len(found) * task.allotment.file_bytes
         # All at once: one may fit beside another alone.
         self._adopter.found(task.payload.checkpoint, found)
         self.counts.problems.pop(task.payload, None)
-        made = {proof.column.column for proof in standing}
+        made = {column.column for _, column in found}
         is_meant = self.ruling.is_paused
         if made < set(task.columns) and not is_meant and self._still_lacks(task):
             self._leave_alone(task.payload, why or "not all of them were there at the end")
+        return len(found)
 
     def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:
         """It is tried again after a rest, a longer one where this is nothing new; a move when it is
