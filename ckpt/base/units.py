@@ -24,7 +24,7 @@ _SUFFIX_BYTES: Final = {
 _UNIT_S: Final = {"d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1, "": 1}
 _SIZE_BYTES_MAX: Final = (1 << 63) - 1
 """The largest size of a file, and the largest that every peer can be sent."""
-_SECONDS_MAX: Final = 1e9
+SECONDS_MAX: Final = 1_000_000_000
 """Thirty years; in microseconds a peer can be sent it, and every lock can wait for so long."""
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
@@ -84,7 +84,7 @@ def check_seconds(what: str, seconds: SupportsFloat) -> float:
         value = float(seconds)
         # A NaN is neither.
         if value >= 0 or value < 0:
-            return min(max(value, 0.0), _SECONDS_MAX)
+            return min(max(value, 0.0), SECONDS_MAX)
     raise Refused(f"{what}={seconds!r} is not a number of seconds")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tomllib
@@ -22,12 +23,13 @@ from typing import Final, Generic, NoReturn, TypeVar, get_type_hints
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean, hint_of
-from ckpt.base.units import parse_bytes
+from ckpt.base.units import SECONDS_MAX, parse_bytes
 from ckptd.option_words import docstrings, options_of, shown_default, unit_of
 
 HELP_FLAGS: Final = frozenset({"-h", "--help"})
 
 _Config = TypeVar("_Config")
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +194,24 @@ def _value(name: str, hint: object, given: object) -> object:
         if name.endswith("_bytes"):
             return parse_bytes(str(given))
         try:
-            return int(str(given))
+            return _bounded(name, int(str(given)))
         except ValueError:
             raise Refused(f"{name} = {given!r} is not a whole number") from None
     if hint is float:
         try:
-            return float(str(given))
+            number = float(str(given))
         except ValueError:
-            raise Refused(f"{name} = {given!r} is not a number") from None
+            number = math.nan
+        if math.isnan(number):
+            raise Refused(f"{name} = {given!r} is not a number")
+        return _bounded(name, number)
     assert hint is str, f"option {name} of type {hint} is not supported"
     return str(given)
+
+
+def _bounded(name: str, found: _Number) -> _Number:
+    """A time has an end: no lock waits for longer, and its microseconds have to fit a message."""
+    return min(found, type(found)(SECONDS_MAX)) if name.endswith("_s") else found
 
 
 def _print_and_exit(config: object) -> NoReturn:

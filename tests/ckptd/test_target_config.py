@@ -7,18 +7,20 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import Refused
-from ckpt.base.units import US_PER_S, MiB
+from ckpt.base.units import SECONDS_MAX, US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckptd.config import Loaded, load
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.log import JsonLines
+from ckptd.repair.daemon import RepairConfig
 from ckptd.target.daemon import TargetConfig
 
 
@@ -54,6 +56,21 @@ def test_a_target_scrubs_each_week_unless_it_is_asked_otherwise() -> None:
     for wrong in (("--scrub-period-s", "0"), ("--scrub-percent", "0"), ("--scrub-percent", "101")):
         with pytest.raises(Refused, match=r"scrub_period_s is more than 0, scrub_percent 1 to 100"):
             _load(*NEEDED, *wrong)
+
+
+def test_a_time_without_an_end_is_the_longest_that_there_is_and_no_number_none() -> None:
+    """A daemon that took it ended at its start, or when it first waited, with a Python error."""
+    for endless in ("inf", "1e300"):
+        found = _load(*NEEDED, "--scrub-period-s", endless).config
+        assert found.limits.scrub_period_us == SECONDS_MAX * US_PER_S
+    for text in ("nan", "often"):
+        with pytest.raises(Refused, match=f"scrub_period_s = '{text}' is not a number"):
+            _load(*NEEDED, "--scrub-period-s", text)
+    worker = load(
+        RepairConfig, program="repair", description="d", example="e",
+        argv=("--coordinator", "c:1", "--poll-s", "inf"), environ={},
+    ).config  # fmt: skip
+    assert worker.poll_s <= threading.TIMEOUT_MAX
 
 
 def test_flags_win_over_the_environment_and_that_over_toml(tmp_path: Path) -> None:
