@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, Step, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, DeleteStep
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.targets import Attest, PutDocument
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
@@ -66,6 +66,21 @@ def test_the_status_is_told_by_a_coordinator_that_nobody_obeys() -> None:
     status = bench.ask("status")
     assert isinstance(status, dict)
     assert status["health"] != "HEALTH_OK"
+
+
+def test_a_worker_that_repairs_a_generation_waits_for_no_round() -> None:
+    """It says nothing of what is the newest, and a wide cluster would have a round a payload."""
+    bench = Bench(4)
+    id = bench.save(1)
+    hush(bench, Attest)
+    wanted = Resolve(RUN, id.step, only=id.generation, for_repair=True)
+    mark = bench.mark()
+    (found,) = bench.tell(bench.session(Role.DRAIN), wanted)
+    assert isinstance(found, Resolved)
+    assert found.info.checkpoint == id
+    assert bench.sent(Attest, mark) == []
+    for unsure in (replace(wanted, only=None), replace(wanted, for_repair=False)):
+        assert bench.tell(bench.session(), unsure) == []
 
 
 def test_who_greets_is_answered_once_the_catalog_is_vouched_for_and_waits_for_no_round() -> None:

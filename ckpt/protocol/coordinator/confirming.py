@@ -270,9 +270,13 @@ class Confirming:
 
 
 def is_confirmed(message: Message) -> bool:
-    """Whether it is answered only after a round; questions about this process need none."""
+    """Whether it is answered only after a round; questions about this process need none, nor does
+    a worker that makes columns of one generation again: it compares all that it reads.
+    """
     if isinstance(message, Ask):
         return message.what not in ("status", "coordinator", "upgrade")
+    if isinstance(message, Resolve) and message.for_repair:
+        return message.only is None
     return isinstance(message, CONFIRMED)
 
 
