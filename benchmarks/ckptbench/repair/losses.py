@@ -16,7 +16,10 @@ from ckptbench.repair.plan import Kill, RepairPlan, TargetMade
 
 PATIENCE_S: Final = 300.0
 POLL_S: Final = 0.02
-"""A question costs the coordinator time that is somebody else's."""
+LOOK_S: Final = 0.5
+"""Between two questions while files tell as much: each costs the coordinator time and all targets a
+turn, since it asks them whether it is still the one.
+"""
 REST_S: Final = 1.3
 """Targets say once a second what they read and wrote."""
 LOW: Final = "REDUNDANCY_LOW"
@@ -99,6 +102,7 @@ class Losses:
         worker = cluster.start_repair()
         # What a process costs to start is no part: one serves for years.
         begun, begun_cpu = time.monotonic(), self._cpu_s() + proc.cpu_s(cluster.pid(worker))
+        self._wait_files()
         self.wait_made()
         seconds = time.monotonic() - begun
         spent = self._cpu_s() + proc.cpu_s(cluster.pid(worker)) - begun_cpu
@@ -162,6 +166,22 @@ class Losses:
 
     def _is_low(self) -> bool:
         return any(check.name == LOW for check in self._cluster.status().checks)
+
+    def _wait_files(self) -> None:
+        """Until as many columns lie on targets as are held, or nothing lacks."""
+        asked_s = time.monotonic()
+
+        def are_here() -> bool:
+            nonlocal asked_s
+            names = self._cluster.target_names
+            if sum(len(self._cluster.columns_of(name)) for name in names) >= self._held:
+                return True
+            if time.monotonic() - asked_s < LOOK_S:
+                return False
+            asked_s = time.monotonic()
+            return not self.is_under_way()
+
+        self._until(are_here, "not all columns are made again")
 
     def _take(self, names: Sequence[str]) -> Loss:
         lost = self._lost(names)
