@@ -363,6 +363,18 @@ def test_who_waits_in_a_forked_child_is_refused_also_while_a_thread_of_its_paren
     reading.join()
 
 
+def test_a_forked_child_holds_nothing_of_the_staging_memory(bench: Bench) -> None:
+    """A loader's workers outlive a stager, and would keep what may be half of a host's memory."""
+    link = bench.start()
+    assert stage(link, 1) is not None
+    child = os.fork()
+    if child == 0:
+        maps = Path("/proc/self/maps").read_text()
+        os._exit(1 if "ckpt-arena" in maps else 7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert stage(link, 2) is not None, "its parent goes on"
+
+
 def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
     link = bench.start()
     ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, link.pid))

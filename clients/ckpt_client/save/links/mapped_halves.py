@@ -68,6 +68,11 @@ class MappedHalves:
         for half in (*self._mapped, *self._unmapped):
             self._drop(half)
 
+    def abandon(self) -> None:
+        """In a forked child: `clear`, but what is locked stays so, for the parent."""
+        self._mapped.clear()
+        self.clear()
+
     def _has(self, half: int, sent: SentHalf) -> bool:
         mapped, unmapped = self._mapped.get(half), self._unmapped.get(half)
         known = [unmapped] if mapped is None else [unmapped, mapped[1]]

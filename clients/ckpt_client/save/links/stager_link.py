@@ -324,6 +324,7 @@ class StagerLink:
     def abandon(self) -> None:
         """In a forked child: the socket is the parent's, and no other thread is there."""
         self._line.abandon()
+        self._halves.abandon()
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._dead = Refused(
