@@ -133,6 +133,20 @@ def test_what_starts_on_its_own_finds_modules_where_this_process_does(
     wait_until(made.exists, "its module ran")
 
 
+def test_what_starts_on_its_own_needs_no_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job whose scratch is cleaned, or whose tree is checked out again, while it trains."""
+    gone, made = tmp_path / "gone", tmp_path / "made"
+    gone.mkdir()
+    (tmp_path / "found_by_path.py").write_text("import sys; open(sys.argv[1], 'w').close()")
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", str(tmp_path))))
+    gone.rmdir()
+    start_detached(["-m", "found_by_path", str(made)], log=tmp_path / "log")
+    wait_until(made.exists, "its module ran")
+
+
 def test_an_unknown_word_in_ckpt_wire_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,12 @@ def child_environment() -> dict[str, str]:
     # By name: the facade `ckpt` stands above this module, which cannot import it.
     roots = [str(Path(sys.modules[name].__path__[0]).parent) for name in ("ckpt", "ckpt_client")]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = dict.fromkeys(os.path.abspath(one) for one in [*known, *roots] if one)
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # It was removed: what is relative to it leads nowhere.
+        here, known = "/", [one for one in known if os.path.isabs(one)]
+    paths = dict.fromkeys(
+        os.path.normpath(os.path.join(here, one)) for one in [*known, *roots] if one
+    )
     pools = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **pools, "PYTHONPATH": os.pathsep.join(paths)}
