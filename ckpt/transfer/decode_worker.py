@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.threads import start_thread
 from ckpt.protocol.reader.events import FinishStripe, StripeFinished
 from ckpt.transfer.assembly import Assembly
 
@@ -46,15 +47,14 @@ class DecodeWorker:
     def stop(self) -> None:
         """Waits for the thread: it touches nobody's memory afterwards."""
         self._work.put(None)
-        # One whose start an interrupt cut short may begin later still, and ends at once.
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def put(self, assembly: Assembly, stripe: FinishStripe, owner: object) -> None:
-        """Do it after all that was put before."""
+        """Do it after all that was put before. Raises Scarce where the system gives no thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ckpt-read", daemon=True)
-            self._thread.start()
+            # One whose start a Ctrl-C cuts short may begin later still: it has no work, and ends.
+            self._thread = start_thread(self._run, "ckpt-read")
         self._work.put((assembly, stripe, owner))
 
     def notes(self) -> list[tuple[object, StripeFinished | WorkFailed]]:

@@ -32,6 +32,7 @@ from ckpt.aio.descriptors import DescriptorMark, closed_outside
 from ckpt.aio.net.address import parse_server
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
 from ckpt.base.rests import Rests
 from ckpt.base.system_errors import Scarce
@@ -174,10 +175,10 @@ class RpcClient:
         self._check_process()
         with self._lock:
             self._check_open()
+            self._start_thread()
             call = _Call(self._next_request, message, _own(bulk))
             self._next_request += 1
             self._calls[call.request] = call
-            self._start_thread()
         try:
             self._wait(call, timeout_s, look)
         finally:
@@ -197,9 +198,9 @@ class RpcClient:
         self._check_process()
         with self._lock:
             self._check_open()
+            self._start_thread()
             if len(self._told) < TELL_MAX:
                 self._told.append((request, message, _own(bulk)))
-            self._start_thread()
 
     def close(self) -> None:
         """End the session; calls in progress fail.
@@ -251,10 +252,9 @@ class RpcClient:
             raise closed_outside()
 
     def _start_thread(self) -> None:
-        """Under the lock."""
+        """Under the lock, which it waits for to take what is asked."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ckpt-rpc", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, "ckpt-rpc")
         self._loop.wake()
 
     def _too_late(self, message: Message, timeout_s: float) -> Unavailable:
