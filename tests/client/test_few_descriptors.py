@@ -5,19 +5,23 @@ all that `ulimit -n` allows.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckpt
+from ckpt.aio.descriptors import RAISED_MAX
 from ckpt.base.system_errors import Scarce
 from ckpt.native.isal import find_isal
 from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
 from tests.client.clikit import run
+from tests.client.test_stager_process import Bench
 from tests.no_descriptors import no_descriptors
 
 LOADS = """
@@ -67,6 +71,20 @@ def test_a_load_without_descriptors_blames_nobody_keeps_none_and_works_again(
         assert "judge" not in ended.stderr
     finally:
         assert run("local", "stop", str(tmp_path / "few")).code == 0
+
+
+def test_a_stager_may_open_what_the_system_allows_whatever_its_trainer_may(tmp_path: Path) -> None:
+    """A cluster may have more targets than a trainer may have descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, RAISED_MAX)
+    with ExitStack() as stack:
+        bench = Bench(tmp_path, stack)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed // 2, hard))
+        try:
+            pid = bench.start().pid
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == allowed
 
 
 def test_a_library_that_cannot_be_opened_now_is_not_missing() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.descriptors import raise_limit
 from ckpt.aio.private import keep_private
 from ckpt.base.errors import Aborted
 from ckpt_client.stager.signals import hold_signals
@@ -27,6 +28,7 @@ def main() -> int:
     """
     hold_signals()
     keep_private()
+    raise_limit()  # It may have a connection to each target of a large cluster.
     _step_back()
     trainer = socket.socket(fileno=int(sys.argv[1]))
     trainer.set_inheritable(False)
