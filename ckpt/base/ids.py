@@ -154,7 +154,10 @@ def check_run_name(name: str) -> RunName:
     """
     check_text("run name", name, RUN_NAME_BYTES_MAX)
     if "@" in name:
-        raise Refused(f"run name {name!r} has an '@', which separates RUN@STEP")
+        raise Refused(
+            f"run name {name!r} has an '@', which separates RUN@STEP",
+            hint="name the run alone, and the step apart",
+        )
     if any(segment in (".", "..") for segment in name.split("/")):
         raise Refused(f"run name {name!r} has a '.' or '..' segment")
     return RunName(name)

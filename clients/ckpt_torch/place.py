@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckpt_client.preemption.guard import PreemptionGuard
 
 CheckpointName = str | os.PathLike[str]
+NAME_HINT: Final = "name RUN/STEP, or ckpt://HOST:PORT/RUN/STEP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,13 @@ def find_where(checkpoint_id: CheckpointName | None, store: Store | str | None) 
     Raises Refused when it names none, or two stores are named.
     """
     if checkpoint_id is None:
-        raise Refused("no checkpoint_id", hint="name RUN/STEP, or ckpt://HOST:PORT/RUN/STEP")
-    url = parse_step_url(os.fspath(checkpoint_id))
+        raise Refused("no checkpoint_id", hint=NAME_HINT)
+    name = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
+    if not isinstance(name, str):
+        raise Refused(f"checkpoint_id {checkpoint_id!r} is no text", hint=NAME_HINT)
+    url = parse_step_url(name)
     if store is not None and url.store is not None:
-        raise Refused(f"store= and {os.fspath(checkpoint_id)} both name a store")
+        raise Refused(f"store= and {name} both name a store")
     if isinstance(store, Store):
         return Where(store, url.run, url.step)
     return Where(process_store(store or url.store), url.run, url.step)

@@ -61,6 +61,10 @@ def check_plain(tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided:
         raise Refused(f"a tensor of layout {tensor.layout}", hint="only dense tensors are stored")
+    if tensor.is_meta:
+        raise Refused(
+            "a tensor on meta", hint="give the model memory first, by its to_empty(device=...)"
+        )
     if not (tensor.is_cpu or is_apart(tensor.device)):
         raise Refused(
             f"a tensor on {tensor.device}", hint="only those of a CPU or an accelerator are stored"

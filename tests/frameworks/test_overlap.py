@@ -453,7 +453,7 @@ def test_a_tensor_without_memory_is_refused_by_name(
 ) -> None:
     for name in ("meta/1", "meta/2"):
         state = {"a": torch.ones(3, device=NAME), "b": torch.ones(3, device="meta")}
-        with pytest.raises(ckpt.Refused, match=r"^b: a tensor on meta; only those of a CPU or an"):
+        with pytest.raises(ckpt.Refused, match=r"^b: a tensor on meta; give the model"):
             ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging=staging)
         state["b"] = torch.ones(3, device=NAME)
         ckpt_torch.save(state, checkpoint_id=name, store=store)

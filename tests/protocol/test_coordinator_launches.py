@@ -284,6 +284,7 @@ def test_a_launch_begins_with_its_first_save_and_then_fences_older_ones() -> Non
     assert isinstance(new.open(2)[0], PayloadPlanned)
     failed = failure(old.open(3))
     assert failed.code == "fenced"
+    assert "two jobs need two run names" in failed.hint
     bench.restart(*bench.targets)
     old.reconnect()
     assert failure(old.open(4)).code == "fenced"
@@ -300,6 +301,7 @@ def test_a_new_launch_ends_what_older_ones_have_not_wholly_handed_over() -> None
     assert bench.states() == {"run@1#1.1": "open", "run@2#1.2": "aborted", "run@3#1.3": "open"}
     (aborted,) = old[0].aborts()
     assert (aborted.code, aborted.checkpoint.step) == ("fenced", 2)
+    assert "two jobs need two run names" in aborted.hint, "another job by mistake, perhaps"
     for rank in old:
         rank.plan = next(p for p in rank.heard if isinstance(p, PayloadPlanned))
         rank.seal_all()

@@ -15,6 +15,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import Scalar
+from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
 from ckpt_client.load.trees import listed
@@ -110,6 +111,10 @@ class StateWants:
         if strict and surplus:
             problems.append(f"the state dict does not name {listed(surplus)}")
             hint = "strict=False takes a part"
+        elif any(name.endswith(f"/{METADATA}") for name in surplus):
+            hint = (
+                "it holds the files that DCP wrote: dcp.load(state, checkpoint_id=URL) loads them"
+            )
         elif surplus:  # A prefix too many or too few shows here.
             hint = f"it has {listed(surplus)}, which the state dict does not name"
         else:

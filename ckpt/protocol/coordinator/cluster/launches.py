@@ -18,6 +18,7 @@ grows; no two launches of a run have one key.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.errors import Busy, Fenced, Refused, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
@@ -477,10 +478,15 @@ def _of_key(run: Run, key: str) -> Launch | None:
     return next((launch for launch in run.launches.values() if launch.key == key), None)
 
 
+OLDER_HINT: Final = (
+    "this process belongs to an older start of the run: end it; two jobs need two run names"
+)
+
+
 def check_not_fenced(run: RunName, number: LaunchNumber, begun: LaunchNumber) -> None:
     """Raises Fenced when a newer launch of the run has begun."""
     if number < begun:
         raise Fenced(
             f"a newer launch of run {run!r} has begun; launch {number} can save no more",
-            hint="this process belongs to an older start of the run: end it",
+            hint=OLDER_HINT,
         )

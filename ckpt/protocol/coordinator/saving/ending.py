@@ -29,7 +29,7 @@ from ckpt.format.messages.saving import (
     SpaceStands,
 )
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.cluster.launches import check_not_fenced
+from ckpt.protocol.coordinator.cluster.launches import OLDER_HINT, check_not_fenced
 from ckpt.protocol.coordinator.desk import Then
 from ckpt.protocol.coordinator.facts import AttemptDropped, CheckpointCommitted, FileDropped
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
@@ -126,7 +126,8 @@ class Ending:
         for attempt in self._book.of_run(run):
             if attempt.launch < launch and not attempt.handed_over and not attempt.of_members:
                 reason = f"launch {launch} of the run has begun"
-                self.abort(attempt, Fenced(f"{attempt.checkpoint}: {reason}"))
+                error = Fenced(f"{attempt.checkpoint}: {reason}", hint=OLDER_HINT)
+                self.abort(attempt, error)
 
     def refuse(self, attempt: Attempt, message: OpenPayload) -> None:
         """A rank staged nothing: its peers hear why, and the next save of the step is another

@@ -1,0 +1,75 @@
+"""What somebody new gets wrong under torch: each error names it and says what to write instead."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ckpt
+import ckpt_torch
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch, which gives them up.
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (quantized(), r"^w: a quantized tensor; save its int_repr\(\), scale and zero point$"),
+        (
+            torch.zeros(3, device="meta"),
+            r"^w: a tensor on meta; .*memory.* by its to_empty\(device=...\)",
+        ),
+    ],
+)
+def test_a_tensor_without_bytes_of_its_own_is_refused_with_what_to_do(
+    cluster: str, tensor: torch.Tensor, text: str
+) -> None:
+    with pytest.raises(ckpt.Refused, match=text):
+        ckpt_torch.save({"w": tensor}, checkpoint_id=f"{cluster}/mistakes/1", no_dist=True)
+
+
+def test_a_model_on_meta_is_not_loaded_into_and_the_error_says_what_gives_it_memory(
+    cluster: str,
+) -> None:
+    name = f"{cluster}/onto-meta/1"
+    ckpt_torch.save({"m": torch.nn.Linear(2, 2).state_dict()}, checkpoint_id=name, no_dist=True)
+    state = {"m": torch.nn.Linear(2, 2, device="meta").state_dict()}
+    with pytest.raises(
+        ckpt.Refused, match=r"^m/weight: a tensor on meta; .*to_empty\(device=...\)"
+    ):
+        ckpt_torch.load(state, checkpoint_id=name, no_dist=True)
+
+
+@pytest.mark.parametrize("name", [7, 7.5, b"gpt/7"])
+def test_a_checkpoint_id_that_is_no_text_is_refused_by_name(cluster: str, name: object) -> None:
+    with (
+        ckpt.open(cluster) as store,
+        pytest.raises(ckpt.Refused, match=r"^checkpoint_id 7|^checkpoint_id b'gpt/7'") as raised,
+    ):
+        ckpt_torch.save({"w": 1}, checkpoint_id=name, store=store)  # type: ignore[arg-type]
+    assert "RUN/STEP" in raised.value.hint
+
+
+def test_an_at_sign_is_answered_with_how_calls_name_a_step(cluster: str) -> None:
+    with (
+        ckpt.open(cluster) as store,
+        pytest.raises(ckpt.Refused, match=r"'gpt@7' has an '@'.* the run alone"),
+    ):
+        ckpt_torch.save({"w": 1}, checkpoint_id="gpt@7", store=store)
+
+
+def test_what_dcp_wrote_as_files_is_not_missed_but_named(cluster: str) -> None:
+    """Whoever went from DCP's files by URL to `ckpt_torch.load` reads how to load them."""
+    name = f"{cluster}/by-files/1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch, without a process group.
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=name)
+    with pytest.raises(ckpt.Refused, match=r"the checkpoint has no w; .*dcp\.load\(.*URL"):
+        ckpt_torch.load({"w": torch.zeros(3)}, checkpoint_id=name, no_dist=True)
