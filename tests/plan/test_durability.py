@@ -22,6 +22,7 @@ from ckpt.plan.durability.outlook import (
     at_random,
     by_group_size,
     hazards_of,
+    placed_group,
     rebuild_s,
     replicated,
 )
@@ -264,3 +265,22 @@ def test_conditions_that_cannot_be_are_refused(change: dict[str, float], text: s
         replace(BUSY, **change)
     with pytest.raises(Refused, match="9 domains of 8 targets"):
         Tier(Code(4, 2), 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("code", "targets", "domains", "max_per_domain", "survivable"),
+    [
+        ("4+2", 9, 8, 1, 2),  # One more target than hosts: on one of them there are two.
+        ("4+2", 10, 9, 1, 2),
+        ("6+2", 12, 8, 1, 2),
+        ("6+2", 15, 8, 1, 2),
+        ("3+1", 4, 3, 2, 1),  # Two columns in one domain, for want of another.
+        ("8+4", 1100, 128, 1, 4),
+    ],
+)
+def test_domains_of_unlike_size_count_as_many_as_there_are(
+    code: str, targets: int, domains: int, max_per_domain: int, survivable: int
+) -> None:
+    group = placed_group(Tier(Code.parse(code), targets, domains, max_per_domain))
+    assert group.loss_max == survivable
+    assert group.domains == min(domains, round(targets / group_count(group.code, targets)))

@@ -185,13 +185,19 @@ def _outlook(name: str, tier: Tier, conditions: Conditions, count: int) -> Outlo
 
 
 def _group(tier: Tier, count: int) -> PlacementGroup:
-    """Targets are dealt out in the order of domains: a domain's lie in as many groups as can be."""
-    in_domain = -(-tier.targets // tier.domains)
-    domain_targets = -(-in_domain // count)
-    targets = tier.targets / count
-    domains = min(tier.domains, max(1, round(targets / domain_targets)))
+    """Targets are dealt out in the order of domains: a domain's lie in as many groups as can be.
+    Domains of unlike size are reckoned with as many alike ones.
+    """
+    in_domain = tier.targets / tier.domains / count
     payloads = tier.payloads / count
-    return PlacementGroup(tier.code, domains, domain_targets, tier.max_per_domain, payloads)
+    if in_domain < 1:
+        domains = min(tier.domains, max(1, round(tier.targets / count)))
+        return PlacementGroup(tier.code, domains, 1, tier.max_per_domain, payloads)
+    domain_targets = round(in_domain)
+    if tier.domains * min(tier.max_per_domain, domain_targets) < tier.code.n:
+        # The larger ones take what the others have no place for.
+        domain_targets = math.ceil(in_domain)
+    return PlacementGroup(tier.code, tier.domains, domain_targets, tier.max_per_domain, payloads)
 
 
 def _in_any(chance: float, count: int) -> float:
