@@ -121,6 +121,7 @@ def test_nothing_said_is_wrong_usage() -> None:
         (["ls"], "no store is named"),
         (["ls", "a@b"], "run name 'a@b' has an '@', which separates RUN@STEP"),
         (["ls", "--store", "disk"], "store 'disk' is not of the form"),
+        (["local", "stop", "--store", "ckpt://127.0.0.1:1"], "is not a cluster of this machine"),
         (["demo", "--code", "9"], "code"),
     ],
 )

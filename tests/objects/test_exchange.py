@@ -187,6 +187,13 @@ def test_a_drained_checkpoint_is_no_foreign_group(
     assert "ckpt fetch" in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_plain_values_alone_says_that_it_has_no_tensor() -> None:
+    with pytest.raises(
+        NotFound, match=r"has no tensor: what it holds are plain values; ckpt\.load"
+    ):
+        named_arrays(MemorySource({}, values={"lr": 0.5}), "", "/")
+
+
 def test_export_of_nothing_is_told(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,11 @@ def named_arrays(source: Source, prefix: str, separator: str) -> list[NamedArray
                     hint="export a part of it with --prefix",
                 )
             found[array.name] = array
+    if not found and not prefix:
+        raise NotFound(
+            f"{source.header} has no tensor: what it holds are plain values",
+            hint="ckpt.load(RUN, STEP) gives these",
+        )
     if not found:
         raise NotFound(f"{source.header} has no tensor below {prefix!r}", hint="see ckpt show")
     return [found[name] for name in sorted(found)]

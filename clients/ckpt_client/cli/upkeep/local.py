@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.aio.process_identity import pid_of
-from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
 from ckpt_client.cli.exits import ExitCode
@@ -69,7 +69,7 @@ def cluster_directory(named: str | None, store: str | None) -> Path:
     url = parse_url(named or store)
     if isinstance(url, LocalUrl):
         return Path(url.directory)
-    raise CkptError(
+    raise Refused(
         f"{url.address} is not a cluster of this machine",
         hint="stop its daemons where they were started",
     )
