@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
-from ckpt.aio.net import address
+from ckpt.aio.net import address, names
 from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, endpoints_by_resolver
 from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkOpened
 from ckpt.aio.net.link_loop import LinkLoop
@@ -25,6 +26,7 @@ from tests.aio.coordinatorkit import coordinators, dead_address
 from tests.aio.netkit import PATIENCE_S, SECRET
 from tests.aio.test_finding_dialer import Dialing
 from tests.aio.test_link import poll_until
+from tests.waiting import wait_until
 
 NAME = "twofold.test"
 DEAD, ALIVE = "127.0.0.2", "127.0.0.1"
@@ -43,6 +45,7 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     monkeypatch.setattr(address, "_dialed", {})
+    monkeypatch.setattr(names, "_said", {})
 
 
 def named(there: str) -> str:
@@ -104,3 +107,66 @@ def test_a_leader_that_listens_on_one_of_them_has_not_ended() -> None:
     with coordinators("a") as (a,):
         assert not asyncio.run(_refuses(named(a.address)))
     assert asyncio.run(_refuses(named(dead_address())))
+
+
+class Resolver:
+    """A name server that answers in its own time."""
+
+    def __init__(self) -> None:
+        self.addresses = ["10.0.0.1"]
+        """Of every name; none: it does not know it."""
+        self.may_answer = threading.Event()
+        self.asked = 0
+        self.may_answer.set()
+
+    def __call__(self, _host: str, port: int, **_options: int) -> object:
+        self.asked += 1
+        if not self.may_answer.is_set():
+            assert threading.current_thread() is not threading.main_thread(), "it would wait"
+        self.may_answer.wait()
+        if not self.addresses:
+            raise socket.gaierror(-3, "no name server answers")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in self.addresses]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    made = Resolver()
+    monkeypatch.setattr(socket, "getaddrinfo", made)
+    monkeypatch.setattr(names, "FRESH_S", -1.0)
+    return made
+
+
+def where_is(name: str) -> object:
+    return endpoint_by_resolver(TcpAddress(name, 1)).sockaddr
+
+
+def test_nobody_waits_for_a_name_server_a_second_time(resolver: Resolver) -> None:
+    assert where_is("moving.test") == ("10.0.0.1", 1)
+    resolver.may_answer.clear()
+    resolver.addresses = ["10.0.0.2"]
+    for _ in range(3):
+        assert where_is("moving.test") == ("10.0.0.1", 1)
+    resolver.may_answer.set()
+    wait_until(lambda: where_is("moving.test") == ("10.0.0.2", 1), "it has moved")
+
+
+def test_a_name_stays_where_it_was_while_no_name_server_answers(resolver: Resolver) -> None:
+    assert where_is("lasting.test") == ("10.0.0.1", 1)
+    resolver.addresses = []
+    asked = resolver.asked
+    wait_until(lambda: where_is("lasting.test") and resolver.asked > asked + 2, "asked in vain")
+    assert where_is("lasting.test") == ("10.0.0.1", 1)
+
+
+def test_a_name_that_is_none_yet_is_found_once_it_is_one(resolver: Resolver) -> None:
+    resolver.addresses = []
+    with pytest.raises(Unavailable, match="no name server answers"):
+        where_is("later.test")
+    resolver.may_answer.clear()
+    with pytest.raises(Unavailable, match="no name server answers"):
+        where_is("later.test")
+    resolver.addresses = ["10.0.0.1"]
+    resolver.may_answer.set()
+    wait_until(lambda: bool(names._said["later.test", 1].found), "it was asked again")
+    assert where_is("later.test") == ("10.0.0.1", 1)

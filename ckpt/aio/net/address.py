@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ckpt.base.errors import Refused, Unavailable
+from ckpt.aio.net.names import SocketAddress, looked_up
+from ckpt.base.errors import Refused
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.finding import LISTED_MAX
 
@@ -50,7 +51,7 @@ class Endpoint:
     """What `socket` and `connect` take: no name is left to be resolved."""
 
     family: socket.AddressFamily
-    sockaddr: tuple[str, int] | tuple[str, int, int, int] | str
+    sockaddr: SocketAddress | str
 
 
 def parse_address(text: str) -> Address:
@@ -108,27 +109,20 @@ def endpoint_nowait(address: Address) -> Endpoint | None:
 
 def endpoints_by_resolver(address: Address) -> list[Endpoint]:
     """As `endpoint_nowait`, asking the system's resolver for a name, which may have several
-    addresses; may block. Raises Unavailable.
+    addresses; may block the first time. Raises Unavailable.
     """
     known = endpoint_nowait(address)
     if known is not None:
         return [known]
     assert isinstance(address, TcpAddress)
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise Unavailable(f"no address for host {address.host!r}: {error}") from None
-    endpoints = []
-    for family, _, _, _, sockaddr in found:
-        assert not isinstance(sockaddr[0], int)
-        endpoints.append(Endpoint(family, sockaddr))
-    return list(dict.fromkeys(endpoints))
+    found = looked_up(address.host, address.port)
+    return [Endpoint(family, sockaddr) for family, sockaddr in found]
 
 
 def endpoint_by_resolver(address: Address) -> Endpoint:
     """Where to dial now: of a name's addresses the one that has answered last, and while none
     answers each in its turn (`localhost` may be ::1 first, a host may have a dead interface). May
-    block. Raises Unavailable.
+    block the first time. Raises Unavailable.
     """
     found = endpoints_by_resolver(address)
     if len(found) == 1:
