@@ -1,6 +1,7 @@
 """A signal ends trainings under torchrun, Hugging Face and Lightning with a saved step.
 
-The page's own command starts cold; what imports Hugging Face or Lightning as well starts warm.
+The page's own command starts cold, at each landing for one of its two signals; what imports Hugging
+Face or Lightning as well starts warm.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from tests.e2e.preempted import (
     wait_until_it_trains,
     write_script,
 )
+from tests.frameworks.test_torch_restarts import TORCHRUN as AGENT
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
+from tests.landing import has_turn
 
 TORCHRUN = (
     "torchrun --nproc-per-node 8 --shutdown-timeout 120"
@@ -42,13 +45,15 @@ def latest(cluster: str, run: str) -> int | None:
         return store.latest(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("number", "turn"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
 def test_torchrun_passes_a_signal_on_and_all_ranks_end_with_one_step(
-    cluster: str, tmp_path: Path, number: signal.Signals
+    cluster: str, warm: Warm, tmp_path: Path, number: signal.Signals, turn: int
 ) -> None:
     assert TORCHRUN in PAGE.read_text()
     write_script(tmp_path)
     line = TORCHRUN.replace("8", "2 --standalone").split()
+    if not has_turn(turn, every=2):
+        line = warm.command(AGENT, *line[1:])
     resumes_at = latest(cluster, "gpt") or 0
     agent = start(cluster, tmp_path, *line, SPEAKS_AT=str(resumes_at + 20))
     try:

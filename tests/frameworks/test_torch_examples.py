@@ -25,9 +25,11 @@ TURNS = {
     "nvrx_local.py": 0,
     "accelerate_fit.py": 1,
     "torch_checkpointing_fit.py": 1,
+    "torch_dcp.py": 2,
     "transformers_trainer.py": 2,
 }
-"""At which of three landings it starts cold; torch_dcp.py, under torchrun, does at each."""
+"""At which of three landings it starts cold. torch_dcp.py does under torchrun, which
+test_preemption.py starts cold at each."""
 REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
 
 
@@ -100,7 +102,7 @@ def test_a_sharded_run_goes_on_where_it_was_interrupted(
     cluster: str, warm: Warm, script: str, more: tuple[str, ...]
 ) -> None:
     name = f"{script.removesuffix('.py')}/sharded"
-    start = warm if more else None
+    start = warm if more else first_start(script, warm)
     calm = run_example(script, cluster, f"{name}/calm", 6, *more, ranks=2, warm=start)
     first = run_example(script, cluster, f"{name}/broken", 3, *more, ranks=2, warm=warm)
     second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2, warm=warm)

@@ -36,6 +36,8 @@ LAZY = ("torch._dynamo",)
 """What torch imports at the first optimizer."""
 NOT_BESIDE = ("jax", "ckpt_jax", "tests")
 """JAX is not to be forked; what a test's module keeps is its process's own."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""What the process that stands for one that started warm passes on to it."""
 STAGERS, SERVER_NAME = "tests.warm_start", "WARM_START"
 """Starts a script's stagers warm as well, by the server that its environment names."""
 
@@ -110,10 +112,10 @@ def run(sockets: Sequence[str], line: list[str]) -> int:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in FORWARDED:
         signal.signal(number, forward)
     status = os.waitstatus_to_exitcode(int(connection.recv(64)))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     if status < 0:
         os.kill(os.getpid(), -status)
