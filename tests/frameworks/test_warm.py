@@ -42,7 +42,61 @@ class Knot:
 
 knot = Knot()
 """,
+    "after what it spawned": """
+import multiprocessing, os, sys
+
+started = len(sys.argv)
+
+def speak(pipe, code):
+    pipe.send((__name__, started, multiprocessing.parent_process().pid))
+    sys.exit(code)
+
+def fail(pipe, code):
+    pipe.send("fails")
+    raise ValueError("why")
+
+def last(pipe, code):
+    pipe.send("waits")
+    try:
+        pipe.recv()
+    except EOFError:
+        print("alone", flush=True)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+
+    def start(target, code=0):
+        ours, theirs = spawn.Pipe()
+        child = spawn.Process(target=target, args=(theirs, code))
+        child.start()
+        theirs.close()
+        return ours, child
+
+    for target, code in ((speak, 0), (speak, 3), (fail, 0)):
+        pipe, child = start(target, code)
+        said = pipe.recv()
+        child.join()
+        own = said[2:] == (os.getpid(),)
+        print(said[:2], own, child.exitcode, child.is_alive(), flush=True)
+    for end in ("terminate", "kill", "close"):
+        pipe, child = start(last)
+        print(pipe.recv(), flush=True)
+        getattr(pipe if end == "close" else child, end)()
+        child.join()
+        print(child.exitcode, flush=True)
+""",
 }
+WHAT_IS_THERE = """
+import multiprocessing, sys
+
+def speak():
+    print("tests.warm_start" in sys.modules)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=speak)
+    child.start()
+    child.join()
+"""
 
 
 def ended(command: list[str]) -> tuple[int, str, str]:
@@ -58,3 +112,10 @@ def test_it_ends_and_says_what_a_cold_one_does(warm: Warm, tmp_path: Path, name:
     script = tmp_path / "script.py"
     script.write_text(SCRIPTS[name])
     assert ended(warm.command(script)) == ended([sys.executable, str(script)])
+
+
+def test_what_it_spawns_starts_warm(warm: Warm, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WHAT_IS_THERE)
+    assert ended(warm.command(script))[:2] == (0, "True\n")
+    assert ended([sys.executable, str(script)])[:2] == (0, "False\n")

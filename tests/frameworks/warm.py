@@ -2,35 +2,53 @@
 
     python warm.py serve LISTENER                      imports and forks, until its stdin closes
     python warm.py run SOCKET... -- SCRIPT ARGUMENT... runs the script so, and ends as it ends
+    python warm.py run SOCKET -- OPTION... -c CODE ... the same, for multiprocessing's spawn
 
 Importing torch and its friends costs 3 to 9 s of CPU, and a test of restarts starts dozens of
 processes. A child is a process as any other: it has its own pid, environment, files and signals,
 and its script runs from the first line to its end. What it shares with its siblings is a hash seed,
 so there are two servers, and ranks alternate between them: the order of a set must not be the same
 for all. And what was imported before it was forked is not taken apart at its end.
+
+What a child that started warm spawns by multiprocessing starts warm as well: torch's checkpointing
+processes import as much as its trainers. What a script that started cold spawns is cold.
 """
 
 from __future__ import annotations
 
 import ast
 import atexit
+import fcntl
 import gc
 import json
 import os
+import re
 import runpy
 import select
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn, Self
 
 ORDER_BYTES_MAX = 128 << 10
+FILES_MAX = 64
+ABOVE_ALL = 512
+"""Descriptors that are received are moved there, out of the way of those that they become."""
+PIPES = re.compile(r"(\w+)=(\d+)")
+SPAWN = """#!/bin/sh
+case "$*" in
+*spawn_main*) exec '{python}' -S '{warm}' run '{socket}' -- "$@" ;;
+*) exec '{python}' "$@" ;;
+esac
+"""
+"""What stands for the interpreter of what multiprocessing spawns; it has other helpers, too."""
 SERVERS = 2
 LAZY = ("torch._dynamo",)
 """What torch imports at the first optimizer."""
@@ -64,7 +82,7 @@ class Warm:
         that it will run; the packages that they import are there before it.
         """
         path = self.sockets[number % len(self.sockets)]
-        return _order(path, [str(script)], (stdin, 1, 2), beside)
+        return _order(path, [str(script)], {0: stdin, 1: 1, 2: 2}, beside)
 
 
 @contextmanager
@@ -78,6 +96,11 @@ def warm_servers() -> Iterator[str]:
         yield folder
 
 
+def spawner_of(path: str) -> Path:
+    """What a child of the server with this socket spawns by."""
+    return Path(f"{path}.spawn")
+
+
 @contextmanager
 def _servers(folder: Path) -> Iterator[None]:
     import subprocess
@@ -88,6 +111,9 @@ def _servers(folder: Path) -> Iterator[None]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen()
+            spawner = spawner_of(path)
+            spawner.write_text(SPAWN.format(python=sys.executable, warm=__file__, socket=path))
+            spawner.chmod(0o755)
             number = listener.fileno()
             line = [sys.executable, __file__, "serve", str(number)]
             servers.append(
@@ -106,7 +132,8 @@ def _servers(folder: Path) -> Iterator[None]:
 def run(sockets: Sequence[str], line: list[str]) -> int:
     """The script's exit status; a signal that ended it ends this process too."""
     path = sockets[int(os.environ.get("LOCAL_RANK", "0")) % len(sockets)]
-    pid, connection = _order(path, line, (0, 1, 2))
+    # Descriptors that a spawned process inherits have the numbers that its pickles name.
+    pid, connection = _order(path, line, {number: number for number in _open_now()})
 
     def forward(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -122,16 +149,31 @@ def run(sockets: Sequence[str], line: list[str]) -> int:
     return status
 
 
+def _open_now() -> list[int]:
+    """This process's descriptors that are to be its child's as well."""
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    # The listing's own is closed by now.
+    return [number for number in numbers if number <= 2 or _is_inherited(number)]
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:
+        return False
+
+
 def _order(
-    path: str, line: list[str], files: tuple[int, int, int], beside: Sequence[Path] = ()
+    path: str, line: list[str], files: Mapping[int, int], beside: Sequence[Path] = ()
 ) -> tuple[int, socket.socket]:
+    """`files`: number in the child -> number here."""
     order = {
         "line": line, "environ": dict(os.environ), "directory": os.getcwd(),
-        "beside": [str(one) for one in beside],
+        "beside": [str(one) for one in beside], "numbers": list(files),
     }  # fmt: skip
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(path)
-    socket.send_fds(connection, [json.dumps(order).encode()], list(files))
+    socket.send_fds(connection, [json.dumps(order).encode()], list(files.values()))
     return int(connection.recv(64)), connection
 
 
@@ -147,23 +189,41 @@ class Order:
     directory: str
     beside: list[str]
     """Modules whose packages are imported as well."""
+    numbers: list[int]
+    """Of the descriptors that come with it."""
+
+    @property
+    def is_spawned(self) -> bool:
+        """Whether multiprocessing has ordered it: no script, but a line of code."""
+        return "--multiprocessing-fork" in self.line
 
     def carry_out(self) -> NoReturn:
         os.environ.clear()
         os.environ.update(self.environ)
         os.chdir(self.directory)
-        sys.argv[:] = self.line
-        sys.path.insert(0, str(Path(self.line[0]).parent))
         if SERVER_NAME in self.environ:
             import_module(STAGERS).start_warm()
         status = 0
         try:
-            runpy.run_path(self.line[0], run_name="__main__")
+            if self.is_spawned:
+                self._run_spawned()
+            else:
+                sys.argv[:] = self.line
+                sys.path.insert(0, str(Path(self.line[0]).parent))
+                runpy.run_path(self.line[0], run_name="__main__")
         except SystemExit as end:
             if not isinstance(end.code, int | None):
                 raise
             status = end.code or 0
         _end(status)
+
+    def _run_spawned(self) -> None:
+        """The line calls `spawn_main` with numbers of pipes; what it is to do comes through one."""
+        at = self.line.index("-c")
+        sys.argv[:] = ["-c", *self.line[at + 2 :]]
+        sys.modules["__main__"] = ModuleType("__main__")
+        pipes = {name: int(number) for name, number in PIPES.findall(self.line[at + 1])}
+        import_module("multiprocessing.spawn").spawn_main(**pipes)
 
 
 def _end(status: int) -> NoReturn:
@@ -211,12 +271,13 @@ class Server:
 
     def _fork(self) -> Order | None:
         client, _ = self._listener.accept()
-        message, files, _, _ = socket.recv_fds(client, ORDER_BYTES_MAX, 3)
+        message, files, _, _ = socket.recv_fds(client, ORDER_BYTES_MAX, FILES_MAX)
         if not message:  # It was killed before it could ask.
             client.close()
             return None
         order = Order(**json.loads(message))
-        import_for(Path(order.line[0]))
+        if not order.is_spawned:
+            import_for(Path(order.line[0]))
         for module in order.beside:
             import_for(Path(module), without=NOT_BESIDE)
         gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
@@ -224,20 +285,21 @@ class Server:
         assert len(threads) == 1, f"a fork takes one thread along, not {threads}"
         pid = os.fork()
         if pid == 0:
-            for number, file in enumerate(files):
-                os.dup2(file, number)
+            spawner = spawner_of(self._listener.getsockname())
             for pidfd, (_, other) in self._children.items():
                 os.close(pidfd)
                 other.close()
             client.close()
             self._listener.close()
-        else:
-            with suppress(OSError):
-                client.send(str(pid).encode())
-            self._children[os.pidfd_open(pid)] = (pid, client)
+            _number(files, order.numbers)
+            import_module("multiprocessing").set_executable(str(spawner))
+            return order
+        with suppress(OSError):
+            client.send(str(pid).encode())
+        self._children[os.pidfd_open(pid)] = (pid, client)
         for file in files:
             os.close(file)
-        return order if pid == 0 else None
+        return None
 
     def _tell(self, pidfd: int) -> None:
         pid, client = self._children.pop(pidfd)
@@ -247,6 +309,16 @@ class Server:
             client.send(str(status).encode())
         client.close()
         self._gone.discard(client)
+
+
+def _number(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """The files get these numbers."""
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE_ALL) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def import_for(script: Path, without: Collection[str] = ()) -> None:
