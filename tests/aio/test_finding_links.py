@@ -11,14 +11,17 @@ import pytest
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net import dial, rpc
-from ckpt.aio.net.link import LinkClosed, LinkOpened, LinkState
+from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkOpened, LinkState
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, PeerError, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId
+from ckpt.base.units import MiB
+from ckpt.format.checksum import crc32
 from ckpt.format.frame import PREFIX_BYTES, FrameReader, FrameWriter
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.format.messages.writing import Fragment
 from ckpt.protocol import finding
 from ckpt.protocol.handshake import Caller, Identity, ServerHandshake
 from ckpt_client import locate
@@ -31,6 +34,8 @@ from tests.aio.coordinatorkit import (
 from tests.aio.netkit import PATIENCE_S, SECRET
 from tests.aio.test_link import poll_until
 
+SLOW_S = 0.3
+"""Of a leader, for each part of a table: of 16 more than PING_AFTER_US and GIVE_UP_US together."""
 LONG_US = 600_000_000
 """An address that never answers would cost this, were it waited for."""
 
@@ -78,6 +83,10 @@ def closing_error(loop: LinkLoop, *addresses: str) -> CkptError:
     return event.error
 
 
+def _has_closed(events: list[LinkEvent]) -> bool:
+    return any(isinstance(event, LinkClosed) for event in events)
+
+
 def dead() -> AbstractContextManager[str]:
     return nullcontext(dead_address())
 
@@ -115,6 +124,30 @@ def test_a_link_speaks_with_the_one_that_was_found(loop: LinkLoop) -> None:
         (closed,) = poll_until(loop, bool)
         assert isinstance(closed, LinkClosed)
         assert closed.link is link
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_leader_that_takes_what_is_said_slowly_is_no_silent_one(
+    loop: LinkLoop, goes_on: bool
+) -> None:
+    """A large table takes longer to cross than a leader may be silent."""
+    part = bytes(4 * MiB)
+    parts = [Fragment(number, crc32(part)) for number in range(16)]
+    go_on = threading.Event()
+    with coordinators("ab") as (a, b):
+        a.lead(a, b)
+        link = loop.connect(f"{a.address},{b.address}", caller(), connect_timeout_us=LONG_US)
+        poll_until(loop, lambda _: link.state is LinkState.OPEN)
+        handler = a.running.handler
+        handler.answer = lambda _: go_on.wait(SLOW_S if goes_on else PATIENCE_S) and None
+        assert all(link.try_send(1, each, part) for each in parts)
+        try:
+            events = poll_until(
+                loop, lambda events: len(handler.received_) == 16 or _has_closed(events)
+            )
+        finally:
+            go_on.set()
+        assert _has_closed(events) is not goes_on
 
 
 def test_a_standby_sends_a_link_to_a_leader_that_is_in_no_list(loop: LinkLoop) -> None:

@@ -323,6 +323,10 @@ class LinkLoop:
                     link.pulse.heard(link.heard_us)
             if channel.sent_bytes != before:
                 link.moved_us = now_us()
+                if link.pulse is not None and channel.queued_bytes:
+                    # Beyond what its kernel takes: whoever reads on is not silent.
+                    link.pulse.heard(link.moved_us)
+                    link.pulse.asked(link.moved_us)
             if was_full and link.writable_now:
                 self._events.append(LinkDrained(link))
         except CkptError as error:
