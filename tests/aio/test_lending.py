@@ -25,7 +25,7 @@ from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace
 from ckpt.format.messages.lending import LendMemory, MemoryReturned
 from ckpt.format.messages.writing import Fragment
-from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, mapped_count
+from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender, mapped_count
 from tests.aio.netkit import ServerThread, serving
 from tests.aio.test_link import connect, opened, poll_until
 
@@ -158,6 +158,37 @@ def test_who_returns_what_is_not_lent_keeps_nothing_that_is(
     for _, _, _, bulk in keeper.frames:
         assert bulk is not None
         borrowing.do(bulk.release)
+
+
+def test_what_is_given_back_while_the_lender_reads_nothing_comes_when_it_does(
+    borrowing: ServerThread, keeper: Keeper, memory: Memory
+) -> None:
+    """Nothing else is said to it, which would have its socket watched."""
+    path, count = borrowing.server.unix, 200
+    assert path is not None
+    with RawLender(path) as peer:
+        (watch,) = borrowing.server._watches.values()
+        # So little that the socket is full before all are given back.
+        watch.channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
+        peer.lend(memory.descriptor)
+        for offset in range(count):
+            byte = bytes(memory.view[offset : offset + 1])
+            peer.say(Fragment(0, crc32(byte)), bulk=byte, place=LentPlace(0, offset))
+        borrowing.wait_until(lambda: len(keeper.frames) == count)
+
+        def give_back() -> None:
+            for _, _, _, bulk in keeper.frames:
+                assert bulk is not None
+                bulk.release()
+
+        borrowing.do(give_back)
+        assert watch.channel.queued_bytes
+        back: list[int] = []
+        while len(back) < count:
+            message = peer.receive()[1]
+            assert isinstance(message, MemoryReturned)
+            back += message.bulks
+        assert back == list(range(count))
 
 
 def test_memory_that_is_withdrawn_is_let_go(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
@@ -104,6 +105,8 @@ class Channel:
         self.closed = False
         self.paused = False
         """A bulk waits for memory; `resume` goes on."""
+        self.on_queued: Callable[[], None] | None = None
+        """Called when I have sent something by myself, in no call of whoever watches me."""
         self._received_bytes = 0
         self._owner = owner
         self._handshake = handshake
@@ -284,6 +287,8 @@ class Channel:
             self.borrower.returned.append(loan)
             if not self._receiving:
                 self._return_borrowed()
+                if self.on_queued is not None:
+                    self.on_queued()
 
     def _return_borrowed(self) -> None:
         """Say so once for all that came in this turn."""
@@ -467,6 +472,7 @@ class Channel:
             return
         self.closed = True
         self.paused = False
+        self.on_queued = None
         self._incoming.end()
         self.sock.close()
         slot, self._slot, self._bulk = self._slot, None, None

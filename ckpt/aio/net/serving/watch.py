@@ -41,6 +41,7 @@ class Watch:
         self._number = channel.sock.fileno()
         self._reads = False
         self._writes = False
+        channel.on_queued = self.update
 
     def update(self) -> None:
         """Watch for what the channel wants now; call it after every send and resume."""
