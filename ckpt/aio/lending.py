@@ -10,8 +10,8 @@ On a Unix socket a bulk is copied into the kernel and out of it again. What lies
 (memfd) need not be: the frame names region and offset, and the bulk stays the borrower's until it
 is returned. So `sent` comes later than on a socket, and no order is promised among bulks.
 
-Trust: only who proved the cluster's secret may lend. A region must be sealed against shrinking, or
-a lender could end a borrower that has it mapped (SIGBUS); its bytes may change under the borrower's
+Trust: only who proved the cluster's secret may lend. A region must be sealed against shrinking, and
+be no hugetlbfs, or a lender could end a borrower that has it mapped (SIGBUS); its bytes may change under the borrower's
 hands, which its checksums find when the bytes are read again. What is borrowed is read only.
 
 Sketch, CPU s/GB on this class of machine: through a Unix socket 0.45 with the checksum, in place
@@ -23,6 +23,7 @@ from __future__ import annotations
 import array
 import ctypes
 import fcntl
+import mmap
 import os
 import socket
 from collections import deque
@@ -237,6 +238,9 @@ class Borrower:
             sealed = 0  # No memfd: a file or a pipe could keep its reader waiting for ever.
         if not sealed or os.fstat(descriptor).st_size < message.size_bytes:
             raise PeerError("memory was lent that is too short or may shrink")
+        if os.fstatvfs(descriptor).f_bsize != mmap.PAGESIZE:
+            # Of hugetlbfs: where it has a hole and no page is left, a look at it ends the process.
+            raise PeerError("memory was lent that is of huge pages alone")
 
     def forget(self, number: int) -> None:
         """Its lender takes it back; a mapping goes with the last view of it."""

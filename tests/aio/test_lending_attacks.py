@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 from collections.abc import Callable
@@ -44,6 +45,18 @@ def a_pipe(peer: RawLender, memory: Memory) -> None:
     peer.lend(reader)
     os.close(reader)
     os.close(writer)
+
+
+def of_huge_pages(peer: RawLender, memory: Memory) -> None:
+    """Holes can be made in it, and their pages used up: who has it mapped dies of the next look."""
+    try:
+        descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no such memory: {error.strerror}")
+    os.ftruncate(descriptor, SIZE)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    peer.lend(descriptor)
+    os.close(descriptor)
 
 
 def too_short(peer: RawLender, memory: Memory) -> None:
@@ -99,7 +112,7 @@ def returned_and_never_lent(peer: RawLender, memory: Memory) -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        unsealed, a_file, a_pipe, too_short, nothing_came_along, twice, too_many,
+        unsealed, a_file, a_pipe, of_huge_pages, too_short, nothing_came_along, twice, too_many,
         a_flood_of_descriptors, a_region_that_is_not_lent, beyond_its_end, far_beyond_its_end,
         taken_back_twice, returned_and_never_lent,
     ],
