@@ -107,6 +107,7 @@ class JaxCopier(NumpyCopier):
         # Users forbid transfers that nobody asked for; these were.
         with jax.transfer_guard_device_to_host("allow"):
             _copy(places, _host_values(self._names, arrays))
+        self._watch.note_copied(arrays, places)
 
     def follow(self) -> None:
         self._watch.follow()

@@ -178,6 +178,32 @@ def test_an_array_of_numpy_s_that_changes_too_early_ends_the_save(
     assert store.steps("jax/torn") == []
 
 
+class ParkedCopier(HeldCopier):
+    """Ends once it may."""
+
+    has_copied, may_end = threading.Event(), threading.Event()
+
+    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
+        super().copy(prepared, arrays)
+        self.has_copied.set()
+        assert self.may_end.wait(WAIT_S)
+
+
+def test_an_array_of_numpy_s_that_was_swapped_while_it_was_copied_ends_the_save(
+    store: ckpt.Store, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_jax.state.JaxCopier", ParkedCopier)
+    state = {"a": jnp.zeros(3), "rng": np.zeros(1000)}
+    save = ckpt_jax.save(store, "jax/swapped", 1, state, staging="overlap")
+    state["rng"][...] = 1
+    held.set()
+    assert ParkedCopier.has_copied.wait(WAIT_S)
+    state["rng"][...] = 0
+    ParkedCopier.may_end.set()
+    with pytest.raises(ckpt.Aborted, match=r"^rng changed while rank 0 staged it"):
+        save.wait(WAIT_S)
+
+
 def test_a_nan_ends_the_save_by_path_and_of_numpy_s_the_call(store: ckpt.Store) -> None:
     full = np.ones((8, 8))
     full[5, 2] = np.nan

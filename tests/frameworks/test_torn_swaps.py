@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +96,21 @@ def test_what_was_swapped_in_while_it_was_copied_is_not_committed(
         assert "w changed while rank 0 staged it" in said
         assert torch.equal(parameter, tensor)
         ckpt_torch.save(state, checkpoint_id=f"{run}/{step}")
+
+
+def test_an_array_of_numpy_s_that_was_swapped_is_not_committed(cluster: str) -> None:
+    array = np.arange(4000.0).reshape(40, 100)[:, ::2]
+    state: dict[str, object] = {"first": np.zeros(3), "w": array, "other": torch.zeros(3)}
+
+    def swap() -> Undo:
+        kept = array.copy()
+        array[...] = 7
+        return lambda: array.__setitem__(..., kept)
+
+    for step in (1, 2):
+        said = swapped_save(f"{cluster}/swapped-numpy", step, state, swap)
+        assert "w changed while rank 0 staged it" in said
+        ckpt_torch.save(state, checkpoint_id=f"{cluster}/swapped-numpy/{step}")
 
 
 def test_what_is_not_swapped_is_committed(cluster: str) -> None:

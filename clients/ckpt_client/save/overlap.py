@@ -79,11 +79,15 @@ class SampledCopier(NumpyCopier):
 
     def copy(self, prepared: object, arrays: Sequence[object]) -> None:
         super().copy(prepared, arrays)
+        self.note_copied(arrays, cast(Sequence[AnyArray], prepared))
+
+    def note_copied(self, arrays: Sequence[object], places: Sequence[AnyArray]) -> None:
+        """Note where these were copied to; those that are not mine do not count."""
         numbers = {id(one): n for n, one in enumerate(self._arrays)}
-        places = cast(Sequence[AnyArray], prepared)
         self._watch.note_unlike(
             (numbers[id(one)], sample(place, self._start))
             for one, place in zip(arrays, places, strict=True)
+            if id(one) in numbers
         )
 
     def follow(self) -> None:

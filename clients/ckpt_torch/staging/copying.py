@@ -111,7 +111,10 @@ class TorchCopier:
         for device, pick, plan in prepared.queued:
             self._queue(device, plan, self._held(pick(arrays)))
         for number, place in prepared.plain:
-            np.copyto(place, cast(AnyArray, arrays[number]))
+            array = cast(AnyArray, arrays[number])
+            np.copyto(place, array)
+            if self._watch is not None:
+                self._watch.note_array(array, place)
         if prepared.host_places:
             sources = list(self._held(prepared.host(arrays)))
             with torch.no_grad():

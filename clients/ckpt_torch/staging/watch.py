@@ -66,6 +66,10 @@ class TensorWatch:
         """Note where some of them, which were held, were copied to, in the host's memory."""
         self._watch.note(self._marks.unlike(tensors, places))
 
+    def note_array(self, array: AnyArray, place: AnyArray) -> None:
+        """The same of one of numpy's."""
+        self._watch.note_unlike([self._marks.sampled(array, place)])
+
     def changed(self) -> list[int]:
         """Their numbers, once."""
         return sorted(set(map(self._marks.owner, self._watch.changed())))
@@ -89,8 +93,10 @@ class _Marks:
             self._others = [
                 (n, cast(AnyArray, one)) for n, one in enumerate(arrays) if type(one) in ARRAYS
             ]
-        #: Of each tensor, by its id: where it is among them. Made when the first are copied.
+        #: Of each tensor, and each of the others, by its id: where it is among them. Made when the
+        #: first are copied.
         self._places: dict[int, int] = {}
+        self._arrays: dict[int, int] = {}
         self._wholes = wholes
         self._shift = random.random()
         #: Nobody else gets this memory, so that an address stands for what lies there now.
@@ -142,6 +148,13 @@ class _Marks:
             to[[n for n, one in enumerate(self._tensors) if one.dtype is torch.bool]] = 0
         first = 2 * len(self._tensors) + len(self._wholes) + len(self._others)
         return (first + word for word in self._words.unlike(to))
+
+    def sampled(self, array: AnyArray, place: AnyArray) -> tuple[int, object]:
+        """The mark of one of numpy's arrays, and what it is of the copy."""
+        if not self._arrays:
+            self._arrays.update((id(one), n) for n, (_, one) in enumerate(self._others))
+        first = 2 * len(self._tensors) + len(self._wholes)
+        return first + self._arrays[id(array)], sample(place, self._shift)
 
     def places_in(self, addresses: set[int]) -> Iterator[int]:
         """Of a mark of each tensor whose memory, as a whole, is at one of these addresses."""
