@@ -6,7 +6,7 @@ the call, or nothing is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import torch
 import ckpt
 import ckpt_torch
 from tests.frameworks.device.emulated import NAME, Emulated
+from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torn_states import WAIT_S, HeldCopier, outcome
 
 Undo = Callable[[], object]
@@ -25,8 +26,8 @@ class ParkedCopier(HeldCopier):
 
     has_copied, may_end = threading.Event(), threading.Event()
 
-    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
-        super().copy(prepared, arrays)
+    def finish(self) -> None:
+        super().finish()
         self.has_copied.set()
         assert self.may_end.wait(WAIT_S)
 
@@ -96,6 +97,25 @@ def test_what_was_swapped_in_while_it_was_copied_is_not_committed(
         assert "w changed while rank 0 staged it" in said
         assert torch.equal(parameter, tensor)
         ckpt_torch.save(state, checkpoint_id=f"{run}/{step}")
+
+
+def shared_job(url: str) -> list[str]:
+    """What all ranks hold is stored once: of a large tensor each stores a part."""
+    tensor = torch.arange(900.0 * 900).reshape(900, 900)
+    state: dict[str, object] = {"w": tensor}
+    found = []
+    for step in (1, 2):
+        found.append(swapped_save(url, step, state, lambda: averages(tensor)))
+        ckpt_torch.save(state, checkpoint_id=f"{url}/{step}")
+        found.append(swapped_save(url, 10 + step, state, lambda: lambda: None))
+    return found
+
+
+def test_what_ranks_share_and_was_swapped_is_not_committed(cluster: str, ranks: Ranks) -> None:
+    for found in ranks.run(2, shared_job, f"{cluster}/shared"):
+        assert [said.split(" while")[0] for said in found] == [
+            "w changed", "step 11", "w changed", "step 12",
+        ]  # fmt: skip
 
 
 def test_an_array_of_numpy_s_that_was_swapped_is_not_committed(cluster: str) -> None:

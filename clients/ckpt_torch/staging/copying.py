@@ -124,10 +124,13 @@ class TorchCopier:
                 self._watch.note_copied(tensors, prepared.host_places)
 
     def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        tensor = array
         if isinstance(array, torch.Tensor):
             (array,) = self._held([array])
         if not isinstance(array, torch.Tensor) or array.is_cpu:
             copy_bytes(_array_of(array), start, target)
+            if self._watch is not None and isinstance(tensor, torch.Tensor):
+                self._watch.note_part(tensor, start, target)
             return
         accelerator, place = self._accelerators[array.device], torch.from_numpy(target)
         source = accelerator.flat_bytes(array, self._begun[array.device])

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ckpt_client.save.copying import Bytes
 from ckpt_client.save.overlap import ChangeWatch, sample
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.staging.steps import watch_steps
@@ -65,6 +66,10 @@ class TensorWatch:
     def note_copied(self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
         """Note where some of them, which were held, were copied to, in the host's memory."""
         self._watch.note(self._marks.unlike(tensors, places))
+
+    def note_part(self, tensor: torch.Tensor, start: int, target: Bytes) -> None:
+        """The same of bytes of one of them, from `start` on."""
+        self._watch.note(self._marks.unlike_part(tensor, start, target))
 
     def note_array(self, array: AnyArray, place: AnyArray) -> None:
         """The same of one of numpy's."""
@@ -149,6 +154,12 @@ class _Marks:
         first = 2 * len(self._tensors) + len(self._wholes) + len(self._others)
         return (first + word for word in self._words.unlike(to))
 
+    def unlike_part(self, tensor: torch.Tensor, start: int, target: Bytes) -> Iterable[int]:
+        """The same of a copy of its bytes from `start` on."""
+        first = 2 * len(self._tensors) + len(self._wholes) + len(self._others)
+        number = self._places[id(tensor)]
+        return (first + word for word in self._words.unlike_part(number, start, target))
+
     def sampled(self, array: AnyArray, place: AnyArray) -> tuple[int, object]:
         """The mark of one of numpy's arrays, and what it is of the copy."""
         if not self._arrays:
@@ -209,6 +220,17 @@ class _Words:
             return []
         words = _words_at(addresses[there, None] + self._offsets[there])
         found: list[int] = there[words != self._before[there]].tolist()
+        return found
+
+    def unlike_part(self, number: int, start: int, target: Bytes) -> list[int]:
+        """The same of a copy of a tensor's bytes from `start` on."""
+        if self._before is None:
+            return []
+        mine = np.flatnonzero(np.array(self._here, np.int64)[self._places] == number)
+        inside = (self._offsets[mine] >= start) & (self._offsets[mine] < start + target.size)
+        mine = mine[inside.all(axis=1)]
+        words = _words_at(target.ctypes.data - start + self._offsets[mine])
+        found: list[int] = mine[words != self._before[mine]].tolist()
         return found
 
     def now(self, addresses: list[int]) -> Sequence[object]:
