@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceReads
 from ckpt_torch.reading.loading import LoadJob, names_of
 from ckpt_torch.reading.order import LoadOrder
+from tests.waiting import wait_until
 
 ALONE = Who(0, 1, None, speaking=False)
 
@@ -172,6 +174,25 @@ def test_an_error_ends_every_future_that_is_not_done(url: str) -> None:
         with pytest.raises(ckpt.Refused, match="has no more"):
             future.result(60)
     assert same(state["model"], state_of(0.0)["model"])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_failed_load_that_nobody_asked_is_logged(
+    url: str, caplog: pytest.LogCaptureFixture, asked: bool
+) -> None:
+    state = {**state_of(0.0), "more": torch.zeros(3)}
+    loading = ckpt_torch.async_load(state, order=[], checkpoint_id=f"{url}/order/1")
+    wait_until(loading.done, "its end")
+    if asked:
+        with pytest.raises(ckpt.Refused, match="has no more"):
+            loading.result()
+    del loading
+    # Its thread lets go of it a little later.
+    wait_until(lambda: not any(one.name == "ckpt-load" for one in threading.enumerate()), "its end")
+    heard = [record.getMessage() for record in caplog.records if record.name == "ckpt.restore"]
+    failed = [text for text in heard if "nobody asked" in text]
+    assert len(failed) == (0 if asked else 1), heard
+    assert asked or ("order@1" in failed[0] and "has no more" in failed[0])
 
 
 def test_nobody_cancels_a_prefix(url: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from ckpt.base.printable import printable
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
@@ -18,6 +21,7 @@ from ckpt_torch.reading.order import LoadOrder, paths_of
 from ckpt_torch.reading.wants import NewLeaves
 from ckpt_torch.tree import asked
 
+_log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
 
 
@@ -55,7 +59,8 @@ def async_load(
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state, order = asked(state_dict), paths_of(order)
     loading = Loading(state_dict, state, order)
-    parts = LoadOrder(order, names_of(state), loading._hand_out)
+    futures = loading.prefixes
+    parts = LoadOrder(order, names_of(state), lambda part: futures[part].set_result(None))
     job = LoadJob(state, who, parts, strict, allow_pickle)
     devices = DeviceReads(tensors_of(state), ring_bytes)
     checkpoint = where.store.resolve(
@@ -66,7 +71,7 @@ def async_load(
 
 
 class Loading:
-    """A load that is under way."""
+    """A load that is under way. If nobody asks me for its error, the log `ckpt.restore` has it."""
 
     def __init__(
         self, state_dict: dict[str, object], state: dict[str, object], order: Sequence[str]
@@ -80,6 +85,12 @@ class Loading:
         self._state = state
         self._read: Future[tuple[NewLeaves, int]] = _begun()
         self._is_given_back = False
+        #: What is loaded, until somebody has asked what became of it.
+        self._unheard = ""
+
+    def __del__(self) -> None:
+        if self._unheard and self._read.done():
+            _log_unheard(self._unheard, self._read)
 
     def result(self, timeout_s: float | None = None) -> int:
         """Wait for the whole load and return the step. Now whatever is not a tensor is replaced,
@@ -89,7 +100,10 @@ class Loading:
 
         Raises as `load` does, and TimeoutError while the rest is still being read.
         """
-        found, step = self._read.result(timeout_s)
+        wait([self._read], timeout_s)
+        if self._read.done():
+            self._unheard = ""
+        found, step = self._read.result(0)
         if not self._is_given_back:
             give_back(self._state_dict, self._state, found)
             self._is_given_back = True
@@ -100,27 +114,42 @@ class Loading:
         return self._read.done()
 
     def _begin(self, job: LoadJob, checkpoint: Checkpoint, devices: DeviceReads) -> None:
-        thread = threading.Thread(
-            target=self._run, args=(job, checkpoint, devices), name="ckpt-load", daemon=True
-        )
-        thread.start()
+        self._unheard = str(checkpoint.info.checkpoint)
+        what = job, checkpoint, devices, self.prefixes, self._read, weakref.ref(self)
+        threading.Thread(target=_run, args=what, name="ckpt-load", daemon=True).start()
 
-    def _run(self, job: LoadJob, checkpoint: Checkpoint, devices: DeviceReads) -> None:
-        try:
-            with devices, checkpoint:
-                found = job.read(checkpoint, devices)
-                step = checkpoint.step
-        except BaseException as error:
-            # Whoever asks hears it, whatever it is.
-            for future in self.prefixes.values():
-                if not future.done():
-                    future.set_exception(error)
-            self._read.set_exception(error)
-        else:
-            self._read.set_result((found, step))
 
-    def _hand_out(self, prefix: str) -> None:
-        self.prefixes[prefix].set_result(None)
+def _run(
+    job: LoadJob,
+    checkpoint: Checkpoint,
+    devices: DeviceReads,
+    prefixes: Mapping[str, Future[None]],
+    read: Future[tuple[NewLeaves, int]],
+    asker: weakref.ref[Loading],
+) -> None:
+    """In the load's thread. An error holds this frame, which holds no Loading: it would not be
+    forgotten before the cyclic collector comes.
+    """
+    try:
+        with devices, checkpoint:
+            found = job.read(checkpoint, devices)
+            step = checkpoint.step
+    except BaseException as error:
+        # Whoever asks hears it, whatever it is.
+        for future in prefixes.values():
+            if not future.done():
+                future.set_exception(error)
+        read.set_exception(error)
+        if asker() is None:
+            _log_unheard(str(checkpoint.info.checkpoint), read)
+    else:
+        read.set_result((found, step))
+
+
+def _log_unheard(name: str, read: Future[tuple[NewLeaves, int]]) -> None:
+    error = read.exception()
+    if error is not None:
+        _log.warning(printable(f"nobody asked what became of a load of {name}: {error}"))
 
 
 def _begun() -> Future[Value]:
