@@ -466,8 +466,13 @@ class Repairs:
         self.counts.problems.pop(task.payload, None)
         made = {column.column for _, column in found}
         is_meant = self.ruling.is_paused
-        if made < set(task.columns) and not is_meant and self._still_lacks(task):
+        if not self._still_lacks(task):
+            return len(found)
+        if made < set(task.columns) and not is_meant:
             self._leave_alone(task.payload, why or "not all of them were there at the end")
+        elif not self._adopter.is_moving(task.payload):
+            # It is due again, and the queue does not have it.
+            self._looked = self._looked[0], -1
         return len(found)
 
     def _leave_alone(self, payload: PayloadId, why: str, rest_us: int = REST_US) -> None:

@@ -1,0 +1,89 @@
+"""What counts, and what is still due, when a worker's task ends."""
+
+from __future__ import annotations
+
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
+from ckpt.format.messages.repairs import RepairNoted, SetRepair
+from ckpt.format.messages.targets import Attest, DropColumn
+from ckpt.protocol.coordinator.catalog import ColumnsMoved
+from tests.protocol.coordinating import RUN, Bench
+from tests.protocol.test_coordinator_repairing import (
+    AFTER_S,
+    LOOK_S,
+    Worker,
+    holders,
+    missing,
+    wipe,
+)
+
+
+def test_a_copy_that_is_about_to_go_is_not_named() -> None:
+    """Its target said that it is there before it heard that it goes; then the other one was away
+    again.
+    """
+    bench = Bench(5)
+    id = bench.save(1)
+    lost = holders(bench, id)[1]
+    bench.stop(lost.id)
+    bench.tick(AFTER_S + LOOK_S)
+    worker = Worker(bench)
+    worker.lease()
+    worker.seal()
+    (made,) = [bench.targets[place] for place in worker.places]
+    reader = bench.session()
+    (resolved,) = bench.tell(reader, Resolve(RUN, id.step))
+    assert isinstance(resolved, Resolved)
+    bench.start(lost)
+    bench.stop(made.id)
+    bench.start(made)  # It lists the copy, which the reader may know.
+    made.silent |= {Attest, DropColumn}
+    bench.tick()
+    bench.tell(reader, ReleasePin(resolved.pin))
+    assert [type(send.message) for send in made.unanswered] == [Attest, DropColumn]
+    bench.stop(lost.id)
+    mark = bench.mark()
+    bench.let_answer(made.id)
+    bench.tick(AFTER_S)
+    assert not made.columns
+    assert (missing(bench, id), bench.story(mark, ColumnsMoved)) == (1, [])
+
+
+def due(bench: Bench) -> list[int]:
+    """Columns, as `ckpt repair` says; with --wait it ends when there are none."""
+    return [column for one in bench.machine.repairs.waiting() for column in one.columns]
+
+
+def test_what_a_pause_has_ended_is_due_at_once() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    worker = Worker(bench)
+    worker.lease()
+    bench.tick(2)
+    bench.tell(bench.session(Role.ADMIN), SetRepair(paused=True))
+    assert (missing(bench, id), due(bench)) == (1, [1])
+
+
+def test_a_copy_that_has_lost_its_place_leaves_its_column_due() -> None:
+    """Another holder of its payload was moved to the host that it goes to: there it is not named."""
+    bench = Bench(5)
+    id = bench.save(1)
+    other, lost, _ = holders(bench, id)
+    bench.stop(lost.id)
+    bench.tick(AFTER_S + LOOK_S)
+    worker = Worker(bench)
+    worker.lease()
+    (place,) = worker.places
+    bench.stop(other.id)
+    other.domain = bench.targets[place].domain.rpartition("/")[0] + "/another"
+    bench.start(other)
+    bench.tick(2)
+    assert Worker(bench, "other").lease().payload is None, "it is in hand"
+    bench.tick(2)
+    worker.seal()
+    assert worker.end() == RepairNoted(1)
+    assert (missing(bench, id), due(bench)) == (1, [1])
+    again = worker.lease()
+    assert again.payload is not None
+    assert place not in worker.places
