@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.waiting import wait_until
 
 SUPERVISOR = """
 import json, os, sys
+from contextlib import suppress
 from pathlib import Path
 from ckptd.local import children as supervise
 from ckptd.local.children import ChildPlan, RestartPolicy, Supervisor
@@ -28,13 +30,20 @@ def say(what):
     children = supervisor.children
     document = {name: [c.state.value, c.pid, c.start_count] for name, c in children.items()}
     aside = directory / "state.aside"
-    aside.write_text(json.dumps(document))
-    aside.rename(directory / "state")
+    with suppress(OSError):
+        aside.write_text(json.dumps(document))
+        aside.rename(directory / "state")
 
 def run(argv):
     os.execv(argv[0], argv)
 
-supervisor = Supervisor(run, say, lambda *line: None)
+failures = (directory / "failures").open("ab", buffering=0)
+
+def report(level, text, fields):
+    if text == "cannot be started now":
+        failures.write(b".")
+
+supervisor = Supervisor(run, say, report)
 for name in ("a", "b"):
     argv = [sys.executable, "-c", child, str(directory / name)]
     log = directory / f"{name}.log"
@@ -85,6 +94,18 @@ class Running:
         wait_until(ready, f"{names} ready")
         pids = [self.state(name)[1] for name in names]
         return [pid for pid in pids if pid is not None]
+
+    def failures(self) -> int:
+        """How often a child could not be started."""
+        path = self.directory / "failures"
+        return path.stat().st_size if path.exists() else 0
+
+    def wait_failures(self, count: int) -> None:
+        wait_until(lambda: self.failures() >= count, "it is tried again")
+
+    def descriptors(self) -> set[int]:
+        """Of the supervisor."""
+        return {int(name) for name in os.listdir(f"/proc/{self.process.pid}/fd")}
 
     def stop(self) -> None:
         assert self.process.stdin is not None
@@ -144,6 +165,32 @@ def test_a_child_that_died_is_started_again_as_another_process(
         assert again != pids[0]
         pids[0] = again
     assert running.state("b") == ("ready", pids[1], 1)
+    running.stop()
+
+
+def test_where_nothing_can_be_started_now_the_others_go_on_and_it_is_tried_again(
+    tmp_path: Path, start: list[Running]
+) -> None:
+    """As where memory has run out, of which the child has died as well."""
+    start.append(running := Running(tmp_path, "always"))
+    pids = running.wait_ready("a", "b")
+    supervisor = running.process.pid
+    before = len(running.descriptors())
+    (tmp_path / "b.held").touch()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: running.state("b") == ("waiting", None, 1), "b has ended")
+    free = [number for number in range(100) if number not in running.descriptors()]
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    # None is left for its log, its pipe, what watches it.
+    for number in free[:4]:
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (number, limits[1]))
+        (tmp_path / "b.held").unlink(missing_ok=True)
+        running.wait_failures(running.failures() + 2)
+    assert not is_gone(pids[0])
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+    running.wait_ready("b", start_count=2)
+    assert running.state("a") == ("ready", pids[0], 1)
+    assert len(running.descriptors()) == before
     running.stop()
 
 

@@ -10,6 +10,8 @@ Invariants
   (`ckptd.local.forked`: with SIGKILL, so that a stopped child goes as well).
 - A child that is stopped (SIGSTOP) has not exited and is left alone.
 - A held child is not started; when its hold goes, it is.
+- One that the system does not let start is tried again, as one that has exited; the first of all
+  must start.
 
 Warning: forking is safe because this process has one thread, and the death signal follows that
 thread. Do not start threads here.
@@ -182,10 +184,16 @@ class Supervisor:
         if plan.is_held:
             child.start_at_s = time.monotonic() + HOLD_POLL_S
             return
-        make_private_directory(plan.log.parent)
-        if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
-            plan.log.replace(plan.log.with_suffix(".old.log"))
-        child.process = process = fork(self._program, plan.argv(), plan.log, self._inherited)
+        try:
+            child.process = process = self._forked(plan)
+        except OSError as error:
+            # Of memory, processes, descriptors or room there may be some later: who runs goes on.
+            if not any(each.start_count for each in self.children.values()):
+                raise
+            child.start_at_s = time.monotonic() + child.rests.next_s()
+            fields = {"child": plan.name, "error": str(error)}
+            self._report("warning", "cannot be started now", fields)
+            return
         child.state = ChildState.STARTING
         child.started_s = time.monotonic()
         child.start_count += 1
@@ -193,6 +201,13 @@ class Supervisor:
         self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._exited(child))
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._printed(child))
         self._report("info", "started", {"child": plan.name, "pid": process.pid})
+
+    def _forked(self, plan: ChildPlan) -> Process:
+        """Raises OSError."""
+        make_private_directory(plan.log.parent)
+        if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
+            plan.log.replace(plan.log.with_suffix(".old.log"))
+        return fork(self._program, plan.argv(), plan.log, self._inherited)
 
     def _printed(self, child: Child) -> None:
         if child.process is None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
@@ -40,8 +40,14 @@ class Process:
     """A child of mine: its id, a descriptor that is readable once it has ended, and its stdout."""
 
     def __init__(self, pid: int, stdout: int) -> None:
+        """Raises OSError, and ends it, where it cannot be watched."""
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self.stdout = stdout
         """Non-blocking."""
 
@@ -70,23 +76,24 @@ def fork(program: Program, argv: Sequence[str], log: Path, inherited: Sequence[i
     assert threading.active_count() == 1, "a lock that another thread holds stays locked in a fork"
     _freeze_once()
     parent = os.getpid()
-    errors = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    mine, theirs = os.pipe2(os.O_CLOEXEC)
-    # A signal that comes before the child has handlers of its own must not meet mine.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _live(parent, program, argv, (theirs, errors), inherited, before)
-    except BaseException:
-        os.close(mine)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(theirs)
-        os.close(errors)
-    os.set_blocking(mine, False)
-    return Process(pid, mine)
+    with ExitStack() as theirs, ExitStack() as ours:
+        errors = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        theirs.callback(os.close, errors)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        theirs.callback(os.close, writer)
+        ours.callback(os.close, reader)
+        # A signal that comes before the child has handlers of its own must not meet mine.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _live(parent, program, argv, (writer, errors), inherited, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.set_blocking(reader, False)
+        process = Process(pid, reader)
+        ours.pop_all()
+        return process
 
 
 @cache
