@@ -21,6 +21,8 @@ from ckpt.format.messages.saving import (
 from ckpt.format.messages.targets import ReleaseReservation, RenewLease, Reserve
 from ckpt.protocol.coordinator.saving.ending import STAND_AT_ONCE
 from ckpt.protocol.coordinator.saving.space.kept_space import VIEW_TARGETS_MIN
+from ckpt.protocol.target.disk_events import DiskFailed
+from ckpt.protocol.target.space import disk_failure
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
@@ -152,6 +154,18 @@ def test_without_space_standing_space_goes_first_then_the_save_fails_with_a_retr
     assert "t0, t1, t2" in aborted.message
     assert aborted.retry_after_us == 5_000_000
     assert held(bench) == []
+
+
+def test_a_limit_that_no_count_of_a_target_shows_is_named_with_what_to_do() -> None:
+    bench = Bench(3)
+    for one in bench.targets.values():
+        one.refuses[Reserve] = disk_failure("reserve space", DiskFailed(1, 2, "EDQUOT", "exceeded"))
+    rank = RankFake(bench, payload_bytes=1_000_000)
+    (aborted,) = rank.open(1)
+    assert isinstance(aborted, AttemptAborted)
+    assert aborted.code == "no_space"
+    assert "t0, t1, t2: cannot reserve space: EDQUOT: exceeded" in aborted.message
+    assert "quota" in aborted.hint
 
 
 def test_space_that_only_stood_by_serves_a_save_that_needs_it() -> None:

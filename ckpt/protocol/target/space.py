@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from ckpt.base.ids import ReservationId
 from ckpt.base.limits import PAGE_BYTES, RESERVE_FRACTION
@@ -28,6 +29,11 @@ from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocat
 NO_SPACE_RETRY_US = 5_000_000
 CONSUMED_MAX = 4096
 """Reservations that are remembered after they have become columns."""
+_REMEDIES: Final = {
+    "EDQUOT": "raise the quota of the user who runs the target, or remove files of that user's",
+    "EFBIG": "raise the target's limit of a file's size (ulimit -f, prlimit --fsize)",
+}
+"""Where the device has room, as far as it says."""
 
 
 @dataclass(slots=True)
@@ -297,4 +303,5 @@ def disk_failure(doing: str, event: DiskFailed) -> Failed:
     return Failed(
         "no_space" if event.errno_name in FULL_ERRNOS else "failed",
         f"cannot {doing}: {event.errno_name}: {event.message}".rstrip(": "),
+        _REMEDIES.get(event.errno_name, ""),
     )

@@ -69,6 +69,11 @@ class Shortage:
         spaces.sort(key=lambda device: device.taken, reverse=True)
         size = allotment.file_bytes
         text = f"no space for columns of {format_bytes(size)} on {', '.join(full)}"
+        # A quota, or a limit of a file's size, shows in nothing that its target counts.
+        refusals = [allotment.refused[id] for id in full if id in allotment.refused]
+        limited = next((refusal for refusal in refusals if refusal.hint), None)
+        if limited is not None:
+            text = f"{text}: {limited.message}"
         # A device that is filled fast has refused since its targets last said what they have.
         explained = [d for d in spaces if d.usable_bytes and d.left_bytes(share) < size]
         if explained:
@@ -78,8 +83,9 @@ class Shortage:
         on_device = max(Counter(target.domain for target in self._members.live()).values())
         kept = max(kept_bytes(target, share) for target in self._members.live())
         room = self._evictor.no_room(kept + size * min(allotment.layout.code.n, on_device))
+        usual = OTHERS_HOLD if spaces[0].is_held_by_others else OWN_HOLD
         return NoSpace(
             f"{text}; {room.reason}" if room.reason else text,
-            hint=OTHERS_HOLD if spaces[0].is_held_by_others else OWN_HOLD,
+            hint=usual if limited is None else limited.hint,
             retry_after_s=room.retry_s,
         )
