@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
-from ckptbench.cli import UNREAD, main
+from ckptbench.cli import COMMANDS, UNREAD, main
 from ckptbench.commands.goals import goal_jobs
 
 
@@ -160,3 +161,15 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (UNREAD, "")
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert [name for name in COMMANDS if not re.search(rf"\b{name}\b", usage)] == []
+
+
+def test_a_switch_takes_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--strict=0` was taken for `--strict`."""
+    assert main(["save", "--size=1Mi", "--strict=0", "--parse-only"]) == 2
+    assert "--strict takes no value" in capsys.readouterr().err

@@ -67,6 +67,8 @@ def parse_flags(argv: Sequence[str], words: Words) -> CommandLine:
         name, mark, value = word[2:].partition("=")
         if name == "cmdhelp":
             found.cmdhelp = value
+        elif name in TOOL_SWITCHES and mark:
+            raise Refused(f"--{name} takes no value", hint=f"write --{name}, or leave it out")
         elif name in TOOL_SWITCHES:
             found.tool.setdefault(name, []).append("1")
         else:

@@ -17,6 +17,8 @@ HEAD = """\
 usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench VERB [FLAGS]             one job: {verbs}
        ckptbench burst | restore | roofline [--help]   the goals' own runs
+       ckptbench gpu --help               a save on an accelerator, beside a plain copy and DCP
+       ckptbench repair --help            lost targets made again, and saves beside that
        ckptbench growth --help            does cost grow faster than bytes, ranks, targets, tensors?
        ckptbench compare A.json B.json    two reports, with confidence intervals
        ckptbench plan --help              interval, bandwidth and targets for a model
@@ -29,7 +31,8 @@ bare letters binary (fio's kb_base swaps the first two). --cmdhelp lists all opt
 TAIL = """\
 exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
 above its bound (with --strict: a goal was missed, a rule is broken); 2 options that make no sense;
-3, 4, 10 to 13, 75 the error of the store that ended the run, as `ckpt` gives them; 130 interrupted
+3, 4, 10 to 13, 75 the error of the store that ended the run, as `ckpt` gives them; 130 interrupted;
+141 nobody reads its output
 
 example:
   ckptbench save --numjobs=4 --size=256Mi --loops=5 --warmups=2 --output-format=json+
