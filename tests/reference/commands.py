@@ -117,7 +117,9 @@ def _described(about: str) -> Iterator[str]:
     """Prose as it stands; a block that is laid out stays so."""
     for part in about.split("\n\n"):
         laid_out = re.search(r"\S {2,}\S|\n ", part)
-        yield f"```\n{part}\n```\n" if laid_out else textwrap.fill(part, LINE_LENGTH_MAX) + "\n"
+        # An option that is cut at its hyphen would be two words of the page.
+        text = textwrap.fill(part, LINE_LENGTH_MAX, break_on_hyphens=False)
+        yield f"```\n{part}\n```\n" if laid_out else f"{text}\n"
 
 
 def _cell(text: str) -> str:
