@@ -40,8 +40,13 @@ def put_back(member: Member, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["running", "ended"])
+@pytest.mark.parametrize("saves", [True, False], ids=["saving", "idle"])
 def test_what_was_saved_after_the_snapshot_is_brought_by_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    runs: bool,
+    saves: bool,
 ) -> None:
     with (
         Etcd(tmp_path / "etcd") as etcd,
@@ -59,9 +64,9 @@ def test_what_was_saved_after_the_snapshot_is_brought_by_the_targets(
         if not runs:
             for id in "ab":
                 cluster.start(id)
-        save = store.save(RUN, 3, state(3))
+        save = store.save(RUN, 3, state(3)) if saves else None
         wait_until(lambda: OLD in said(capsys, cluster), "it is proved old", poll_s=ASKED_S)
-        assert not save.ended
+        assert save is None or not save.ended
         main(["status", "--store", cluster.url])
         (line,) = (each for each in capsys.readouterr().out.splitlines() if "rebuild" in each)
         _, _, command = line.partition("ckpt catalog")
@@ -71,6 +76,7 @@ def test_what_was_saved_after_the_snapshot_is_brought_by_the_targets(
         cluster.place = Prefix(etcd.addresses, f"{cluster.place.name}-2")
         for id in "ab":
             cluster.start(id)
+        save = save or store.save(RUN, 3, state(3))
         save.wait(WAIT_S)
         for step in (1, 2, 3):
             check_loads(store, step)

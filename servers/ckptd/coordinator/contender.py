@@ -283,7 +283,7 @@ class Contender:
             self._note_silence(error)
             return
         except CkptError as error:
-            self._end.fail(error)
+            self._catalog_failed(error)
             return
         self._note_silence(None)
         self._secrets.look(holder, is_new=not self._settled)

@@ -219,8 +219,16 @@ class FencedSpace:
         return made
 
     async def holder(self, deadline: float) -> KeyHolder | None:
-        """Who has the leader's key now; None: nobody."""
-        found = await self._one(keys.LEADER, deadline)
+        """Who has the leader's key now; None: nobody. Raises Busy, once, where etcd has fewer
+        revisions than it had when it answered `write`.
+        """
+        written = self.written
+        request = Range(self._space.full(keys.LEADER))
+        answer = await self._client.call("kv/range", request, RangeFound, deadline)
+        if answer.header.revision < written:
+            self.written = 0
+            raise self._put_back()
+        found = answer.kvs[0] if answer.kvs else None
         if found is not None and not found.lease:
             # Somebody wrote it by hand: on no lease it would stay for ever.
             await self.unseat(found.create_revision, deadline)
@@ -377,7 +385,7 @@ class FencedSpace:
             raise self._deposed(fence, holder, term)
         if sequence is None or sequence.value != str(number).encode():
             if sequence is None or _number_of(sequence) < number:
-                raise self._put_back(fence)
+                raise self._put_back()
             raise CkptError(
                 f"somebody else writes to {self._client.url} by the key of this coordinator",
                 hint="keep all other programs away from the prefix",
@@ -395,11 +403,11 @@ class FencedSpace:
             hint="it leads again when nobody else does",
         )
 
-    def _put_back(self, fence: Fence) -> Busy:
+    def _put_back(self) -> Busy:
         """Who leads next reads what there is, and the targets say whether that is old."""
         return Busy(
-            f"the coordinator of term {fence.term} has lost {self._client.url}: what it has stored"
-            " there is gone: somebody has put back a snapshot, or removed keys",
+            f"what this coordinator has stored in {self._client.url} is gone: somebody has put back"
+            " a snapshot, or removed keys",
             hint="ckpt status says whether the catalog is old now, and what to do",
         )
 
