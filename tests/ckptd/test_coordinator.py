@@ -8,9 +8,11 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,15 @@ import pytest
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Refused, Unauthorized, Unavailable
-from ckpt.base.ids import BootId, TargetId
+from ckpt.base.ids import BootId, LaunchNumber, TargetId
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
+from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.handshake import Caller
+from ckpt.testing.catalog_entries import checkpoint
+from ckptd.catalog import checkpoint_tables
 from ckptd.http.client import HttpAsker
 from tests.reference.metrics import not_on_the_page
 
@@ -163,6 +169,22 @@ def test_a_target_that_obeyed_another_catalogs_term_proves_this_one_old_for_good
     again = start(daemons, tmp_path)
     with again.client() as client, pytest.raises(Corrupt, match="obeyed a coordinator of term 41"):
         client.call(Ask("runs"))
+
+
+def test_an_entry_of_the_catalog_that_cannot_be_read_is_named_with_the_command(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    start(daemons, tmp_path).end()
+    row = CatalogRow(checkpoint(1), RowState.COMMITTED, LaunchNumber(7), None, 1, b"no record")
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection, connection:
+        checkpoint_tables.insert(connection, row)
+    ended = start(daemons, tmp_path)
+    assert ended.ready == {}
+    code, errors = ended.end()
+    assert code == 4
+    assert f"the catalog's entry of {checkpoint(1)}" in errors
+    assert f"run: ckpt catalog rebuild {tmp_path}" in errors
+    assert "Traceback" not in errors
 
 
 def test_options_that_cannot_be_are_refused() -> None:

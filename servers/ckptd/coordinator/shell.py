@@ -23,7 +23,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.serving.server import Server
 from ckpt.aio.net.serving.server_limits import Pressure
-from ckpt.base.errors import CkptError, NoSpace, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, NoSpace, Unavailable
 from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.limits import STANDSTILL_US
 from ckpt.base.units import US_PER_S
@@ -76,7 +76,14 @@ class CoordinatorShell:
         self, policy: CoordinatorPolicy, catalog: Catalog, directory: Path, secret: bytes,
         report: Reporter, on_failed: Callable[[CkptError], None],
     ) -> None:  # fmt: skip
-        self.machine = CoordinatorMachine(policy, catalog.image, secret=secret, wall_s=time.time)
+        """Raises Corrupt for a catalog that cannot be read, with the command that makes another."""
+        try:
+            self.machine = CoordinatorMachine(
+                policy, catalog.image, secret=secret, wall_s=time.time
+            )
+        except Corrupt as error:
+            command = policy.mend.replace("{targets}", "HOST:PORT ...")
+            raise Corrupt(error.message, hint=f"run: {command}") from None
         self.ended = False
         """Nothing is fed, sent or stored any more."""
         self._on_failed = on_failed
