@@ -271,7 +271,7 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         means="saves and loads fail, saves under way wait; all that was committed is on the"
         " targets",
         cause="a target proves that a newer catalog existed: this one was removed, emptied or"
-        " restored from a copy",
+        " restored from a copy; or somebody removed some of its keys from etcd",
         mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines `ckpt catalog"
         " rebuild DIR --targets 'HOST:PORT …'`; with `--catalog` see first whether that is right,"
         " then `ckpt catalog rebuild etcd://… --targets 'HOST:PORT …'`",
