@@ -11,8 +11,9 @@ On a Unix socket a bulk is copied into the kernel and out of it again. What lies
 is returned. So `sent` comes later than on a socket, and no order is promised among bulks.
 
 Trust: only who proved the cluster's secret may lend. A region must be sealed against shrinking, and
-be no hugetlbfs, or a lender could end a borrower that has it mapped (SIGBUS); its bytes may change under the borrower's
-hands, which its checksums find when the bytes are read again. What is borrowed is read only.
+be no hugetlbfs, or a lender could end a borrower that has it mapped (SIGBUS); its bytes may change
+under the borrower's hands, which its checksums find when the bytes are read again. What is borrowed
+is read only.
 
 Sketch, CPU s/GB on this class of machine: through a Unix socket 0.45 with the checksum, in place
 0.12 (0.08 more when the pages are mapped for the first time).
