@@ -20,10 +20,10 @@ from ckpt_client.demo.judge import judge
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.strike import (
     AttemptNow,
-    BurstWatch,
     ColumnsNow,
     Glimpse,
     StatusNow,
+    StrikeWatch,
     TargetNow,
     choose_victims,
 )
@@ -51,7 +51,7 @@ def status(*fragments: int, attempt: int | None = None, certified: int = 0) -> S
 
 
 def test_a_burst_can_be_struck_between_its_first_and_its_last_fragment() -> None:
-    watch = BurstWatch(8, 120, 120)
+    watch = StrikeWatch(8, 120, 120)
     assert watch.look(status(60, 60)) is None
     assert watch.look(status(60, 60, attempt=8)) is None
     assert watch.look(status(61, 60, attempt=8)) == Glimpse(8, 1, 120)
@@ -61,7 +61,7 @@ def test_a_burst_can_be_struck_between_its_first_and_its_last_fragment() -> None
 
 
 def test_a_burst_that_got_away_is_waited_for_no_longer() -> None:
-    watch = BurstWatch(8, 120, 120)
+    watch = StrikeWatch(8, 120, 120)
     assert not watch.is_over(status(60, 60))
     assert not watch.is_over(status(60, 60, attempt=8))
     assert not watch.is_over(status(90, 90, attempt=8))

@@ -15,7 +15,7 @@ from ckpt_client.demo.cluster import DemoCluster, start_cluster
 from ckpt_client.demo.fleet import Fleet, FleetPlan, RankSaid
 from ckpt_client.demo.options import DemoOptions
 from ckpt_client.demo.screen import Screen
-from ckpt_client.demo.strike import AttemptNow, BurstWatch, Glimpse, StatusNow, choose_victims
+from ckpt_client.demo.strike import AttemptNow, Glimpse, StatusNow, StrikeWatch, choose_victims
 from ckpt_client.demo.words import Finished, Resumed, SaveHeld, SaveReturned, StepDone
 from ckpt_client.local.processes import find_marked, frozen, kill_processes
 
@@ -35,7 +35,7 @@ SILENCE_S: Final = 120.0
 class Aim:
     """Who is to be killed, and when: known before the moment comes."""
 
-    watch: BurstWatch
+    watch: StrikeWatch
     victims: tuple[str, ...]
     target_pids: tuple[int, ...]
     stager_pids: tuple[int, ...]
@@ -156,7 +156,7 @@ class Course:
         victims = choose_victims(columns, Code.parse(self._options.code).k, VICTIM_COUNT)
         pids = {each.id: each.pid for each in cluster.status().targets}
         return Aim(
-            watch=BurstWatch(step, stored, stored // len(committed)),
+            watch=StrikeWatch(step, stored, stored // len(committed)),
             victims=victims,
             target_pids=tuple(pid for name in victims if (pid := pids[name]) is not None),
             stager_pids=self._stagers(),
@@ -174,7 +174,7 @@ class Course:
         return now
 
     def _watch(
-        self, fleet: Fleet, cluster: DemoCluster, said: Said, watch: BurstWatch
+        self, fleet: Fleet, cluster: DemoCluster, said: Said, watch: StrikeWatch
     ) -> Glimpse | None:
         """The burst, as soon as it can be struck; None when it got away."""
         while not fleet.silent:

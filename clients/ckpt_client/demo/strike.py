@@ -66,7 +66,7 @@ class Glimpse(msgspec.Struct, frozen=True):
     fragments_total: int
 
 
-class BurstWatch:
+class StrikeWatch:
     """I say when a save has something stored and lacks something, and when it is too late.
 
     step: of the save, which has not begun.
