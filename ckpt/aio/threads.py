@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
 
 from ckpt.base.system_errors import system_error
 
 
-def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """It runs, and keeps no process alive. Raises Scarce."""
-    thread = threading.Thread(target=target, name=name, daemon=True)
+def start_thread(thread: threading.Thread) -> None:
+    """Let it run. Raises Scarce. Whoever owns it notes it before: a Ctrl-C may come from here."""
     try:
         thread.start()
     except RuntimeError as error:  # As CPython says it.
         refused = OSError(errno.EAGAIN, str(error))
-        raise system_error(f"{name} cannot run", refused) from None
-    return thread
+        raise system_error(f"{thread.name} cannot run", refused) from None

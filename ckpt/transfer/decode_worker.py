@@ -47,14 +47,15 @@ class DecodeWorker:
     def stop(self) -> None:
         """Waits for the thread: it touches nobody's memory afterwards."""
         self._work.put(None)
-        if self._thread is not None:
+        # One whose start an interrupt cut short may begin later still, and ends at once.
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def put(self, assembly: Assembly, stripe: FinishStripe, owner: object) -> None:
         """Do it after all that was put before. Raises Scarce where the system gives no thread."""
         if self._thread is None:
-            # One whose start a Ctrl-C cuts short may begin later still: it has no work, and ends.
-            self._thread = start_thread(self._run, "ckpt-read")
+            self._thread = threading.Thread(target=self._run, name="ckpt-read", daemon=True)
+            start_thread(self._thread)
         self._work.put((assembly, stripe, owner))
 
     def notes(self) -> list[tuple[object, StripeFinished | WorkFailed]]:

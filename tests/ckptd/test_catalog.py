@@ -236,7 +236,7 @@ def test_a_catalog_that_its_disk_keeps_from_use_is_not_called_damaged(tmp_path: 
     (tmp_path / "away").rename(path)
     script = LIMITED.format(directory=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "Unavailable: the catalog in" in ended.stderr, ended.stderr
+    assert "NoSpace: no room for the catalog in" in ended.stderr, ended.stderr
     assert path.read_bytes() == content
     begin_term(tmp_path, "c1", "c1")
 

@@ -254,7 +254,12 @@ class RpcClient:
     def _start_thread(self) -> None:
         """Under the lock, which it waits for to take what is asked."""
         if self._thread is None:
-            self._thread = start_thread(self._run, "ckpt-rpc")
+            self._thread = threading.Thread(target=self._run, name="ckpt-rpc", daemon=True)
+            try:
+                start_thread(self._thread)
+            except Scarce:
+                self._thread = None
+                raise
         self._loop.wake()
 
     def _too_late(self, message: Message, timeout_s: float) -> Unavailable:
