@@ -18,7 +18,7 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import Refused
-from ckpt_client.cli.exits import MEANINGS
+from ckpt_client.cli.exits import MEANINGS, ExitCode
 from ckpt_client.cli.main import VERBS, main
 from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
 from tests.client.clikit import environment, run, run_installed, start
@@ -350,3 +350,12 @@ def test_people_see_no_json_and_a_file_no_colours() -> None:
 def test_a_rate_is_told_only_where_it_says_something() -> None:
     assert rate_text(64 << 20, 2.0) == "64 MiB in 2 s (32 MiB/s)"
     assert rate_text(100, 2.0) == "100 B in 2 s"
+
+
+def test_what_a_program_of_ckptd_ends_with_is_heard_also_where_sigchld_is_ignored() -> None:
+    deaf = "signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    words = ["-m", "ckpt_client.cli.entry", "catalog", "copy", "/nowhere/a", "/nowhere/b"]
+    line = [sys.executable, "-c", f"import os, signal, sys; {deaf}", sys.executable, *words]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.USAGE, ended.stderr
+    assert "one of both begins with etcd://" in ended.stderr

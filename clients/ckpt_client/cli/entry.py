@@ -8,6 +8,8 @@ import sys
 
 def main() -> int:
     """Run a command. Returns the exit code."""
+    # A program that ignores it would hide how those that a command starts have ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Some C modules crash when Ctrl-C cuts their import. It waits until the command is imported.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
