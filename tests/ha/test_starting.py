@@ -75,3 +75,19 @@ def test_one_that_is_ended_before_anybody_leads_leaves_the_roll(none: Coordinato
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait() == 0
     assert "coordinator/a" not in names_in(none.etcd, none.place)
+
+
+def test_one_that_is_ended_while_it_loads_frees_the_key(none: Coordinators) -> None:
+    """Its copy of the catalog is late, as no watch begins."""
+
+    def decide(request: Request) -> Fault:
+        return Fault.CUT_BEFORE if request.path == "/v3/watch" else Fault.NONE
+
+    with proxied(none.etcd.members[0], no_fault) as proxy:
+        proxy.decide = decide
+        daemon = launched(none, none.place.by_way_of(f"127.0.0.1:{proxy.port}"))
+        wait_until(lambda: bool(none.key()), "it has the key")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait() == 0
+    assert none.key() == {}
+    assert none.logged("a", '"msg": "leads"') == 1, "the first one did"

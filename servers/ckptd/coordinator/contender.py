@@ -459,8 +459,7 @@ class Contender:
         self._front.lead(shell, self._colleagues.addresses)
 
     async def _end_term(self, action: EndTerm) -> None:
-        shell = self._front.retire()
-        catalog, keeper = self._catalog, self._keeper
+        shell, catalog, keeper = self._front.retire(), self._catalog, self._keeper
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
@@ -470,8 +469,10 @@ class Contender:
             shell.end()
         if catalog is not None:
             await (catalog.close() if finished else catalog.abandon())
-        elif keeper is not None:
+        elif keeper is not None and self._fence is not None:
             await keeper.close()
+            if finished:
+                await self._space.free(self._fence)
         await self._front.part(action.why, CLOSE_LINGER_S if action.finish else 0.0)
         self._fence = self._keeper = self._loading = self._catalog = None
         self._mirror.start()
