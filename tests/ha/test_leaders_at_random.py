@@ -21,6 +21,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -186,6 +187,8 @@ HARMS: tuple[Harm, ...] = (
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harmed]:
     word, runtime = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="ckpt-soak-"))
+    # One of pytest's own processes, for as long as it runs: begun within, it would be found left.
+    resource_tracker.ensure_running()
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, runtime)
         stack.callback(end_marked, word, LEFT_S)
