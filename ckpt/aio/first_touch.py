@@ -25,12 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpt.aio.sealed_memory import HUGE_PAGE_BYTES, advise, populate
-from ckpt.base.units import MiB
+from ckpt.base.units import KiB, MiB
 
 AnyArray = npt.NDArray[np.generic]
 
 FRESH_BYTES_MIN: Final = 4 * MiB
-"""Arrays below are the allocator's, whose memory was mostly in use before."""
+"""Arrays below are the allocator's: a huge page would belong to others as well."""
+TOUCHED_BYTES_MIN: Final = 512 * KiB
+"""Arrays below are touched as they are filled: with 128 KiB each, nothing was won."""
 DEAR_NS: Final = 1_000_000
 """CPU time of one huge page from which on small ones are cheaper: they take 650 us."""
 _MADV_HUGEPAGE: Final = 14
@@ -44,7 +46,8 @@ class FirstTouch:
     """
 
     def __init__(self) -> None:
-        self._made: list[memoryview] = []
+        #: Whole pages, and whether they may be huge.
+        self._made: list[tuple[memoryview, bool]] = []
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,13 +55,17 @@ class FirstTouch:
         """A C-contiguous, writable array, not filled."""
         size = math.prod(shape) * dtype.itemsize
         if size < FRESH_BYTES_MIN:
-            return np.empty(shape, dtype)
+            array = np.empty(shape, dtype)
+            if size >= TOUCHED_BYTES_MIN:
+                self._made.append((_whole_pages(array), False))
+            return array
         view = _fresh(size)
-        self._made.append(view)
+        self._made.append((view, True))
         return np.frombuffer(view, np.uint8).view(dtype).reshape(shape)
 
     def __enter__(self) -> Self:
-        if self._made:
+        # For less no thread is worth its start.
+        if sum(len(view) for view, _ in self._made) >= FRESH_BYTES_MIN:
             self._is_over.clear()
             self._thread = threading.Thread(
                 target=self._touch, name="ckpt-first-touch", daemon=True
@@ -86,12 +93,12 @@ class FirstTouch:
 
     def _touch(self) -> None:
         huge = True
-        for view in self._made:
+        for view, is_fresh in self._made:
             for start in range(0, len(view), HUGE_PAGE_BYTES):
                 if self._is_over.is_set():
                     return
                 part = view[start : start + HUGE_PAGE_BYTES]
-                if huge and len(part) == HUGE_PAGE_BYTES:
+                if is_fresh and huge and len(part) == HUGE_PAGE_BYTES:
                     huge = _touch_huge(part) < DEAR_NS
                 else:
                     populate(part)
@@ -104,6 +111,13 @@ def _fresh(size: int) -> memoryview:
     view = memoryview(place)[start : start + size]
     advise(view, _MADV_NOHUGEPAGE, size)
     return view
+
+
+def _whole_pages(array: AnyArray) -> memoryview:
+    """Those that are the array's alone."""
+    start, size = array.ctypes.data, array.nbytes
+    view = array.reshape(-1).view(np.uint8).data
+    return view[-start % mmap.PAGESIZE : size - (start + size) % mmap.PAGESIZE]
 
 
 def _touch_huge(part: memoryview) -> int:

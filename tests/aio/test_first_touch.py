@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.aio.first_touch import FRESH_BYTES_MIN, AnyArray, FirstTouch
+from ckpt.aio.first_touch import FRESH_BYTES_MIN, TOUCHED_BYTES_MIN, AnyArray, FirstTouch
 from ckpt.aio.sealed_memory import HUGE_PAGE_BYTES
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import KiB, MiB
@@ -128,3 +128,41 @@ def test_an_interrupt_of_its_start_ends_the_touching(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         memory.__enter__()
     assert not touching()
+
+
+@pytest.mark.parametrize("size", [TOUCHED_BYTES_MIN, 1 * MiB + 12345, FRESH_BYTES_MIN - 1])
+def test_arrays_of_the_allocator_are_touched_as_well_but_for_small_ones(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Their first and last page may hold something else, and never a huge page is asked for."""
+    touched: list[tuple[int, int]] = []
+
+    def noted(view: memoryview) -> None:
+        touched.append((np.frombuffer(view, np.uint8).ctypes.data, len(view)))
+
+    monkeypatch.setattr("ckpt.aio.first_touch.populate", noted)
+    monkeypatch.setattr("ckpt.aio.first_touch._touch_huge", noted_as_wrong)
+    memory, count = FirstTouch(), FRESH_BYTES_MIN // (size - 2 * PAGE_BYTES) + 1
+    arrays = [memory.array((size,), np.dtype(np.uint8)) for _ in range(count)]
+    memory.array((TOUCHED_BYTES_MIN - 1,), np.dtype(np.uint8))
+    places = [(array.ctypes.data, array.ctypes.data + size) for array in arrays]
+    with memory:
+        wait_until(lambda: not touching(), "touched")
+    assert count * (size - 2 * PAGE_BYTES) < sum(length for _, length in touched) <= count * size
+    for at, length in touched:
+        assert at % PAGE_BYTES == length % PAGE_BYTES == 0
+        assert any(start <= at and at + length <= end for start, end in places)
+
+
+def noted_as_wrong(view: memoryview) -> int:
+    raise AssertionError(f"{len(view)} bytes as a huge page")
+
+
+def test_what_lies_in_an_allocators_array_stays() -> None:
+    memory = FirstTouch()
+    arrays = [memory.array((1 * MiB,), np.dtype(np.uint8)) for _ in range(8)]
+    for array in arrays:
+        array[:] = 7
+    with memory:
+        wait_until(lambda: not touching(), "touched")
+    assert all((array == 7).all() for array in arrays)
