@@ -201,9 +201,10 @@ def test_what_a_look_raises_ends_the_call() -> None:
 def test_no_answer_in_time_is_unavailable_and_names_the_reason() -> None:
     with serving(identity=COORDINATOR) as running:
         port = running.server.port
-        with client(port) as rpc, pytest.raises(Unavailable, match="no answer to Ask"):
+        with client(port) as rpc, pytest.raises(Unavailable, match=r"^no answer from"):
             rpc.call(Ask("x"), timeout_s=0.05)
-    with client(port) as rpc, pytest.raises(Unavailable, match="Connection refused"):
+    refused = "Connection refused; see whether the coordinator runs there"
+    with client(port) as rpc, pytest.raises(Unavailable, match=refused):
         rpc.call(Ask("x"), timeout_s=0.3)
 
 

@@ -187,7 +187,7 @@ class RpcClient:
         if call.error is not None:
             raise call.error
         if call.reply is None:
-            raise self._too_late(message, timeout_s)
+            raise self._too_late(timeout_s)
         return call.reply, call.reply_bulk
 
     def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
@@ -262,12 +262,12 @@ class RpcClient:
                 raise
         self._loop.wake()
 
-    def _too_late(self, message: Message, timeout_s: float) -> Unavailable:
+    def _too_late(self, timeout_s: float) -> Unavailable:
         last = self.last_error
         reason, hint = ("", "") if last is None else (f": {last.message}", last.hint)
-        what = type(message).__name__
-        text = f"no answer to {what} from {self.address} in {timeout_s:g} s{reason}"
-        return (Scarce if isinstance(last, Scarce) else Unavailable)(text, hint=hint)
+        text = f"no answer from {self.address} in {timeout_s:g} s{reason}"
+        runs = f"see whether the {self._caller.server_role.value} runs there, and what its log says"
+        return (Scarce if isinstance(last, Scarce) else Unavailable)(text, hint=hint or runs)
 
     # ----------------------------------------------------------------------- the thread
 
