@@ -28,7 +28,7 @@ from ckpt_client.fs import sealing
 from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_torch.torch_checkpointing import CkptStorage, CkptStorageConfig, seal
 from tests.frameworks.gloo import Ranks
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 LIST_WAIT_S = 120.0
 """For a writer's files to be taken off the list: 15 s, on a slow machine more."""
@@ -216,7 +216,9 @@ def test_files_whose_writer_is_gone_are_not_left_out_silently(
     for held in two[1]._filesystems.values():
         held.close()  # As the end of its process does.
     folder = Path(f"{run}/tmp_1")
-    wait_until(lambda: two[0].ls(folder) == ["model_0.pt"], "files leave with them", LIST_WAIT_S)
+    wait_until(
+        lambda: two[0].ls(folder) == ["model_0.pt"], "files leave with them", LIST_WAIT_S, ASKED_S
+    )
     with pytest.raises(ckpt.Refused, match="no seal of rank 1"):
         commit(two[0], run)
     assert not fs.exists(run)

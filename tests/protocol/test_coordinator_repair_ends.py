@@ -66,7 +66,7 @@ def test_what_a_pause_has_ended_is_due_at_once() -> None:
 
 
 def test_a_copy_that_has_lost_its_place_leaves_its_column_due() -> None:
-    """Another holder of its payload was moved to the host that it goes to: there it is not named."""
+    """Another holder of its payload was moved to the host it goes to: there it is not named."""
     bench = Bench(5)
     id = bench.save(1)
     other, lost, _ = holders(bench, id)
