@@ -108,6 +108,15 @@ def pytest_collection_finish() -> None:
     collect_rarely()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest walks all objects five times at the end of each process of its own, and Python once
+    more. What is garbage goes at the first time; the others need not walk the rest.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _warm_start() -> Iterator[None]:
     """Supervisors and stagers that a test's own process starts are forked warm."""
