@@ -107,6 +107,42 @@ def test_a_rank_that_only_loaded_and_left_is_waited_for_within_a_bound() -> None
     assert "rank 1 has no store open" in aborted(stays).message
 
 
+def test_a_rank_that_never_came_is_waited_for_an_hour_once_all_trainers_have_ended() -> None:
+    """A job that was started with too few ranks; or ranks that are started one after the other."""
+    bench = Bench()
+    ended, lives = RankFake(bench, 0, 3), RankFake(bench, 1, 3)
+    for one in (ended, lives):
+        one.open(1)
+        one.seal_all()
+        one.certify()
+    ended.leave()
+    bench.tick(7200)
+    assert lives.aborts() == [], "a trainer waits for the save"
+    lives.leave()
+    bench.tick(3599)
+    assert ended.aborts() == []
+    bench.tick(2)
+    assert "rank 2 never came" in aborted(ended).message
+    assert "rank 2 never came" in aborted(lives).message
+
+
+def test_a_rank_that_comes_within_that_hour_is_waited_for() -> None:
+    bench = Bench()
+    ended = RankFake(bench, 0, 2)
+    ended.open(1)
+    ended.seal_all()
+    ended.certify()
+    ended.leave()
+    bench.tick(3500)
+    late = RankFake(bench, 1, 2)
+    bench.tick(3600)
+    assert ended.aborts() == []
+    late.open(1)
+    late.seal_all()
+    late.certify()
+    assert [word.info.checkpoint.step for word in ended.commits()] == [1]
+
+
 def test_a_rank_that_does_not_come_back_after_a_restart_is_named() -> None:
     for comes in (False, True):
         bench = Bench()

@@ -18,6 +18,11 @@ peers: as long as collectives wait for a rank. A store that is opened for each s
 two of them for as long as the training takes, which nobody can bound."""
 RETURN_US = 4 * STAGER_AWAY_US
 """After a restart of the coordinator ranks and their stagers must come back within this."""
+NOBODY_LEFT_US = 3600 * US_PER_S
+"""A rank that never came must come within this after the last of the trainers that handed over has
+ended: a job that was started with too few ranks never ends its save otherwise. Ranks may also be
+started one after the other, as a conversion on one machine does.
+"""
 PEERS_WAIT_US = RETURN_US
 """How long a rank waits for peers that had saved its step, or a later one, before it came."""
 
@@ -33,7 +38,11 @@ def why_abandoned(attempt: Attempt, launch: Launch | None, now_us: int) -> str:
             away_s = (now_us - away) // US_PER_S
             return f"the stager of rank {payload.id.rank} has been away for {away_s} s"
     if attempt.closed and not attempt.handed_over and launch is not None:
-        reason = _rank_gone(attempt, launch, now_us) or _peers_past(attempt, launch, now_us)
+        reason = (
+            _rank_gone(attempt, launch, now_us)
+            or _nobody_left(attempt, launch, now_us)
+            or _peers_past(attempt, launch, now_us)
+        )
         if reason:
             return reason
     unclaimed = attempt.recovered and not attempt.payloads
@@ -72,6 +81,21 @@ def _rank_gone(attempt: Attempt, launch: Launch, now_us: int) -> str:
         if attempt.recovered and not here and now_us - opened_us >= RETURN_US:
             return f"rank {rank} did not come back after the coordinator restarted"
     return ""
+
+
+def _nobody_left(attempt: Attempt, launch: Launch, now_us: int) -> str:
+    """Nobody waits for this save any more, and who is missing was never heard of."""
+    never = [rank for rank in attempt.missing_ranks if rank not in launch.members]
+    left_us = [launch.left_us(rank) for rank in attempt.payloads]
+    ends_us = [at_us for at_us in left_us if at_us is not None]
+    if not never or not ends_us or len(ends_us) < len(left_us):
+        return ""
+    if now_us - max(*ends_us, attempt.opened_us) < NOBODY_LEFT_US:
+        return ""
+    return (
+        f"rank {never[0]} never came, and the trainers of all ranks that handed over ended more "
+        f"than {NOBODY_LEFT_US // US_PER_S} s ago"
+    )
 
 
 def _peers_past(attempt: Attempt, launch: Launch, now_us: int) -> str:
