@@ -109,7 +109,7 @@ class Course:
         options, outcome = self._options, self._outcome
         self._screen.begin("control run, without ckpt", options.steps)
         said = Said()
-        with Fleet(self._plan("", "control", hold_from=0)) as fleet:
+        with Fleet(self._plan("", "control")) as fleet:
             self._listen(fleet, said)
         outcome.control = said.finished
 
@@ -122,7 +122,7 @@ class Course:
                 outcome.strike = self._disturb(fleet, cluster, outcome.before)
             if outcome.strike is not None:
                 self._screen.begin("resumed run", options.steps)
-                with Fleet(self._plan(url, "second", hold_from=0)) as fleet:
+                with Fleet(self._plan(url, "second")) as fleet:
                     self._listen(fleet, outcome.after)
             outcome.committed = cluster.committed()
         finally:
@@ -222,7 +222,7 @@ class Course:
 
     # ----------------------------------------------------------------------- listening
 
-    def _plan(self, url: str, launch: str, *, hold_from: int) -> FleetPlan:
+    def _plan(self, url: str, launch: str, hold_from: int = 0) -> FleetPlan:
         options = self._options
         return FleetPlan(
             ranks=options.ranks,

@@ -48,10 +48,10 @@ class FleetPlan:
     width: int
     url: str
     launch: str
-    hold_from: int
-    """As TrainerPlan says."""
     directory: Path
     """Receives what ranks say on stderr, one log for each."""
+    hold_from: int = 0
+    """As TrainerPlan says."""
 
     def log(self, rank: int) -> Path:
         return self.directory / f"{self.launch}-{rank}.log"
