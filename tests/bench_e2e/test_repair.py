@@ -49,7 +49,8 @@ def test_one_run_measures_all_of_it_and_leaves_nothing(
     assert moved["bytes"] <= moved["written_bytes"] <= 1.005 * moved["bytes"]
     assert figures["even"]["columns"] == 9
     given = figures["even"]["given_bytes"].values()
-    assert max(given) <= 1.1 * sum(given) / len(given)
+    # Two sources of each of nine columns: on a busy machine one of them may be another.
+    assert max(given) <= sum(given) / len(given) + sum(given) / 18
     assert only["kill"]["bytes"] > 0
     assert figures["queue"]["columns"] == figures["queue"]["leased"] == 40
     names = {goal["name"] for goal in document["goals"]}
