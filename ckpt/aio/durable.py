@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def sync_directory(directory: Path | str) -> None:
     """What was made, renamed or linked in it stays so."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def make_directories(directory: Path, mode: int = 0o777) -> None:
+    """Make it, with what is missing above it, unless it is there. What is made stays, each.
+
+    Raises OSError, FileExistsError where something else has the name.
+    """
+    missing = []
+    for one in (directory, *directory.parents):
+        if one.exists():
+            break
+        missing.append(one)
+    for one in reversed(missing):
+        with suppress(FileExistsError):
+            one.mkdir(mode)
+        # What may be written and not be read cannot be opened to sync it.
+        with suppress(PermissionError):
+            sync_directory(one.parent)
+    directory.mkdir(mode, exist_ok=True)
+
+
+def sync_tree(directory: Path) -> None:
+    """Every file and directory in it, and itself, as they are now. Raises OSError."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            _sync(Path(folder, name), os.O_RDONLY)
+        sync_directory(folder)
 
 
 def write_aside(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -32,3 +56,11 @@ def write_aside(path: Path, content: bytes, mode: int = 0o600) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def _sync(path: Path | str, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

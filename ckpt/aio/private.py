@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import make_directories
+
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 _OTHERS: Final = 0o077
@@ -29,15 +31,7 @@ def keep_private() -> None:
 
 def make_private_directory(directory: Path) -> None:
     """Make it, with what is missing above it, unless it is there. Raises OSError."""
-    missing = []
-    for one in (directory, *directory.parents):
-        if one.exists():
-            break
-        missing.append(one)
-    for one in reversed(missing):
-        with suppress(FileExistsError):
-            one.mkdir(mode=DIRECTORY_MODE)
-    directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    make_directories(directory, DIRECTORY_MODE)
 
 
 def tighten(paths: Iterable[Path]) -> list[Path]:

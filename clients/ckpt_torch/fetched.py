@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import make_directories, sync_directory, sync_tree
 from ckpt.base.errors import Refused
 from ckpt.format.messages.saving import CommitInfo
 
@@ -34,7 +35,7 @@ def put_folder(folder: Path, info: CommitInfo, write: Callable[[Path], None]) ->
     Raises Refused when something else has the name.
     """
     mark: Mark = {"checkpoint": str(info.checkpoint), "committed_at_s": info.committed_at_s}
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(folder.parent)
     boot = _boot()
     with ExitStack() as held:
         with _locked(folder.parent) as alone:
@@ -45,8 +46,11 @@ def put_folder(folder: Path, info: CommitInfo, write: Callable[[Path], None]) ->
             held.enter_context(_locked(aside))
         write(aside)
         (aside / MARK_NAME).write_text(json.dumps(mark))
+        # The next fetch goes by the mark alone: with it all else has to be durable.
+        sync_tree(aside)
         with _locked(folder.parent):
             _rename(aside, folder, mark, boot)
+        sync_directory(folder.parent)
 
 
 def _rename(aside: Path, folder: Path, mark: Mark, boot: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import ckpt
 from tests.e2e_remote.conftest import started
 from tests.machines.cluster import MachineCluster
-from tests.machines.recorder import build_recorder
+from tests.machines.recorder import Recorder, build_recorder
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +20,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if built is None:
         pytest.skip("no C compiler here: loss of power is NOT tried on real processes; install cc")
     return built
+
+
+@pytest.fixture
+def recorder(library: Path, tmp_path: Path) -> Recorder:
+    return Recorder(library, tmp_path / "disk")
 
 
 @pytest.fixture

@@ -49,16 +49,21 @@ class Change:
         return {name for name in (self.path, self.path2) if name}
 
 
-def lose_unsynced(recorder: Recorder, choice: random.Random | None = None) -> Counter[str]:
+def lose_unsynced(
+    recorder: Recorder, choice: random.Random | None = None, *, ordered: bool = True
+) -> Counter[str]:
     """The process is dead, its directory loses what was not synced: all of it, or what `choice`
     picks. Counts what went, by kind. Afterwards the journals are empty.
+
+    ordered: names go through one journal, so that a durable name makes that of its directory
+    durable. POSIX does not say so: without it each name needs a sync of its own directory.
     """
     lost: Counter[str] = Counter()
     for journal in sorted(recorder.journals.glob("*[0-9]")):
         kept = journal.with_name(f"{journal.name}.kept")
         changes = list(_read(journal))
-        open_changes = _not_durable(changes)
-        lost += _Undoing(recorder.root, kept, choice).undo(open_changes)
+        open_changes = _not_durable(changes, ordered)
+        lost += _Undoing(recorder.root, kept, choice, ordered).undo(open_changes)
         shutil.rmtree(kept)
         journal.unlink()
     return lost
@@ -82,7 +87,7 @@ def _read(journal: Path) -> Iterator[Change]:
         position = ends[-1]
 
 
-def _not_durable(changes: list[Change]) -> list[Change]:
+def _not_durable(changes: list[Change], ordered: bool) -> list[Change]:
     """In their order."""
     synced: dict[int, int] = {}
     for change in changes:
@@ -99,14 +104,16 @@ def _not_durable(changes: list[Change]) -> list[Change]:
         elif change.kind not in CONTENT and change.kind != "S":
             if covered or change.names & durable_names:
                 durable_names |= change.names
-                durable_names |= {os.path.dirname(name) for name in change.names}
+                if ordered:
+                    durable_names |= {os.path.dirname(name) for name in change.names}
             else:
                 left.append(change)
     return left[::-1]
 
 
 class _Undoing:
-    def __init__(self, root: Path, kept: Path, choice: random.Random | None) -> None:
+    def __init__(self, root: Path, kept: Path, choice: random.Random | None, ordered: bool) -> None:
+        self._ordered = ordered
         self._root = root
         self._kept = kept
         self._choice = choice
@@ -164,7 +171,8 @@ class _Undoing:
                 case "C":
                     path.unlink()
                 case "M":
-                    path.rmdir()
+                    # Nothing is left in it where names are ordered.
+                    path.rmdir() if self._ordered else shutil.rmtree(path)
                 case "U":
                     kept.rename(path)
                 case "R":

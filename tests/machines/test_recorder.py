@@ -2,60 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.machines.losing import SECTOR_BYTES, lose_unsynced
+from tests.machines.recorded import left, run
 from tests.machines.recorder import Recorder
-
-TOOLS = """
-import os, signal, sqlite3
-def write(name, data, at=0, sync=False, flags=os.O_CREAT | os.O_RDWR):
-    descriptor = os.open(name, flags, 0o600)
-    os.pwrite(descriptor, data, at)
-    if sync: os.fsync(descriptor)
-    os.close(descriptor)
-def sync(name="."):
-    descriptor = os.open(name, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-"""
-
-
-@pytest.fixture
-def recorder(library: Path, tmp_path: Path) -> Recorder:
-    return Recorder(library, tmp_path / "disk")
-
-
-def run(recorder: Recorder, *lines: str) -> None:
-    """In the directory, under the recorder; killed when it is done."""
-    program = "\n".join([TOOLS, *lines, "os.kill(os.getpid(), signal.SIGKILL)"])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **recorder.environment(), "LD_PRELOAD": str(recorder.library)},
-        cwd=recorder.root,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-
-
-def left(recorder: Recorder) -> dict[str, bytes]:
-    """What the loss of power leaves."""
-    lose_unsynced(recorder)
-    assert not list(recorder.journals.iterdir())
-    return {
-        str(file.relative_to(recorder.root)): file.read_bytes()
-        for file in recorder.root.rglob("*")
-        if file.is_file()
-    }
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from ckpt.aio.durable import sync_directory
+from ckpt.aio.durable import make_directories, sync_directory
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
 from ckpt.objects.sinks.direct_file import Blocks, DirectWriter, checksum, read_range
@@ -158,7 +158,7 @@ class _FileUpload:
         folder, flags = self._path.parent, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for left in reversed(range(FOLDER_TRIES)):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_directories(folder)
                 return os.open(self._aside, flags, 0o644)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 if not left:

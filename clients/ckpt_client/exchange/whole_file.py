@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ckpt.aio.durable import make_directories, sync_directory
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
 
@@ -24,7 +25,7 @@ class WholeFile:
         self._aside = path.with_name(f".{path.name}.part-{os.getpid()}")
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(self.path.parent)
         self._file = self._aside.open("wb")
         return self
 
@@ -42,7 +43,8 @@ class WholeFile:
         self._file.write(data)
 
     def complete(self) -> None:
-        """Make it durable, then visible."""
+        """Make it durable, then visible, and its name durable."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._aside.rename(self.path)
+        sync_directory(self.path.parent)

@@ -1,0 +1,46 @@
+"""What a store or an export has said to be there is there after a loss of power."""
+
+from __future__ import annotations
+
+from tests.machines.recorded import left, run
+from tests.machines.recorder import Recorder
+
+PUT = [
+    "from pathlib import Path",
+    "from ckpt.objects.sinks.file_sink import FileSink",
+    "FileSink(Path('store').absolute()).put('run/1/array', b'x')",
+]
+MARKED = [*PUT[:2], "assert FileSink(Path('store').absolute()).put_if_absent('run/1/MARK', b'x')"]
+EXPORTED = [
+    "from pathlib import Path",
+    "from ckpt_client.exchange.whole_file import WholeFile",
+    "with WholeFile(Path('to/here/state.npz').absolute()) as file:",
+    "    file.write(b'x'); file.complete()",
+]
+
+
+def test_an_object_of_a_folder_s_store_stays(recorder: Recorder) -> None:
+    run(recorder, *PUT)
+    assert left(recorder, ordered=False) == {"store/run/1/array": b"x"}
+
+
+def test_a_marker_of_a_folder_s_store_stays(recorder: Recorder) -> None:
+    run(recorder, *MARKED)
+    # Its other name, under which it was written, may be back.
+    assert left(recorder, ordered=False)["store/run/1/MARK"] == b"x"
+
+
+def test_an_exported_file_stays(recorder: Recorder) -> None:
+    run(recorder, *EXPORTED)
+    assert left(recorder, ordered=False) == {"to/here/state.npz": b"x"}
+
+
+def test_a_daemon_s_directory_stays(recorder: Recorder) -> None:
+    run(
+        recorder,
+        "from pathlib import Path",
+        "from ckpt.aio.private import make_private_directory",
+        "make_private_directory(Path('srv/ckpt/target').absolute())",
+        "write('srv/ckpt/target/target.toml', b'x', sync=True); sync('srv/ckpt/target')",
+    )
+    assert left(recorder, ordered=False) == {"srv/ckpt/target/target.toml": b"x"}
