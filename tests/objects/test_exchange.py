@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import ckpt
-from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.errors import Corrupt, NotFound, Refused, Unavailable
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.sinks.sink import at_once
+from ckpt.objects.source import Wish
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt_client.cli.main import main
-from ckpt_client.exchange.safetensors_file import read_directory, write_safetensors
+from ckpt_client.exchange.safetensors_export import write_safetensors
+from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays, pieces
-from tests.objects.sources import MemorySource, random_bits, same_bits
+from tests.objects.sources import HEADER, MemorySource, random_bits, same_bits
 
 WEIGHTS = {
     "model/embed": random_bits(ml_dtypes.bfloat16, (2000, 1001)),
@@ -67,6 +71,71 @@ def test_several_files_have_an_index(tmp_path: Path) -> None:
     assert len(files) > 1
     found = contents(tmp_path)
     assert all(same_bits(found[k.replace("/", ".")], v) for k, v in WEIGHTS.items())
+
+
+def exported(source: MemorySource, folder: Path, file_bytes: int = 1 << 30) -> None:
+    sum(write_safetensors(source, named_arrays(source, "", "."), folder, file_bytes))
+
+
+def source_of(step: int, *, arrays: int = 4) -> MemorySource:
+    """Every array has the same bytes as long as it is of this step, and no others have them."""
+    content = {f"w{n}": np.full(1000, step, "<f4") for n in range(arrays)}
+    return MemorySource(content, header=replace(HEADER, step=step))
+
+
+@pytest.mark.parametrize("before", [1 << 30, 4000, 8000])
+@pytest.mark.parametrize("after", [1 << 30, 4000, 8000])
+def test_an_export_in_place_of_another_leaves_nothing_of_it(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """One file, four or two. A reader takes `model.safetensors` where it is there."""
+    (tmp_path / "config.json").write_text("{}")
+    exported(source_of(100), tmp_path, before)
+    exported(source_of(200), tmp_path, after)
+    found = contents(tmp_path)
+    assert len(found) == 4
+    assert all(np.all(array == 200) for array in found.values())
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) == {1 << 30: 1, 4000: 4, 8000: 2}[after]
+    assert (tmp_path / INDEX_NAME).exists() == (after < 1 << 30)
+    assert (tmp_path / "config.json").exists()
+
+
+class EndsEarly(MemorySource):
+    """Lost after two arrays."""
+
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        if self.read_count == 2:
+            raise Unavailable("the targets are gone")
+        super().read(wishes, go_on)
+
+
+def test_an_export_that_fails_leaves_the_one_before_as_it_was(tmp_path: Path) -> None:
+    """Two of its four files were those of another step, and the index of the first named them."""
+    exported(source_of(100), tmp_path, 4000)
+    ended = EndsEarly({f"w{n}": np.full(1000, 200, "<f4") for n in range(4)})
+    with pytest.raises(Unavailable):
+        exported(ended, tmp_path, 4000)
+    found = contents(tmp_path)
+    assert len(found) == 4
+    assert all(np.all(array == 100) for array in found.values())
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00003.safetensors"])
+def test_weights_that_no_export_made_are_not_replaced(tmp_path: Path, name: str) -> None:
+    text = b"{}      "
+    (tmp_path / name).write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(Refused, match=f"{name} is there, and no export made it"):
+        exported(source_of(200), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_array_may_not_have_the_name_that_the_format_keeps(tmp_path: Path) -> None:
+    """It was left out without a word."""
+    with pytest.raises(Refused, match="__metadata__"):
+        exported(MemorySource({"__metadata__": np.zeros(4, "<f4")}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_holds_a_piece_at_a_time() -> None:

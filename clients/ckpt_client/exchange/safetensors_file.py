@@ -1,4 +1,4 @@
-"""Hugging Face's weights: `model-00001-of-000NN.safetensors` and their index, read and written.
+"""Hugging Face's weights: `model-00001-of-000NN.safetensors` and their index.
 
     file    header length (u64, little-endian) | JSON {name: {dtype, shape, data_offsets}} | data
     index   {"metadata": {"total_size": N}, "weight_map": {name: file}}
@@ -9,8 +9,9 @@ Our own few lines instead of the package: it wants a whole file in memory to wri
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,92 +20,25 @@ from typing import Final
 import numpy as np
 
 from ckpt.base.errors import Corrupt, NotFound, Refused
-from ckpt.base.units import GiB, MiB
+from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
-from ckpt.objects.source import Array, Source
-from ckpt_client.exchange.tensors import NamedArray, pieces
-from ckpt_client.exchange.whole_file import WholeFile
+from ckpt.objects.source import Array
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
-FILE_BYTES: Final = 5 * GiB
-"""Hugging Face's own default for one file."""
+NAME: Final = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+METADATA: Final = "__metadata__"
+"""The name under which a header says something of the file."""
 HEADER_BYTES_MAX: Final = 100 * MiB
 """The format's own limit."""
-_CODES: Final = {
+CODES: Final = {
     "|b1": "BOOL", "|u1": "U8", "|i1": "I8", "<i2": "I16", "<u2": "U16", "<i4": "I32",
     "<u4": "U32", "<i8": "I64", "<u8": "U64", "<f2": "F16", "<f4": "F32", "<f8": "F64",
     "<c8": "C64", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
-_NAMES: Final = {code: name for name, code in _CODES.items()}
-
-
-def write_safetensors(
-    source: Source, arrays: Sequence[NamedArray], folder: Path, file_bytes: int = FILE_BYTES
-) -> Iterable[int]:
-    """Write the files and, last, the index; yields the bytes that each step wrote.
-
-    Raises Refused naming the array whose type the format has not.
-    """
-    for array in arrays:
-        if array.tensor.dtype not in _CODES:
-            raise Refused(
-                f"{array.name}: safetensors has no {array.tensor.dtype}",
-                hint="export with --format npz or zarr, or without it by --prefix",
-            )
-    files = list(_split(arrays, file_bytes))
-    weight_map: dict[str, str] = {}
-    for number, group in enumerate(files, start=1):
-        name = SINGLE_NAME
-        if len(files) > 1:
-            name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        weight_map.update((array.name, name) for array in group)
-        yield from _write_file(source, group, folder / name)
-    if len(files) > 1:
-        total = sum(array.byte_count for array in arrays)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        with WholeFile(folder / INDEX_NAME) as file:
-            file.write(json.dumps(index, indent=2).encode())
-            file.complete()
-
-
-def _write_file(source: Source, arrays: Sequence[NamedArray], path: Path) -> Iterable[int]:
-    header: dict[str, object] = {"__metadata__": {"format": "pt", "source": str(source.header)}}
-    at = 0
-    for array in arrays:
-        end = at + array.byte_count
-        header[array.name] = {
-            "dtype": _CODES[array.tensor.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with WholeFile(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for array in arrays:
-            for piece in pieces(source, array):
-                file.write(piece)
-                yield len(piece)
-        file.complete()
-
-
-def _split(arrays: Sequence[NamedArray], file_bytes: int) -> Iterable[list[NamedArray]]:
-    group: list[NamedArray] = []
-    size = 0
-    # The widest elements first, so that all offsets are aligned as readers like them.
-    for array in sorted(arrays, key=lambda one: (-one.dtype.itemsize, one.name)):
-        if group and size + array.byte_count > file_bytes:
-            yield group
-            group, size = [], 0
-        group.append(array)
-        size += array.byte_count
-    yield group
-
-
-# --------------------------------------------------------------------------- reading
+"""Our types, and what the format calls them."""
+_NAMES: Final = {code: name for name, code in CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +83,21 @@ def read_directory(folder: Path) -> list[StoredArray]:
 
 def read_header(path: Path) -> list[StoredArray]:
     """The arrays of one file. Raises NotFound, Corrupt."""
+    header, base = _header(path)
+    size = path.stat().st_size
+    return [
+        _stored(path, name, entry, base, size) for name, entry in header.items() if name != METADATA
+    ]
+
+
+def read_metadata(path: Path) -> Mapping[str, object]:
+    """What its writer said of the file itself. Raises NotFound, Corrupt."""
+    found = _header(path)[0].get(METADATA)
+    return found if isinstance(found, dict) else {}
+
+
+def _header(path: Path) -> tuple[dict[str, object], int]:
+    """The names, and where the bytes begin. Raises NotFound, Corrupt."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -159,16 +108,11 @@ def read_header(path: Path) -> list[StoredArray]:
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise NotFound(f"there is no {path}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path}: its header does not parse: {error}") from None
     if not isinstance(header, dict):
         raise Corrupt(f"{path}: its header is no JSON object")
-    base = 8 + length
-    return [
-        _stored(path, name, entry, base, size)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    ]
+    return header, 8 + length
 
 
 def _stored(path: Path, name: str, entry: object, base: int, size: int) -> StoredArray:
@@ -185,18 +129,34 @@ def _stored(path: Path, name: str, entry: object, base: int, size: int) -> Store
     raise Corrupt(f"{path}: {name}: its entry cannot be: {entry!r:.80}")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """What `read_directory` and other readers of a Hugging Face directory may take for its weights:
+    what its index names, and files of the names that Hugging Face gives. Raises Corrupt for an
+    index that does not parse.
+    """
+    files = {path for path in folder.glob("model*.safetensors") if NAME.fullmatch(path.name)}
+    if (folder / INDEX_NAME).exists():
+        files.update(_indexed(folder)[0])
+    return sorted(path for path in files if path.exists())
+
+
 def _paths(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
-    index = folder / INDEX_NAME
-    if index.exists():
-        try:
-            weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-            files = sorted({str(name) for name in weight_map.values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Corrupt(f"{index} does not parse: {error!r}") from None
-        if any("/" in name or name.startswith(".") for name in files):
-            raise Corrupt(f"{index} names files outside of {folder}")
-        return [folder / name for name in files], weight_map
+    if (folder / INDEX_NAME).exists():
+        return _indexed(folder)
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise NotFound(f"{folder} has no {INDEX_NAME} and no *.safetensors")
     return paths, {}
+
+
+def _indexed(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The files that the index names, and which array is in which. Raises Corrupt."""
+    index = folder / INDEX_NAME
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        files = sorted({str(name) for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{index} does not parse: {error!r}") from None
+    if any("/" in name or name.startswith(".") for name in files):
+        raise Corrupt(f"{index} names files outside of {folder}")
+    return [folder / name for name in files], weight_map

@@ -42,9 +42,15 @@ class WholeFile:
         """Append."""
         self._file.write(data)
 
-    def complete(self) -> None:
-        """Make it durable, then visible, and its name durable."""
+    def finish(self) -> None:
+        """Nothing more is written: make it durable, aside."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        self._file.close()
+
+    def complete(self) -> None:
+        """Make it visible, durable before and after."""
+        if not self._file.closed:
+            self.finish()
         self._aside.rename(self.path)
         sync_directory(self.path.parent)

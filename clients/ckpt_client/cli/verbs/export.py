@@ -8,6 +8,9 @@ zarr         the drained format (Zarr v3) into any object store: DEST is its URL
 
 RUN@STEP is read from the cluster; a URL (s3://bucket/run@500) from an object store,
 without any cluster. --prefix model exports only what lies below it in the state.
+
+Weights of an earlier export in DEST are replaced once the new ones are all written, so both
+need space there; weights that no export made are refused.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ def _write(arguments: argparse.Namespace, source: Source) -> tuple[int, int]:
     arrays = named_arrays(source, arguments.prefix, arguments.separator)
     destination = Path(arguments.destination)
     if arguments.format == "safetensors":
-        from ckpt_client.exchange.safetensors_file import write_safetensors
+        from ckpt_client.exchange.safetensors_export import write_safetensors
 
         return len(arrays), sum(write_safetensors(source, arrays, destination))
     if arguments.format == "dcp":
