@@ -131,6 +131,15 @@ def test_weights_that_no_export_made_are_not_replaced(tmp_path: Path, name: str)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_weights_that_are_there_twice_are_not_imported(tmp_path: Path) -> None:
+    """Hugging Face's own reader takes the one file; this one took what the index names."""
+    exported(source_of(100), tmp_path / "one")
+    exported(source_of(200), tmp_path / "four", 4000)
+    (tmp_path / "one" / "model.safetensors").rename(tmp_path / "four" / "model.safetensors")
+    with pytest.raises(Refused, match="has weights twice"):
+        read_directory(tmp_path / "four")
+
+
 def test_an_array_may_not_have_the_name_that_the_format_keeps(tmp_path: Path) -> None:
     """It was left out without a word."""
     with pytest.raises(Refused, match="__metadata__"):

@@ -66,7 +66,8 @@ class StoredArray:
 def read_directory(folder: Path) -> list[StoredArray]:
     """Every array of a Hugging Face directory, by its index, its one file, or all `*.safetensors`.
 
-    Raises NotFound, Corrupt naming the file and what is wrong.
+    Raises NotFound, Corrupt naming the file and what is wrong, Refused for weights that are there
+    twice.
     """
     paths, expected = _paths(folder)
     found: dict[str, StoredArray] = {}
@@ -142,7 +143,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _paths(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
     if (folder / INDEX_NAME).exists():
-        return _indexed(folder)
+        files, weight_map = _indexed(folder)
+        if (folder / SINGLE_NAME).exists() and folder / SINGLE_NAME not in files:
+            raise Refused(
+                f"{folder} has weights twice: in {SINGLE_NAME}, and in what {INDEX_NAME} names",
+                hint="name the file itself, or move one of the two away",
+            )
+        return files, weight_map
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise NotFound(f"{folder} has no {INDEX_NAME} and no *.safetensors")
