@@ -156,7 +156,8 @@ class Colleagues:
         """Whether it answered what I asked of who stands by. The bulk stays the caller's."""
         if session not in self._standing_by or not isinstance(message, Answer) or bulk is None:
             return False
-        with suppress(msgspec.MsgspecError):
+        # What is nested too deep is no answer either.
+        with suppress(msgspec.MsgspecError, RecursionError):
             said = msgspec.json.decode(bytes(bulk.view), type=CopyState)
             self._standings[said.id] = said
             self._heard.set()
@@ -223,14 +224,13 @@ class Colleagues:
         self._front.server.send(session, request, Answer(), msgspec.json.encode(view))
 
     def _row(self, id: str, one: Coordinator) -> CoordinatorRow:
-        now_s = time()
         leads = id == self._roll.id and bool(self._term.number)
         return CoordinatorRow(
             id, one.address, "leads" if leads else "stands by",
             term=self._term.number if leads else None,
-            led_s=now_s - self._term.leads_since_s if leads else None,
+            led_s=_passed_s(self._term.leads_since_s) if leads else None,
             pid=one.pid, host=one.host, http=one.http, version=one.version,
-            runs_s=now_s - one.since_s, lag=self._lag(id),
+            runs_s=_passed_s(one.since_s), lag=self._lag(id),
         )  # fmt: skip
 
     def _lag(self, id: str) -> int | None:
@@ -291,3 +291,8 @@ class Colleagues:
     def _fail(self, session: Session, request: int, error: CkptError) -> None:
         failed = Failed(error.code, error.message, error.hint)
         self._front.server.send(session, request, failed)
+
+
+def _passed_s(since_s: float) -> float:
+    """Another host's clock may be ahead of this one's, and this one may have been set back."""
+    return max(0.0, time() - since_s)
