@@ -1,8 +1,9 @@
 """`ckptbench`: which command is it, and what does its end mean?
 
 Exit codes: 0; 1 when a checkpoint failed, bytes differ or do not add up, a figure is above its
-bound (and with --strict when a goal is missed or a rule broken); 2 for options that make no sense;
-else that of the error that ended the run; 130 when interrupted, 141 when nobody reads its output.
+bound (and with --strict when a goal is missed or a rule broken); 2 for options that make no sense,
+or no job; else that of the error that ended the run; 130 when interrupted, 141 when nobody reads
+its output.
 """
 
 from __future__ import annotations

@@ -70,6 +70,14 @@ def test_what_is_refused_is_an_exit_code_and_a_sentence(
     assert told in capsys.readouterr().err
 
 
+def test_no_job_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script whose variable is empty must not take it for a run."""
+    assert main([]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "usage: ckptbench JOB.fio" in found.err
+
+
 def test_help_and_the_checks_of_a_file_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

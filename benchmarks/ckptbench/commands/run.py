@@ -34,6 +34,8 @@ from ckptbench.roofline import core_count
 from ckptbench.run.session import check_all, may_isolate, run_jobs
 from ckptbench.run.shelf import Context
 
+NO_JOB: Final = 2
+"""The exit code where none is named: a script whose variable is empty has measured nothing."""
 FORMATS: Final = ("normal", "json", "json+")
 
 
@@ -41,7 +43,10 @@ def main(argv: Sequence[str]) -> int:
     """The exit code. Raises CkptError for what is refused or does not come up."""
     words = reserved_words(os.environ)
     line = parse_flags(argv, words)
-    if "help" in line.tool or not argv:
+    if not argv:
+        print(help_text(), file=sys.stderr)
+        return NO_JOB
+    if "help" in line.tool:
         print(help_text())
         return 0
     if line.cmdhelp is not None:
