@@ -287,3 +287,23 @@ def test_what_an_earlier_version_has_begun_beside_a_target_goes_on(
     (tmp_path / "target.toml").write_text('target = "t3"\ncluster = "c"\n')
     (tmp_path / "coordinator.lock").touch()
     assert start(daemons, tmp_path).ready
+
+
+def test_a_target_that_is_refused_again_and_again_is_one_line_of_the_log(
+    tmp_path: Path, daemons: list[Daemon]
+) -> None:
+    """It dials twice a second for as long as it runs: the disk with the log must not fill."""
+    daemon = start(daemons, tmp_path)
+    register = RegisterTarget(
+        TargetId("t1"), BootId(1), "a:1", "", "p/r/h/d", "/d/t1", 77, 1, 1, 0, 0,
+        incarnation=b"short",
+    )  # fmt: skip
+    for _ in range(3):
+        with daemon.client(role=Role.TARGET) as client, pytest.raises(Refused, match="incarnation"):
+            client.call(register)
+    _, log = daemon.end()
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["why"] for line in lines if line["msg"] == "target refused"] == [
+        "an incarnation has 16 bytes"
+    ]
+    assert [line for line in lines if line["msg"] == "session closed"] == []

@@ -89,6 +89,39 @@ def test_a_copy_is_refused_by_name_while_the_original_lives_and_nothing_flips(
     assert checks(bench) == {}, "it has ended"
 
 
+def test_why_a_process_is_refused_is_reported_once_however_often_it_comes(bench: Bench) -> None:
+    """It dials twice a second, for as long as it runs: the coordinator's disk must not fill."""
+
+    def said(mark: int) -> list[tuple[str, object]]:
+        return [
+            (str(dict(each.fields)["why"])[-10:], dict(each.fields)["remedy"])
+            for each in bench.reports(mark)
+            if each.text == "target refused"
+        ]
+
+    mark = bench.mark()
+    for _ in range(5):
+        refused(bench, copy_of(bench))
+        bench.tick(1)
+    assert said(mark) == [("was in use", "end the process on the copy")]
+    bench.stop("t1")
+    bench.tick(LEASE_S * 1.1)
+    assert isinstance(answer(bench, copy_of(bench)), TargetRegistered)
+    mark = bench.mark()
+    original = bench.targets[T1]
+    for _ in range(2):
+        refused(bench, original)
+    assert len(said(mark)) == 1, "another process, of another place"
+
+
+def test_the_sessions_of_refused_processes_are_known_while_they_stand(bench: Bench) -> None:
+    assert bench.machine.members.refused == set()
+    refused(bench, copy_of(bench))
+    (session,) = bench.machine.members.refused
+    bench.close(session)
+    assert bench.machine.members.refused == set()
+
+
 def test_a_process_that_comes_again_in_its_place_has_the_seat_at_once(bench: Bench) -> None:
     """Killed with its host's connection half open, say."""
     again = copy_of(bench, bench.targets[T1].place, boot=100)

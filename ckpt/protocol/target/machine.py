@@ -300,9 +300,9 @@ class TargetMachine:
                 self._workers.bytes_per_s = repair_bytes
                 self.epoch = epoch
                 self._note.told(position)
-            case Failed(message=text):
+            case Failed(message=text, hint=remedy):
                 if text != self._refusal:
-                    self._core.report("error", "the coordinator refused", why=text)
+                    self._core.report("error", "the coordinator refused", why=text, remedy=remedy)
                 self._refusal = text
                 self._core.out.append(CloseSession(session, f"refused: {text}"))
             case _:

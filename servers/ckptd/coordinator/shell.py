@@ -163,8 +163,9 @@ class CoordinatorShell:
         role = self._roles.pop(session)
         if role in CLIENT_ROLES and not self.client_count:
             self._idle_since_us = now_us()
-        fields = {"session": session, "role": role.value, "reason": reason}
-        self._report("info", "session closed", fields)
+        if session not in self.machine.members.refused:  # Why it was is in the log, once.
+            fields = {"session": session, "role": role.value, "reason": reason}
+            self._report("info", "session closed", fields)
         self.feed(SessionClosed(now_us(), session))
 
     @property

@@ -30,6 +30,7 @@ from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
+from ckpt.protocol.coordinator.desk import Desk
 
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again within a second; one that does not has gone."""
@@ -73,6 +74,8 @@ class Claims:
         """Another one whenever something else is known of a target."""
         #: Processes that were refused a seat lately, at most CLAIMS_MAX; see `_key`.
         self._refused: dict[tuple[TargetId, bytes, str], Claim] = {}
+        #: Why each was refused, as it was reported last; at most CLAIMS_MAX.
+        self._reported: dict[tuple[TargetId, bytes, str], str] = {}
         #: When the session of each seat ended; no entry while it stands, or before it ever did.
         self._left_us: dict[TargetId, int] = {}
         #: When the first target asked for a seat; None before.
@@ -135,6 +138,7 @@ class Claims:
     def took(self, seen: TargetSeen) -> bool:
         """This process has the seat; True when what is known of the target changes by it."""
         self._left_us.pop(seen.target, None)
+        self._reported.pop((seen.target, seen.incarnation, seen.place), None)
         return self._know(seen)
 
     def standing_of(self, target: TargetId) -> TargetStanding:
@@ -198,6 +202,21 @@ class Claims:
         self._know(seen)
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
+
+    def report(self, message: RegisterTarget, error: CkptError, desk: Desk) -> None:
+        """Report why a process was refused, once: it comes again twice a second, for as long as it
+        runs.
+        """
+        key = _key(message)
+        if self._reported.get(key) == error.message:
+            return
+        if len(self._reported) >= CLAIMS_MAX:
+            del self._reported[next(iter(self._reported))]
+        self._reported[key] = error.message
+        desk.report(
+            "warning", "target refused", target=message.target, directory=message.directory,
+            pid=message.pid, why=error.message, remedy=error.hint,
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------- inside
 

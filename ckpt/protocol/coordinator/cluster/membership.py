@@ -157,6 +157,8 @@ class Membership:
         #: How often one came with another domain, and how many of them are in each state.
         self._moved, self._states = 0, Counter(one.state for one in self.targets.values())
         self._by_session: dict[Session, TargetId] = {}
+        self.refused: set[Session] = set()
+        """Sessions that stand, of processes that may not have the seat they asked for."""
         self.seats = Claims(image.targets)
         """Which directory is which target."""
         #: When the first tick came; None before. Targets have GATHERING_US from here to come.
@@ -333,6 +335,8 @@ class Membership:
             return None
         refusal = self.seats.judge(message, seated=seated, now_us=self._desk.now_us)
         if refusal is not None:
+            self.refused.add(session)
+            self.seats.report(message, refusal, self._desk)
             self._desk.fail(session, request, refusal)
             return None
         if target is not None and target.session not in (None, session):
@@ -380,6 +384,7 @@ class Membership:
 
     def session_closed(self, session: Session) -> None:
         """Note that its session ended: it does not count now, but may register again at once."""
+        self.refused.discard(session)
         target = self.target_of(session)
         if target is not None:
             self._take_down(target)
