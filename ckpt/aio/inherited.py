@@ -4,16 +4,23 @@
   socket that is opened gets their number. What some library writes to stderr would go into it.
 - SIGCHLD ignored, as programs do that want no zombies: then nobody hears how a child has ended.
 - Signals blocked, as in a thread that leaves them to another one: then nobody can end the process.
+- A stdout that nobody reads to its end (`| head`), or of a full disk: Python complains at its end.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+UNREAD: Final = 128 + signal.SIGPIPE
+"""The exit code with which a shell reports SIGPIPE."""
+UNWRITTEN: Final = 1
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
@@ -40,3 +47,31 @@ def hear_signals() -> None:
     """Block none, and hear of children's ends. Only a program's main calls this."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def answered(program: str, run: Callable[[], int]) -> int:
+    """What `run` returns, once all that it said on stdout is written; UNREAD when nobody reads it,
+    and UNWRITTEN, which stderr hears of, when the disk does not take it. Only a program's main
+    calls this.
+    """
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        forget_output()
+        return UNREAD
+    except OSError as error:
+        # One of a file has its name.
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        forget_output()
+        with suppress(OSError):
+            sys.stderr.write(f"{program}: cannot write the answer: {error.strerror}\n")
+        return UNWRITTEN
+
+
+def forget_output() -> None:
+    """What could not be written goes nowhere: Python must not complain at its end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from ckpt.aio.descriptors import raise_limit
-from ckpt.aio.inherited import hear_signals, open_missing_streams
+from ckpt.aio.inherited import answered, hear_signals, open_missing_streams
 from ckpt.aio.private import keep_private
 from ckpt.base.errors import CkptError
 from ckpt.base.extras import needing
@@ -52,8 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     raise_limit()
     name = f"ckptd {program}" if known else "ckptd"
-    try:
+
+    def run() -> int:
         return (load(program)(given[1:]) or 0) if known else _explain(given)
+
+    try:
+        return answered(name, run)
     except CkptError as error:
         print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
         return error.exit_code

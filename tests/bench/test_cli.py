@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.inherited import UNREAD
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
-from ckptbench.cli import COMMANDS, UNREAD, main
+from ckptbench.cli import COMMANDS, main
 from ckptbench.commands.goals import goal_jobs
 
 
@@ -169,6 +170,14 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (UNREAD, "")
+
+
+def test_a_report_that_a_full_disk_does_not_take_is_an_error() -> None:
+    command = [sys.executable, "-m", "ckptbench.cli", "--help"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "ckptbench: cannot write the answer: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

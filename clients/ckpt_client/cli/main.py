@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import os
 import signal
 import sys
 import traceback
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
+from ckpt.aio.inherited import UNREAD, forget_output
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.near import did_you_mean, hint_of
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
@@ -204,10 +204,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader has enough (`ckpt ls | head`).
-            _forget_output()
-            return SIGNAL_BASE + signal.SIGPIPE
+            forget_output()
+            return UNREAD
         except OSError as error:
-            _forget_output()
+            forget_output()
             if code != ExitCode.FAILED:
                 code = ExitCode.FAILED
                 output.error(code, f"cannot write the answer: {error.strerror}")
@@ -215,11 +215,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = SIGNAL_BASE + signal.SIGINT
             output.error(code, "interrupted")
     return SIGNAL_BASE + received[0] if received else code
-
-
-def _forget_output() -> None:
-    """What could not be written goes nowhere: Python must not complain at its end either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(given: list[str], output: Output) -> int:

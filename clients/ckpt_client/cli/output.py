@@ -67,20 +67,19 @@ class Output:
     def line(self, text: str = "") -> None:
         """A line for people; nothing with --json."""
         if not self.json:
-            self._stdout.write(_shown(text) + "\n")
+            self._put(_shown(text))
 
     def document(self, value: object) -> None:
         """The answer as JSON; nothing without --json. Indented, since people read it as well."""
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-            self._stdout.write(printable_json(text.decode()) + "\n")
+            self._put(printable_json(text.decode()))
 
     def record(self, message_type: str, value: Mapping[str, object]) -> None:
         """One JSON line of a command that takes long; flushed, so that a pipe sees it now."""
         if self.json:
             encoded = msgspec.json.encode({"message_type": message_type, **value})
-            self._stdout.write(printable_json(encoded.decode()) + "\n")
-            self._stdout.flush()
+            self._put(printable_json(encoded.decode()), now=True)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
         """Columns as wide as needed; a column whose head starts with `>` is right-aligned."""
@@ -140,6 +139,17 @@ class Output:
             teller.join()
 
     # ----------------------------------------------------------------------- inside
+
+    def _put(self, text: str, *, now: bool = False) -> None:
+        """Raises CkptError, and BrokenPipeError when nobody reads it."""
+        try:
+            self._stdout.write(text + "\n")
+            if now:
+                self._stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise CkptError(f"cannot write the answer: {error.strerror}") from None
 
     def _tell(self, what: str, progress: Callable[[], str], done: threading.Event) -> None:
         wait_s = SLOW_S
