@@ -54,6 +54,7 @@ def check_owner(directory: Path) -> None:
     could read nothing any more. Whose a new file is says the file system: some give all to one
     user.
     """
+    check_open(directory)
     begun = [directory / name for name in (*_COORDINATORS, TARGET_FILE_NAME)]
     owners = {path.stat().st_uid for path in begun if path.exists()}
     try:
@@ -62,11 +63,29 @@ def check_owner(directory: Path) -> None:
     except OSError:  # Full, or it takes no writes, and is read all the same.
         ours = os.geteuid()
     if owners and ours not in owners:
-        owner = user_name(owners.pop())
-        raise Refused(
-            f"{directory} belongs to user {owner}, this is {user_name(ours)}",
-            hint=f"run it as {owner}; to hand it over, stop it and chown -R all of it",
-        )
+        raise _of_another(directory, owners.pop(), ours)
+
+
+def check_open(directory: Path) -> None:
+    """Raises Refused where this user may not look for a file: it is another user's."""
+    try:
+        os.lstat(directory / TARGET_FILE_NAME)
+    except PermissionError as error:
+        nearest = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
+        owner, ours = nearest.lstat().st_uid, os.geteuid()
+        if owner == ours:
+            raise Refused(f"no access to {nearest}: {error.strerror}") from None
+        raise _of_another(nearest, owner, ours) from None
+    except OSError:
+        return
+
+
+def _of_another(directory: Path, owner: int, ours: int) -> Refused:
+    name = user_name(owner)
+    return Refused(
+        f"{directory} belongs to user {name}, this is {user_name(ours)}",
+        hint=f"run it as {name}; to hand it over, stop it and chown -R all of it",
+    )
 
 
 def is_coordinators(directory: Path) -> bool:

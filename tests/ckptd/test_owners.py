@@ -6,12 +6,17 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from ckpt.aio.private import user_name
-from ckpt.base.errors import Refused
+from ckpt.base.errors import Refused, Unauthorized
+from ckpt_client.local.cluster import is_supervised
+from ckptd.catalog.backup import main as back_up
 from ckptd.directory import check_owner
 from tests.client.clikit import run_installed
 
@@ -29,6 +34,38 @@ def test_a_daemon_begins_nothing_among_another_users_files(tmp_path: Path, name:
     with pytest.raises(Refused, match=rf"user {OTHER}, this is root; run it as {OTHER}"):
         check_owner(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@contextmanager
+def as_another_user(directory: Path) -> Iterator[None]:
+    """The directory, which stands below one that is open to all, is root's alone."""
+    directory.chmod(0o700)
+    os.seteuid(OTHER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A directory of root's, in one that all may enter."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@needs_root
+def test_a_directory_that_is_closed_to_this_user_is_named_with_its_owner(closed: Path) -> None:
+    whose = pytest.raises(Refused, match=rf"^{closed} belongs to user root, this is {OTHER}")
+    with as_another_user(closed):
+        with whose:
+            check_owner(closed)
+        with whose:
+            check_owner(closed / "not" / "made")
+        with whose:
+            back_up(["--directory", str(closed)])
+        with pytest.raises(Unauthorized, match=f"no access to the cluster in {closed}"):
+            is_supervised(closed)
 
 
 def test_where_nobody_has_begun_anybody_may(tmp_path: Path) -> None:

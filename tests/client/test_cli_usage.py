@@ -239,6 +239,14 @@ def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_an_error_of_the_system_names_the_file_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = "x" * 5000
+    assert main(["import", path, "run@1", "--store", "ckpt+local:///nowhere"]) == 1
+    assert capsys.readouterr().err.startswith(f"ckpt: {path}: File name too long\n")
+
+
 @pytest.mark.parametrize("program", ["ckpt", "ckptd"])
 def test_a_version_names_who_built_the_library(program: str) -> None:
     command = Path(sys.executable).with_name(program)

@@ -231,7 +231,8 @@ def _run(given: list[str], output: Output) -> int:
             traceback.print_exc()
         hint = "the same command with --debug shows where"
         if isinstance(error, OSError):
-            output.error(ExitCode.FAILED, str(error), hint)
+            named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            output.error(ExitCode.FAILED, named, hint)
         else:
             output.error(ExitCode.FAILED, f"this is a bug: {type(error).__name__}: {error}", hint)
         return ExitCode.FAILED

@@ -140,14 +140,16 @@ def revive(directory: Path) -> None:
 
 
 def is_supervised(directory: Path) -> bool:
-    """Whether a supervisor (or a child of one that was killed) holds DIR."""
+    """Whether a supervisor (or a child of one that was killed) holds DIR. Raises Unauthorized where
+    it is another user's.
+    """
     try:
         descriptor = os.open(directory / SUPERVISOR_LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError as error:
+        raise not_ours(directory, error) from None
     except OSError as error:
-        if isinstance(error, PermissionError):
-            raise  # Whose it is, is said elsewhere.
         raise system_error(f"cannot look whether {directory} is served", error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

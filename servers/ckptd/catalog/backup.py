@@ -30,6 +30,7 @@ from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd import config as options
 from ckptd.catalog.file import connect, copy_catalog, lock_directory, unusable
 from ckptd.catalog.sqlite import CATALOG_NAME, load_image, read_image
+from ckptd.directory import check_open
 
 FOLDER: Final = "backups"
 """In the coordinator's directory, for copies that nobody gave another place."""
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         argv=argv,
     )
     directory, to = loaded.config.directory, loaded.config.to
+    check_open(directory)
     if not (directory / CATALOG_NAME).exists():
         raise Refused(f"there is no catalog in {directory}")
     cluster, image = read_image(directory)
