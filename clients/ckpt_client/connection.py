@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from ckpt.aio.clock import draw
 from ckpt.aio.inherited import hold_standard_numbers
@@ -23,6 +24,9 @@ from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.local.cluster import is_supervised, opened_cluster, serving
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
+
+REACHED_S_MIN: Final = 2.0
+"""Whatever the patience, so long is tried to reach a coordinator: a lost packet alone takes one."""
 
 
 class Connection:
@@ -44,7 +48,8 @@ class Connection:
         match url:
             case RemoteUrl():
                 self.secret_file = find_secret_file()
-                self._connect(Locator("", url.address), start_timeout_s)
+                locator = Locator("", url.address)
+                self._connect(locator, start_timeout_s, self._looking(start_timeout_s))
             case LocalUrl():
                 with opened_cluster(url, start_timeout_s) as cluster:
                     self.secret_file = cluster.secret_file
@@ -82,6 +87,17 @@ class Connection:
     def close(self) -> None:
         self.control.close()
 
+    def _looking(self, patience_s: float) -> Callable[[], None]:
+        """Raises Unavailable once nobody was reached for so long."""
+        patience_s = max(patience_s, REACHED_S_MIN)
+        deadline_s = time.monotonic() + patience_s
+
+        def look() -> None:
+            if time.monotonic() >= deadline_s:
+                raise self.control.unanswered(patience_s)
+
+        return look
+
     def _connect(
         self,
         locator: Locator,
@@ -104,7 +120,8 @@ def _greet(
     """One question, so that a wrong address or secret fails at once. While its targets are not yet
     there, a coordinator says when to come again: then it is asked for `patience_s`.
 
-    look: as in `Control.call`; who holds a local cluster's lock starts it by `start_again`.
+    look: as in `Control.call`; who holds a local cluster's lock starts it by `start_again`, and one
+        of other hosts is given up when nobody was reached for long enough.
     """
     deadline_s = time.monotonic() + patience_s
     question = "coordinator"

@@ -19,6 +19,7 @@ from ckpt.base.errors import (
     Busy,
     PeerError,
     Refused,
+    Unavailable,
     error_from_wire,
 )
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step
@@ -156,6 +157,10 @@ class Control:
         views = [view for view in _steps_decoder.decode(bulk) if view.state == "committed"]
         newest = max(views, key=lambda view: view.committed_at_s, default=None)
         return None if newest is None else newest.stall_s + newest.commit_s
+
+    def unanswered(self, waited_s: float) -> Unavailable:
+        """Why nobody has answered for so long."""
+        return self._connection().unanswered(waited_s)
 
     def _join_again(self, _peer: Established) -> None:
         """A new session: the ranks that joined over the old one are still here."""

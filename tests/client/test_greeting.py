@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import cast
 
 import pytest
 
+import ckpt
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt_client.connection import _greet
 from ckpt_client.control import Control
@@ -45,3 +48,16 @@ def test_an_error_that_means_the_client_is_raised(error: CkptError) -> None:
     with pytest.raises(type(error), match=error.message):
         coordinator.greeted()
     assert len(coordinator.asked) <= 2
+
+
+def test_a_coordinator_that_nobody_can_reach_is_given_up_as_soon_as_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").touch(mode=0o600)
+    (tmp_path / "secret").write_text("ab" * 32)
+    monkeypatch.setenv("CKPT_SECRET_FILE", str(tmp_path / "secret"))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"ckpt://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=r"no answer from .* in 2 s: .*refused"):
+            ckpt.open(url, start_timeout_s=0)

@@ -187,7 +187,7 @@ class RpcClient:
         if call.error is not None:
             raise call.error
         if call.reply is None:
-            raise self._too_late(timeout_s)
+            raise self.unanswered(timeout_s)
         return call.reply, call.reply_bulk
 
     def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
@@ -201,6 +201,14 @@ class RpcClient:
             self._start_thread()
             if len(self._told) < TELL_MAX:
                 self._told.append((request, message, _own(bulk)))
+
+    def unanswered(self, waited_s: float) -> Unavailable:
+        """Why no answer came in that time, as far as is known."""
+        last = self.last_error
+        reason, hint = ("", "") if last is None else (f": {last.message}", last.hint)
+        text = f"no answer from {self.address} in {waited_s:g} s{reason}"
+        runs = f"see whether the {self._caller.server_role.value} runs there, and what its log says"
+        return (Scarce if isinstance(last, Scarce) else Unavailable)(text, hint=hint or runs)
 
     def close(self) -> None:
         """End the session; calls in progress fail.
@@ -261,13 +269,6 @@ class RpcClient:
                 self._thread = None
                 raise
         self._loop.wake()
-
-    def _too_late(self, timeout_s: float) -> Unavailable:
-        last = self.last_error
-        reason, hint = ("", "") if last is None else (f": {last.message}", last.hint)
-        text = f"no answer from {self.address} in {timeout_s:g} s{reason}"
-        runs = f"see whether the {self._caller.server_role.value} runs there, and what its log says"
-        return (Scarce if isinstance(last, Scarce) else Unavailable)(text, hint=hint or runs)
 
     # ----------------------------------------------------------------------- the thread
 
