@@ -146,7 +146,7 @@ def test_a_second_one_is_lost_while_repair_is_paused(local: Local) -> None:
     """It cannot be that both lose what only both have: one comes back."""
     local.done("repair", "pause")
     local.end("t0")
-    wait_until(lambda: "REPAIR_PAUSED" in local.checks(), "it is said", WAIT_S, ASKED_S)
+    wait_until(lambda: local.document("repair")["columns_due"], "it is due", WAIT_S, ASKED_S)
     local.end("t3")
     local.done("repair", "resume")
     local.back("t0")

@@ -403,7 +403,7 @@ def test_a_failed_move_does_not_keep_its_payload_from_being_made_whole() -> None
     assert again.payload == leased.payload
 
 
-def test_a_pause_holds_moves_and_is_no_alarm() -> None:
+def test_a_pause_holds_moves_which_are_not_said_to_be_due() -> None:
     uneven = Uneven()
     uneven.told()
     uneven.bench.tell(uneven.bench.session(Role.ADMIN), SetRepair(paused=True))
@@ -411,7 +411,8 @@ def test_a_pause_holds_moves_and_is_no_alarm() -> None:
     assert uneven.worker.lease() == NOTHING
     status = uneven.bench.ask("status")
     assert isinstance(status, dict)
-    assert "REPAIR_PAUSED" not in {check["name"] for check in status["checks"]}
+    (check,) = [each for each in status["checks"] if each["name"] == "REPAIR_PAUSED"]
+    assert check["message"] == "repair is paused, and nothing is to be made again now"
     uneven.bench.tell(uneven.bench.session(Role.ADMIN), SetRepair(paused=False))
     uneven.settle()
     assert uneven.counts == [6, 6, 6, 6]

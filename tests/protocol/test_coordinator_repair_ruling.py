@@ -185,9 +185,9 @@ def test_rules_that_cannot_be_read_count_as_not_said(document: bytes) -> None:
     assert decode_repair_rules(document) == RepairRules()
 
 
-def test_the_check_stands_while_it_is_paused_and_something_is_due() -> None:
+def test_the_check_stands_while_it_is_paused_and_says_what_is_due() -> None:
+    """Also while nothing is: who paused it may have forgotten."""
     bench = paced_bench()
-    said(bench, SetRepair(paused=True))
 
     def checks() -> list[str]:
         status = bench.ask("status")
@@ -196,6 +196,8 @@ def test_the_check_stands_while_it_is_paused_and_something_is_due() -> None:
         return [each["message"] for each in found]
 
     assert checks() == []
+    said(bench, SetRepair(paused=True))
+    assert checks() == ["repair is paused, and nothing is to be made again now"]
     harmed(bench)
     (message,) = checks()
     assert message.startswith("repair is paused, and 1 column is to be made again: ")

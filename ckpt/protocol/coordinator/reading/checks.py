@@ -222,11 +222,11 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
     "REPAIR_PAUSED": CheckKind(
         WARNING,
         OK_CODE,
-        means="what is lost stays lost: fewer losses are survived than the save's answer said, or"
-        " than a scrub has left",
-        cause="somebody has paused repair, and columns are due to be made again",
+        means="what is lost stays lost: as soon as something is, fewer losses are survived than the"
+        " save's answer said, or than a scrub has left",
+        cause="somebody has paused repair; the message says what is due to be made again",
         mend="`ckpt repair resume`",
-        clears="when repair resumes, or nothing is due any more",
+        clears="when repair resumes",
     ),
     "UPGRADE_UNFINISHED": CheckKind(
         WARNING,

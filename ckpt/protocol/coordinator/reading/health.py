@@ -263,14 +263,17 @@ class Health:
         return ""
 
     def _paused(self) -> Iterator[Check]:
-        waiting = self._repairs.waiting() if self._repairs.ruling.is_paused else []
-        due = [one for one in waiting if not one.is_move]
+        """Said also while nothing is due: who paused it may have forgotten."""
+        if not self._repairs.ruling.is_paused:
+            return
+        due = [one for one in self._repairs.waiting() if not one.is_move]
+        columns = sum(len(one.columns) for one in due)
+        text = "repair is paused, and nothing is to be made again now"
         if due:
-            columns = sum(len(one.columns) for one in due)
             verb = "column is" if columns == 1 else "columns are"
             text = f"repair is paused, and {columns} {verb} to be made again"
             text += f": {', '.join(str(one.payload) for one in due[:NAMED_MAX])}"
-            yield check("REPAIR_PAUSED", text, "let it go on", "ckpt repair resume")
+        yield check("REPAIR_PAUSED", text, "let it go on", "ckpt repair resume")
 
     def _unfinished(self) -> Iterator[Check]:
         if self.upgrading.is_finished:
