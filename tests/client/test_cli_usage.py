@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -237,6 +238,28 @@ def test_a_mistake_of_ours_shows_its_traceback_only_with_debug(
     assert "Traceback" not in quiet
     assert main(["ls", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [(), ("--store", "ls"), ("--timeout=1", "--debug")])
+def test_a_name_that_begins_as_an_option_goes_after_two_dashes(
+    before: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training may call its run so; `ckpt rm` has to be able to name it."""
+    asked: list[tuple[object, object]] = []
+
+    def note(arguments: argparse.Namespace, _output: Output) -> int:
+        asked.append((arguments.run_name, arguments.store))
+        return 0
+
+    monkeypatch.setattr("ckpt_client.cli.verbs.ls.run", note)
+    for name in ("--json", "--help", "-r", "--"):
+        assert main([*before, "ls", "--", name]) == 0, capsys.readouterr()
+    store = "ls" if before[:1] == ("--store",) else None
+    assert asked == [(name, store) for name in ("--json", "--help", "-r", "--")]
+    assert main(["ls", "--store", "x", "--json"]) == 0
+    assert main(["ls", "-r"]) == 2
+    assert main([*before, "--", "ls", "a"]) == 0
+    assert asked[-2:] == [(None, "x"), ("a", store)]
 
 
 def test_an_error_of_the_system_names_the_file_and_says_why(

@@ -149,6 +149,8 @@ VERBS: Final = {
 """Verb -> its module, and what it does."""
 
 TIMEOUT_S: Final = 30.0
+_VALUED: Final = ("--store", "--timeout")
+"""Common options whose value is a word of its own."""
 
 
 class Verb(Protocol):
@@ -196,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream, io.TextIOWrapper
         ):  # A terminal that lacks a letter still gets the line.
             stream.reconfigure(errors="backslashreplace")
-    output = Output(json="--json" in given)
+    output = Output(json="--json" in _options(given))
     code: int = ExitCode.OK
     with _signals() as received, _warnings_told(output):
         try:
@@ -217,17 +219,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return SIGNAL_BASE + received[0] if received else code
 
 
+def _options(given: Sequence[str]) -> Sequence[str]:
+    """What may be an option: not what stands after `--`."""
+    return given[: given.index("--")] if "--" in given else given
+
+
 def _run(given: list[str], output: Output) -> int:
+    is_debugging = "--debug" in _options(given)
     try:
         return _dispatch(given, output)
     except CkptError as error:
-        if "--debug" in given:
+        if is_debugging:
             traceback.print_exc()
         return show_error(output, error)
     except BrokenPipeError:
         raise
     except Exception as error:
-        if "--debug" in given:
+        if is_debugging:
             traceback.print_exc()
         hint = "the same command with --debug shows where"
         if isinstance(error, OSError):
@@ -248,7 +256,8 @@ def _dispatch(given: list[str], output: Output) -> int:
 def _run_verb(given: list[str], output: Output) -> int:
     arguments = argparse.Namespace(json=False, debug=False, store=None, timeout=TIMEOUT_S)
     parser = _top_parser()
-    arguments = parser.parse_args(given, arguments)
+    head, rest = _split(given)
+    arguments = parser.parse_args(head, arguments)
     if arguments.verb is None:
         if arguments.json:
             raise Refused("no command is named", hint="see ckpt --help")
@@ -272,7 +281,15 @@ def _run_verb(given: list[str], output: Output) -> int:
     )
     verb.configure(own)
     add_common(own)
-    return verb.run(own.parse_args(arguments.rest, arguments), output)
+    return verb.run(own.parse_args(rest, arguments), output)
+
+
+def _split(given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Up to the verb, and what stands after it: a `--` there is the verb's own."""
+    end = 0
+    while end < len(given) and given[end].startswith("-"):
+        end += 2 if given[end] in _VALUED else 1
+    return given[: end + 1], given[end + 1 :]
 
 
 def _top_parser() -> CommandParser:
@@ -285,12 +302,11 @@ def _top_parser() -> CommandParser:
         "example:\n  ckpt ls --store ckpt+local:///scratch/burst\n\n"
         "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, CKPT_WIRE, NO_COLOR\n\n"
         f"exit codes:\n{exit_code_lines()}\n\n"
-        "`ckpt COMMAND --help` says more.",
+        "`ckpt COMMAND --help` says more. A name that begins with - goes after --.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("verb", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--version", action=ShowVersion, help="print the version and exit")
     add_common(parser)
     return parser
