@@ -204,6 +204,12 @@ def test_what_was_measured_is_judged(found: Finding, level: Level) -> None:
     assert found.remedy or level is OK or found.name == "coordinator"
 
 
+@pytest.mark.parametrize("soft", [65536, None])
+def test_who_locks_memory_is_said(soft: int | None) -> None:
+    """A user of a GPU who reads that nothing is locked looks for the fault elsewhere."""
+    assert "a GPU's driver locks arenas" in findings.judge_locked_memory(soft).message
+
+
 def test_room_counts_parity_and_that_columns_of_a_payload_go_to_distinct_targets() -> None:
     need = Need(8 * GiB, 4, 1, 2)
     free = {"a": 4 * GiB, "b": 4 * GiB, "c": 20 * GiB}

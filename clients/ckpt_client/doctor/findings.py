@@ -194,9 +194,12 @@ def judge_open_files(soft: int, hard: int, targets: int) -> Finding:
 
 
 def judge_locked_memory(soft: int | None) -> Finding:
-    """soft: None without a limit. Nothing of ckpt locks memory; CUDA pins it without this limit."""
+    """soft: None without a limit. Nothing of ckpt locks memory; CUDA's driver locks the arenas, and
+    does not count them against this limit.
+    """
     limit = "unlimited" if soft is None else format_bytes(soft)
-    return Finding("locked memory", Level.OK, f"{limit}; arenas are not locked and need none")
+    text = f"{limit}; ckpt locks none; a GPU's driver locks arenas, by CUDA beside this limit"
+    return Finding("locked memory", Level.OK, text)
 
 
 def judge_memory(need: Need, free_bytes: int, total_bytes: int) -> Finding:
