@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import CkptError, Corrupt, Refused
+from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.ids import LaunchNumber, RunName, TargetId
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.plan.drains import StorePolicy
@@ -26,7 +26,7 @@ from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
 )
-from ckptd.catalog.backup import backup_path, read_backup
+from ckptd.catalog.backup import backup_path, main, read_backup
 from ckptd.catalog.rebuild import RestingTarget, rebuild
 from tests.ckptd.catalogs import begin_term, opened
 from tests.ckptd.test_rebuild_catalog import (
@@ -146,6 +146,11 @@ def test_a_copy_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
 def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "ckptd.cli", "backup-catalog", "--directory", str(directory)]
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_where_there_is_no_catalog_none_is_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=f"there is no catalog in {tmp_path}"):
+        main(["--directory", str(tmp_path)])
 
 
 def test_an_old_catalog_is_not_copied(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.image import CatalogImage
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     directory, to = loaded.config.directory, loaded.config.to
     check_open(directory)
     if not (directory / CATALOG_NAME).exists():
-        raise Refused(f"there is no catalog in {directory}")
+        raise NotFound(f"there is no catalog in {directory}")
     cluster, image = read_image(directory)
     if image.outdated:
         raise Corrupt(f"the catalog in {directory} is older than its targets: {image.outdated}")
