@@ -2,35 +2,49 @@
 
 Exit codes: 0; 1 when a checkpoint failed, bytes differ or do not add up, a figure is above its
 bound (and with --strict when a goal is missed or a rule broken), or the report could not be
-written; 2 for options that make no sense,
-or no job; else that of the error that ended the run; 130 when interrupted, 141 when nobody reads
-its output.
+written; 2 for options that make no sense, or no job; else that of the error that ended the run; 130
+when interrupted, 141 when nobody reads its output.
+
+Only the command that was typed is imported, and Ctrl-C meanwhile ends it as Ctrl-C later does.
 """
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Final
 
 from ckpt.aio.inherited import answered
 from ckpt.base.errors import CkptError
-from ckptbench.commands import agent, compare, gpu, growth, plan, repair, roofline, run
-from ckptbench.commands.goals import run_preset
 
 INTERRUPTED: Final = 130
+
+
+def _imported(module: str, *before: str) -> Callable[..., int]:
+    """Its `main`, or `run_preset` with what goes before the words."""
+    # Some C modules crash when Ctrl-C cuts their import: it waits until that is done.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        found = importlib.import_module(f"ckptbench.commands.{module}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return partial(found.run_preset, *before) if before else found.main
+
+
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
-    "burst": lambda argv: run_preset("burst", argv),
-    "restore": lambda argv: run_preset("restore", argv),
-    "roofline": roofline.main,
-    "growth": growth.main,
-    "gpu": gpu.main,
-    "repair": repair.main,
-    "compare": compare.main,
-    "plan": plan.main,
-    "agent": agent.main,
+    "burst": lambda words: _imported("goals", "burst")(words),
+    "restore": lambda words: _imported("goals", "restore")(words),
+    "roofline": lambda words: _imported("roofline")(words),
+    "growth": lambda words: _imported("growth")(words),
+    "gpu": lambda words: _imported("gpu")(words),
+    "repair": lambda words: _imported("repair")(words),
+    "compare": lambda words: _imported("compare")(words),
+    "plan": lambda words: _imported("plan")(words),
+    "agent": lambda words: _imported("agent")(words),
 }
 """Everything else is a job file, a verb or a flag."""
 
@@ -42,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(words[0]) if words else None
 
     def asked() -> int:
-        return command(words[1:]) if command is not None else run.main(words)
+        return command(words[1:]) if command is not None else _imported("run")(words)
 
     try:
         return answered("ckptbench", asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -178,6 +179,20 @@ def test_a_report_that_a_full_disk_does_not_take_is_an_error() -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     said = "ckptbench: cannot write the answer: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, said)
+
+
+def test_ctrl_c_while_it_still_imports_is_one_line() -> None:
+    command = [sys.executable, "-v", "-m", "ckptbench.cli", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith(b"import 'ckptbench.job"):
+                child.send_signal(signal.SIGINT)
+                break
+        rest = child.stderr.read().decode()
+    assert "Traceback" not in rest
+    assert "ckptbench: interrupted; everything that it started is gone\n" in rest
+    assert child.returncode == 130
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
