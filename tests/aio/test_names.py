@@ -12,18 +12,20 @@ import threading
 
 import pytest
 
-from ckpt.aio.net import address, names
+from ckpt.aio.clock import now_us
+from ckpt.aio.net import address, link_loop, names
 from ckpt.aio.net.address import TcpAddress, endpoint_by_resolver, endpoints_by_resolver
 from ckpt.aio.net.link import LinkClosed, LinkEvent, LinkOpened
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Unavailable
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.handshake import Caller
 from ckptd.coordinator.leader_watch import _refuses
 from tests.aio.coordinatorkit import coordinators, dead_address
-from tests.aio.netkit import PATIENCE_S, SECRET
+from tests.aio.netkit import PATIENCE_S, SECRET, serving
 from tests.aio.test_finding_dialer import Dialing
 from tests.aio.test_link import poll_until
 from tests.waiting import wait_until
@@ -68,6 +70,29 @@ def test_each_address_has_its_turn_and_the_one_that_answers_is_dialed_first() ->
             event = event_of(loop, where)
             assert isinstance(event, LinkOpened)
             loop.close(event.link)
+
+
+def test_a_resolver_that_takes_its_time_costs_no_link_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two name servers the first may be dead: each first look takes 5 s then, and a link may
+    take 3 to be made.
+    """
+    held_us, asked = [0], socket.getaddrinfo
+
+    def slowly(host: str, port: int, **options: int) -> object:
+        held_us[0] += 5 * US_PER_S
+        return asked(host, port, **options)[-1:]
+
+    caller = Caller(SECRET, Role.READER, "host:1", server_role=Role.TARGET)
+    with serving() as server, LinkLoop() as loop:
+        there = f"{ALIVE}:{server.server.port}"
+        monkeypatch.setattr(socket, "getaddrinfo", slowly)
+        monkeypatch.setattr(link_loop, "now_us", lambda: now_us() + held_us[0])
+        links = [loop.connect(where, caller) for where in (there, named(there))]
+        events = poll_until(loop, lambda events: len(events) == len(links))
+        assert {event.link for event in events if isinstance(event, LinkOpened)} == set(links)
+        assert held_us[0]
 
 
 def test_a_call_reaches_who_listens_on_the_second_address() -> None:

@@ -127,7 +127,9 @@ class LinkLoop:
     def _begin(self, link: Link, handshake: ClientHandshake, unchecked: frozenset[type]) -> None:
         """Raises Refused for a malformed address, Unavailable."""
         where = parse_address(link.address)
+        begun_us = now_us()
         sock, code = reach(where)
+        self._excuse(link, now_us() - begun_us)
         link.channel = Channel(
             sock,
             handshake,
@@ -140,6 +142,12 @@ class LinkLoop:
         if code not in (0, errno.EINPROGRESS):
             raise cannot_connect(link.address, code)
         self._register(link, selectors.EVENT_WRITE)
+
+    def _excuse(self, link: Link, held_us: int) -> None:
+        """The resolver has held this thread for so long: nobody could be heard meanwhile."""
+        for each in (link, *self._links.values()):
+            if each.deadline_us is not None:
+                each.deadline_us += held_us
 
     def close(self, link: Link) -> None:
         """Close a link; no event follows. Idempotent.
