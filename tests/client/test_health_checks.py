@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
-from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.targets import RenewLease, ScrubReport
 from ckpt.protocol.coordinator.reading.checks import CHECKS
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
@@ -29,10 +27,10 @@ from tests.client.remote_daemons import remote
 from tests.client.upkeep_proofs import (
     a_last_header_that_rots,
     a_repair_that_is_paused,
+    a_store_that_nobody_serves,
     an_upgrade_that_is_not_finished,
 )
 from tests.protocol.coordinating import Bench
-from tests.protocol.test_coordinator_draining import WorkerFake
 from tests.waiting import ASKED_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +64,7 @@ def a_target_of_another_host(folder: Path) -> None:
         case.end_target()
         for name in ("TARGET_DOWN", "TOO_FEW_TARGETS", "REDUNDANCY_LOW"):
             found = case.wait(name)
-            assert found["command"].startswith("ckptd target --directory ")
+            assert found["command"].startswith("ckptd target --id ")
             assert "held" not in found["remedy"]
         assert case.status().code == 3
         case.start(found["command"])
@@ -160,7 +158,7 @@ def columns_on_a_target_that_is_down(folder: Path) -> None:
 
 
 def columns_that_are_gone(folder: Path) -> None:
-    with made(folder) as case:
+    with made(folder, repairs=False) as case:
         case.rested(case.columns(1)[0].unlink)
         case.prove(
             "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoints have less redundancy"
@@ -251,26 +249,11 @@ def a_store_that_cannot_be_used(folder: Path) -> None:
                 drain.terminate()
         left = lambda: not case.status().document()["stores"][0]["workers"]  # noqa: E731
         wait_until(left, "its worker is gone", PATIENCE_S, ASKED_S)
-        case.prove("DRAIN_FAILING", f"^ckpt drain forget file://{folder}/store/x$")
-
-
-def a_store_that_nobody_serves(_folder: Path) -> None:
-    """It stands after a minute only, so its proof is of the machine, in its own time."""
-    bench = Bench()
-    bench.save(1)
-    worker = WorkerFake(bench)
-    bench.close(worker.session)
-    bench.tick(70)
-    view = bench.ask("status")
-    assert isinstance(view, dict)
-    (found,) = view["checks"]
-    assert (found["name"], found["severity"]) == ("DRAIN_STOPPED", "warning")
-    *verb, url = shlex.split(found["command"])
-    assert verb == ["ckpt", "drain", "forget"]
-    bench.tell(bench.session(), ForgetStore(url))
-    view = bench.ask("status")
-    assert isinstance(view, dict)
-    assert view["checks"] == []
+        found = case.check("DRAIN_FAILING")
+        assert found is not None
+        assert found["command"] == "", "what waits for a store that comes back is not forgotten"
+        case.shell(found["remedy"].rpartition("for good: ")[2])
+        wait_until(lambda: case.check("DRAIN_FAILING") is None, "it goes", PATIENCE_S, ASKED_S)
 
 
 def a_target_without_descriptors(_folder: Path) -> None:

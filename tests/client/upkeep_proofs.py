@@ -1,12 +1,16 @@
-"""Proofs of the checks of scrub and repair, for test_health_checks.py."""
+"""Proofs of the checks of scrub, repair and drain, for test_health_checks.py."""
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from pathlib import Path
 
+from ckpt.format.messages.drains import ForgetStore
 from tests.client.checkkit import RUN_NAME, made
 from tests.client.clikit import flip, run
+from tests.protocol.coordinating import Bench
+from tests.protocol.test_coordinator_draining import WorkerFake
 from tests.waiting import wait_until
 
 
@@ -26,6 +30,28 @@ def a_repair_that_is_paused(folder: Path) -> None:
         assert "nothing is to be made again" in (case.check("REPAIR_PAUSED") or {})["message"]
         case.kill("t1")
         case.prove("REPAIR_PAUSED", "^ckpt repair resume$", f"columns? .* made again: {RUN_NAME}@")
+
+
+def a_store_that_nobody_serves(_folder: Path) -> None:
+    """It stands after a minute only, so its proof is of the machine, in its own time."""
+    bench = Bench()
+    bench.save(1)
+    worker = WorkerFake(bench)
+    bench.close(worker.session)
+    bench.tick(70)
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    (found,) = view["checks"]
+    assert (found["name"], found["severity"]) == ("DRAIN_STOPPED", "warning")
+    words = shlex.split(found["command"])
+    assert words[:3] == ["ckptd", "drain", "--to"]
+    assert words[4] == "--coordinator"
+    *_, forget = found["remedy"].rpartition("for good: ")
+    assert shlex.split(forget) == ["ckpt", "drain", "forget", words[3]]
+    bench.tell(bench.session(), ForgetStore(words[3]))
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert view["checks"] == []
 
 
 def an_upgrade_that_is_not_finished(folder: Path) -> None:

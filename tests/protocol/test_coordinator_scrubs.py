@@ -38,7 +38,6 @@ def test_rot_is_named_until_its_target_has_none_any_more() -> None:
         "t2: cells of column 1 of rank 3 of a run@7#1.4 (checksum); "
         "t2: copy 2 of record of a run@7#1.4 (EIO)"
     )
-    assert found["command"] == "ckpt rm 'a run@7'"
     tell(bench, "t2", RECORD, count=40)
     (found,) = status(bench)["checks"]
     assert str(found["message"]).startswith("40 parts of files")

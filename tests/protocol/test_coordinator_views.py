@@ -113,7 +113,7 @@ def test_lost_copies_of_index_and_record_are_told_with_what_to_do() -> None:
         "1 checkpoints have less redundancy (2 copies of index or record missing): run@1"
         in (check["message"])
     )
-    assert check["command"] == "ckpt rm run@1"
+    assert check["command"] == "ckpt repair", "the coordinator copies them"
     view = asked(bench, "show", RUN, 1)
     assert isinstance(view, dict)
     (generation,) = view["generations"]

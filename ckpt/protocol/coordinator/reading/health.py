@@ -35,12 +35,13 @@ from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.reading.repair_views import repaired
 from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 START_THEM = "start them on their hosts; where one runs, its log says why it is not here"
 REPLACE_THEM = "bring the old directories back; when they are gone for good: replace them"
-MADE_AGAIN = "run ckptd repair: it makes again what is missing, where targets have room"
+SAVED_AGAIN = "the next save has all of its own, then drop"
 TOMBSTONE = DocumentKind.TOMBSTONE.value
 NAMED_MAX = 3
 """Most checkpoints that one message names."""
@@ -90,7 +91,7 @@ class Health:
         served = {target.id for target in self._members.live()}
         yield from (_claim_check(each, each.target in served) for each in self._members.claims())
         yield from map(_device_check, self._members.failing())
-        yield from _rot_checks(self._members.live())
+        yield from self._rot(address, now_us)
         yield from map(_late_check, [t for t in self._members.live() if t.scrub and t.scrub.late_s])
         # An old catalog's targets are not counted, and a new one beside them mends nothing.
         if self._vouching.standing is not CatalogStanding.OLD:
@@ -99,10 +100,10 @@ class Health:
         yield from map(_full_check, full)
         yield from self._filling(address)
         yield from self._lost()
-        yield from self._redundancy(address)
+        yield from self._redundancy(address, now_us)
         yield from self._paused()
         yield from self._unfinished()
-        yield from _drain_checks(stores)
+        yield from _drain_checks(stores, address)
         yield from _unsaid_checks(self._retaining.lost())
 
     def _catalog(self, address: str) -> Iterator[Check]:
@@ -130,8 +131,10 @@ class Health:
                 lines.append(f"ckpt target replace {quoted(id)}")
                 continue
             where, domain = quoted(target.directory), quoted(str(target.domain))
+            # By name and at its address: a mount point without its disk joins as no other target.
             lines.append(
-                f"ckptd target --directory {where} --coordinator {address} --domain {domain}"
+                f"ckptd target --id {quoted(id)} --directory {where} --coordinator {address}"
+                f" --listen {quoted(target.address)} --domain {domain}"
             )
         return "; ".join(lines)
 
@@ -220,7 +223,7 @@ class Health:
             remedy = "no object store is known that has it: let it go"
             yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {_step(lost[-1])}")
 
-    def _redundancy(self, address: str) -> Iterator[Check]:
+    def _redundancy(self, address: str, now_us: int) -> Iterator[Check]:
         unreadable: list[KeptCheckpoint] = []
         degraded: list[KeptCheckpoint] = []
         columns = documents = 0
@@ -249,10 +252,33 @@ class Health:
             lack = _missing(columns, documents)
             text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
             text += self._waiting_text()
-            remedy = f"{MADE_AGAIN}; else the next save has all of its own, then drop these"
-            # The oldest; `ckpt rm` removes the only one of a run only with --force.
-            command = f"ckpt rm {_step(degraded[0])}"
+            remedy, command = repaired(self._repairs, columns > 0, address, now_us) or (
+                # The oldest; `ckpt rm` removes the only one of a run only with --force.
+                f"{SAVED_AGAIN} these", f"ckpt rm {_step(degraded[0])}",
+            )  # fmt: skip
             yield self._with_away("REDUNDANCY_LOW", text, degraded, address, remedy, command)
+
+    def _rot(self, address: str, now_us: int) -> Iterator[Check]:
+        """One for all, with the command for the first. Nobody can do more for a deletion than
+        wait.
+        """
+        scrubbed = [(target, target.scrub) for target in self._members.live() if target.scrub]
+        named_by = [(target, one) for target, report in scrubbed for one in report.rot]
+        found = [each for each in named_by if each[1].damage.kind != TOMBSTONE]
+        if not found:
+            return
+        count = sum(report.rot_count for _, report in scrubbed) - len(named_by) + len(found)
+        named = "; ".join(_rot_text(target, one) for target, one in found[:NAMED_MAX])
+        parts = (
+            "1 part of files at rest is" if count == 1 else f"{count} parts of files at rest are"
+        )
+        id = found[0][1].checkpoint
+        of_columns = any(one.rank is not None for _, one in found)
+        remedy, command = repaired(self._repairs, of_columns, address, now_us) or (
+            f"{SAVED_AGAIN} this one", f"ckpt rm {quoted(f'{id.run}@{id.step}')}",
+        )  # fmt: skip
+        remedy = f"what reads it takes parity or another copy; {remedy}"
+        yield check("ROT", f"{parts} damaged: {named}", remedy, command)
 
     def _waiting_text(self) -> str:
         """Why one of them is not made again now; empty when nothing is known against it."""
@@ -351,27 +377,7 @@ def _device_check(target: Target) -> Check:
     return check("DEVICE_FAILING", text, remedy, f"kill {target.pid}")
 
 
-def _rot_checks(targets: Sequence[Target]) -> Iterator[Check]:
-    """One for all, with the command for the first. Nobody can do more for a deletion than wait."""
-    named_by = [(target, one) for target in targets if target.scrub for one in target.scrub.rot]
-    found = [each for each in named_by if each[1].damage.kind != TOMBSTONE]
-    if not found:
-        return
-    count = sum(target.scrub.rot_count for target in targets if target.scrub)
-    count -= len(named_by) - len(found)
-    named = "; ".join(_rot(target, one) for target, one in found[:NAMED_MAX])
-    parts = "1 part of files at rest is" if count == 1 else f"{count} parts of files at rest are"
-    text = f"{parts} damaged: {named}"
-    checkpoint = found[0][1].checkpoint
-    step = quoted(f"{checkpoint.run}@{checkpoint.step}")
-    remedy = (
-        "what reads it takes parity or another copy; run ckptd repair, which makes columns again"
-    )
-    remedy += " elsewhere; else the next save has all of its own, then drop this one"
-    yield check("ROT", text, remedy, f"ckpt rm {step}")
-
-
-def _rot(target: Target, rot: Rot) -> str:
+def _rot_text(target: Target, rot: Rot) -> str:
     of = rot.damage.kind if rot.rank is None else f"column {rot.column} of rank {rot.rank}"
     return f"{target.id}: {rot.damage.region} of {of} of {rot.checkpoint} ({rot.damage.why})"
 
@@ -391,17 +397,19 @@ def _full_check(target: Target) -> Check:
     return connections_full(text, target.pid)
 
 
-def _drain_checks(stores: Sequence[StoreStatus]) -> Iterator[Check]:
+def _drain_checks(stores: Sequence[StoreStatus], address: str) -> Iterator[Check]:
+    """No command forgets a store that may come back: what waits for it could be evicted."""
     for store in stores:
-        forget = f"ckpt drain forget {quoted(store.url)}"
+        url = quoted(store.url)
+        end = f"end {', '.join(store.workers)}, then " if store.workers else ""
+        forget = f"when the store is gone for good: {end}ckpt drain forget {url}"
         if store.error:
-            served = f"end {', '.join(store.workers)}, and forget it" if store.workers else "forget"
-            remedy = f"mend it, it is tried again by itself; when the store is no more: {served}"
-            yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, forget)
+            remedy = f"mend it, it is tried again by itself; {forget}"
+            yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, "")
         elif store.backlog and store.unserved_s * US_PER_S >= UNSERVED_US:
             text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
-            remedy = f"start ckptd drain --to {store.url}; when the store is no more"
-            yield check("DRAIN_STOPPED", text, remedy, forget)
+            command = f"ckptd drain --to {url} --coordinator {address}"
+            yield check("DRAIN_STOPPED", text, f"start a worker; {forget}", command)
 
 
 def _unsaid_checks(runs: Sequence[RunName]) -> Iterator[Check]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import UnsetType
 
 from ckpt.base.units import US_PER_S
@@ -9,6 +11,26 @@ from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, Repair
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
+
+HEARD_US: Final = 60 * US_PER_S
+"""A worker that was heard within this time works, or asks again soon."""
+
+
+def repaired(repairs: Repairs, columns: bool, address: str, now_us: int) -> tuple[str, str] | None:
+    """Remedy and command for what is missing or damaged; None where repair does not make it again.
+
+    columns: whether there are any: workers make these, and the coordinator copies documents.
+    """
+    if repairs.after_us is None:
+        return None
+    if not columns:
+        return "the coordinator writes it again by itself: wait", "ckpt repair"
+    if repairs.ruling.is_paused:
+        return "repair is paused: let it go on", "ckpt repair resume"
+    if repairs.heard_us is not None and now_us - repairs.heard_us < HEARD_US:
+        return "a worker makes it again: wait for that", "ckpt repair --wait"
+    remedy = "start a worker, on any host that reaches the targets: it makes it again"
+    return remedy, f"ckptd repair --coordinator {address}"
 
 
 def repair_view(repairs: Repairs, now_us: int) -> RepairView:

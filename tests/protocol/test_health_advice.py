@@ -1,0 +1,76 @@
+"""Which command a health check names: never one that loses what still comes back by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.repairs import SetRepair
+from ckpt.protocol.coordinator.reading.repair_views import HEARD_US
+from tests.protocol.coordinating import Bench
+from tests.protocol.test_coordinator_repairing import Worker, holders, wipe
+from tests.protocol.test_coordinator_scrubs import CELLS, RECORD, tell
+
+
+def advice(bench: Bench, name: str) -> tuple[str, str]:
+    """Remedy and command of that check."""
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    (found,) = [each for each in view["checks"] if each["name"] == name]
+    return found["remedy"], found["command"]
+
+
+def repair_command(bench: Bench) -> str:
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    return f"ckptd repair --coordinator {view['coordinator']['address']}"
+
+
+def test_a_target_is_started_by_its_name_and_at_its_address() -> None:
+    """Without its name a mount point without its disk would join as another target, and without
+    its address it would listen where other hosts do not come.
+    """
+    bench = Bench(4)
+    target = bench.targets[bench.save(1) and next(iter(bench.targets))]
+    address = bench.machine.members.targets[target.id].address
+    bench.stop(target.id)
+    _, command = advice(bench, "TARGET_DOWN")
+    assert command.startswith(f"ckptd target --id {target.id} --directory ")
+    assert f" --listen {address} " in command
+
+
+def test_no_checkpoint_is_dropped_while_repair_makes_again_what_it_lacks() -> None:
+    bench = Bench(5)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    assert advice(bench, "REDUNDANCY_LOW")[1] == repair_command(bench)
+    worker = Worker(bench)
+    worker.lease()
+    assert advice(bench, "REDUNDANCY_LOW")[1] == "ckpt repair --wait"
+    bench.close(worker.session)
+    bench.now_us += HEARD_US
+    assert advice(bench, "REDUNDANCY_LOW")[1] == repair_command(bench)
+    bench.tell(bench.session(Role.ADMIN), SetRepair(paused=True))
+    assert advice(bench, "REDUNDANCY_LOW")[1] == "ckpt repair resume"
+
+
+def test_rot_of_columns_is_for_a_worker_and_rot_of_documents_for_the_coordinator() -> None:
+    bench = Bench(4)
+    tell(bench, "t2", RECORD)
+    assert advice(bench, "ROT")[1] == "ckpt repair"
+    tell(bench, "t2", RECORD, CELLS)
+    assert advice(bench, "ROT")[1] == repair_command(bench)
+    Worker(bench).lease()
+    remedy, command = advice(bench, "ROT")
+    assert command == "ckpt repair --wait"
+    assert remedy.endswith("a worker makes it again: wait for that")
+
+
+def test_where_nothing_is_made_again_the_next_save_takes_the_place_of_what_rots() -> None:
+    bench = Bench(4)
+    bench.policy = dataclasses.replace(bench.policy, rebuild_after_us=None)
+    bench.restart(*bench.targets)
+    tell(bench, "t2", CELLS)
+    remedy, command = advice(bench, "ROT")
+    assert remedy.endswith("the next save has all of its own, then drop this one")
+    assert command == "ckpt rm 'a run@7'"
