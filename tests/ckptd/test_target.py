@@ -76,6 +76,22 @@ async def _read(peer: Peer, column: Column, start: int, end: int) -> dict[int, b
     return found
 
 
+def test_a_target_whose_socket_cannot_be_removed_ends_well(tmp_path: Path) -> None:
+    """As on a device that has become read-only; here a folder stands in the socket's place."""
+
+    async def story(coordinator: Coordinator) -> None:
+        with await _daemon(tmp_path / "t", coordinator, "--id", "t1") as daemon:
+            await _registered(coordinator)
+            place = Path(str(daemon.ready["unix"]))
+            place.unlink()
+            place.mkdir()
+            assert await asyncio.to_thread(daemon.end, signal.SIGTERM) == 0
+        *_, last = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+        assert last["msg"] == "stopped"
+
+    run(story)
+
+
 def test_a_column_is_written_proved_and_read_back_over_sockets(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator) -> None:
         column = _column()

@@ -256,7 +256,7 @@ async def _serve(
         await server.close()
         await shell.close()
         if unix is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(unix)
 
 

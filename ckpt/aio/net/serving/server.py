@@ -406,7 +406,7 @@ class Server:
     def _stop_listening(self) -> None:
         self._door.close()
         if self.unix is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(self.unix)
             self.unix = None
 
