@@ -58,6 +58,15 @@ def test_checks_come_with_their_command_and_their_colour() -> None:
     assert row == [check[name] for name in ("name", "severity", "message", "remedy", "command")]
 
 
+def test_words_may_wrap_and_a_heading_stands_as_its_numbers_do() -> None:
+    """A size beside its unit, as wide as the window of whoever looks."""
+    page = render_page(status(checks=[{"name": "ROT", "message": "rotten"}]), [])
+    assert "<meta name=viewport content='width=device-width'>" in page
+    assert "<td class=words>rotten" in page
+    assert "<th class=number>free" in page
+    assert "<th>address" in page
+
+
 def test_a_target_that_is_to_be_emptied_is_told_apart() -> None:
     (target,) = status()["targets"]  # type: ignore[misc]
     page = render_page(status(targets=[{**target, "standing": "draining"}]), [])
@@ -73,6 +82,12 @@ def test_a_bar_shows_how_full_a_device_is(free: int, tone: str, percent: int) ->
     page = render_page(status(targets=[{**target, "bytes_free": free * GiB}]), [])
     assert f'<i class={tone} style="width:{percent}%">' in page
     assert _Tables(page).rows["Targets"][1][3].strip() == f"{percent}%"
+
+
+def test_nothing_is_said_of_a_device_that_this_coordinator_has_not_seen() -> None:
+    (target,) = status()["targets"]  # type: ignore[misc]
+    page = render_page(status(targets=[{**target, "bytes_total": 0, "bytes_free": 0}]), [])
+    assert _Tables(page).rows["Targets"][1][3] == html.unescape("&ndash;"), "neither a bar nor 0%"
 
 
 def test_runs_have_sizes_and_times_that_people_read() -> None:

@@ -21,8 +21,11 @@ _STYLE: Final = """
 @media (prefers-color-scheme: dark) { :root { --good: #5fd38a; --warn: #f0b04f; --bad: #ff6b7d; } }
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; }
 section { overflow-x: auto; }
-table { border-collapse: collapse; margin: 0 0 2rem; }
+table { border-collapse: collapse; margin: 0 0 2rem; white-space: nowrap; }
 th, td { padding: .2rem .9rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+td { vertical-align: top; }
+.words { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { body { margin: 1rem; } }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .live, .ok { color: var(--good); } .warning { color: var(--warn); }
 .down, .error { color: var(--bad); }
@@ -42,7 +45,8 @@ def render_page(status: Json, runs: object) -> str:
     """HTML of what /v1/status and /v1/runs give; what one of them lacks is left out."""
     health = str(status.get("health", ""))
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>ckpt</title>",
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width'><title>ckpt</title>",
         f"<style>{_STYLE}</style><h1>ckpt <span class={HEALTH.get(health, 'warning')}>"
         f"{_text(health)}</span></h1>",
         f"<p>cluster {_text(status.get('cluster'))}, code {_text(status.get('code'))}, "
@@ -62,10 +66,13 @@ def _rows(value: object) -> list[Json]:
 
 def _table(title: str, rows: Iterable[Json], columns: Mapping[str, Cell]) -> str:
     """Nothing of it when there is no row."""
-    body = "".join("<tr>" + "".join(f"<td{cell(row)}" for cell in columns.values()) for row in rows)
-    if not body:
+    shown = [[cell(row) for cell in columns.values()] for row in rows]
+    if not shown:
         return f"<h2>{title}</h2><p>none"
-    head = "".join(f"<th>{escape(name)}" for name in columns)
+    body = "".join("<tr>" + "".join(f"<td{cell}" for cell in cells) for cells in shown)
+    # A heading stands as what is below it does.
+    stands = [" class=number" if cell.startswith(" class=number") else "" for cell in shown[0]]
+    head = "".join(f"<th{how}>{escape(name)}" for how, name in zip(stands, columns, strict=True))
     return f"<h2>{title}</h2><section><table><tr>{head}{body}</table></section>"
 
 
@@ -78,6 +85,10 @@ def _text(value: object) -> str:
 
 def _plain(name: str) -> Cell:
     return lambda row: f">{_text(row.get(name))}"
+
+
+def _words(name: str) -> Cell:
+    return lambda row: f" class=words>{_text(row.get(name))}"
 
 
 def _number(name: str) -> Cell:
@@ -108,14 +119,19 @@ def _toned(name: str) -> Cell:
 
 
 def _code(name: str) -> Cell:
-    return lambda row: f"><code>{_text(row.get(name))}</code>" if row.get(name) else ">&ndash;"
+    def cell(row: Json) -> str:
+        value = _text(row.get(name))
+        return f" class=words><code>{value}</code>" if row.get(name) else f" class=words>{value}"
+
+    return cell
 
 
 def _fill(row: Json) -> str:
     """How much of the device is taken, by whomever."""
     total = _float(row.get("bytes_total"))
-    taken = 1.0 - _float(row.get("bytes_free")) / total if total else 0.0
-    taken = min(1.0, max(0.0, taken))
+    if not total:
+        return ">&ndash;"  # It has not been here since this coordinator began.
+    taken = min(1.0, max(0.0, 1.0 - _float(row.get("bytes_free")) / total))
     tone = "error" if taken >= FULL else "warning" if taken >= NEAR else "ok"
     percent = f"{100 * taken:.0f}%"
     return f'><span class=bar><i class={tone} style="width:{percent}"></i></span> {percent}'
@@ -132,8 +148,8 @@ def _device(row: Json) -> str:
 
 
 _CHECK: Final[Mapping[str, Cell]] = {
-    "check": _plain("name"), "severity": _toned("severity"), "what is wrong": _plain("message"),
-    "what to do": _plain("remedy"), "command": _code("command"),
+    "check": _plain("name"), "severity": _toned("severity"), "what is wrong": _words("message"),
+    "what to do": _words("remedy"), "command": _code("command"),
 }  # fmt: skip
 _TARGET: Final[Mapping[str, Cell]] = {
     "target": _plain("id"), "state": _toned("state"), "stands": _plain("standing"),

@@ -131,10 +131,11 @@ class Health:
                 lines.append(f"ckpt target replace {quoted(id)}")
                 continue
             where, domain = quoted(target.directory), quoted(str(target.domain))
+            listens = quoted(target.address) if target.address else "HOST:PORT"
             # By name and at its address: a mount point without its disk joins as no other target.
             lines.append(
                 f"ckptd target --id {quoted(id)} --directory {where} --coordinator {address}"
-                f" --listen {quoted(target.address)} --domain {domain}"
+                f" --listen {listens} --domain {domain}"
             )
         return "; ".join(lines)
 
