@@ -6,6 +6,8 @@ whom readers ask.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from ckpt.aio.inherited import hold_standard_numbers
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
+from ckpt.base.printable import printable
 from ckpt.base.rests import shortened
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
@@ -27,6 +30,34 @@ from ckpt_client.url import LocalUrl, RemoteUrl
 
 REACHED_S_MIN: Final = 2.0
 """Whatever the patience, so long is tried to reach a coordinator: a lost packet alone takes one."""
+QUIET_S: Final = 2.0
+"""Who waits longer for an answer hears why."""
+_log = logging.getLogger("ckpt.store")
+
+
+class Impatience:
+    """I say once, in the log, that a coordinator does not answer yet, and why; and I give up one
+    that nobody has reached for `patience_s`.
+    """
+
+    def __init__(self, control: Control, patience_s: float) -> None:
+        self._control = control
+        self._patience_s = max(patience_s, REACHED_S_MIN)
+        self._begun_s = time.monotonic()
+        self._speaks_at_s = self._begun_s + QUIET_S
+
+    def look(self) -> None:
+        """Nobody answers. Raises Unavailable once that has lasted too long."""
+        if time.monotonic() >= self._begun_s + self._patience_s:
+            raise self._control.unanswered(self._patience_s)
+        self.say(self._control.trouble)
+
+    def say(self, why: str) -> None:
+        """It is not time yet, or it is said."""
+        if time.monotonic() >= self._speaks_at_s:
+            self._speaks_at_s = math.inf
+            who = f"the coordinator at {self._control.locator.address()}"
+            _log.warning("%s", printable(f"ckpt.open waits for {who}{why and ': '}{why}"))
 
 
 class Connection:
@@ -48,8 +79,7 @@ class Connection:
         match url:
             case RemoteUrl():
                 self.secret_file = find_secret_file()
-                locator = Locator("", url.address)
-                self._connect(locator, start_timeout_s, self._looking(start_timeout_s))
+                self._connect(Locator("", url.address), start_timeout_s)
             case LocalUrl():
                 with opened_cluster(url, start_timeout_s) as cluster:
                     self.secret_file = cluster.secret_file
@@ -87,27 +117,18 @@ class Connection:
     def close(self) -> None:
         self.control.close()
 
-    def _looking(self, patience_s: float) -> Callable[[], None]:
-        """Raises Unavailable once nobody was reached for so long."""
-        patience_s = max(patience_s, REACHED_S_MIN)
-        deadline_s = time.monotonic() + patience_s
-
-        def look() -> None:
-            if time.monotonic() >= deadline_s:
-                raise self.control.unanswered(patience_s)
-
-        return look
-
     def _connect(
         self,
         locator: Locator,
         patience_s: float = 0.0,
         look: Callable[[], None] | None = None,
     ) -> None:
+        """Without `look`, which would start it, the cluster is of other hosts."""
         self.locator = locator
         self.control = Control(locator, self.secret_file, self._launch_key)
+        impatience = Impatience(self.control, patience_s) if look is None else None
         try:
-            _greet(self.control, patience_s, look)
+            _greet(self.control, patience_s, look, impatience)
             self.cluster = self.control.cluster
         except BaseException:
             self.control.close()
@@ -115,16 +136,21 @@ class Connection:
 
 
 def _greet(
-    control: Control, patience_s: float = 0.0, look: Callable[[], None] | None = None
+    control: Control,
+    patience_s: float = 0.0,
+    look: Callable[[], None] | None = None,
+    impatience: Impatience | None = None,
 ) -> None:
     """One question, so that a wrong address or secret fails at once. While its targets are not yet
     there, a coordinator says when to come again: then it is asked for `patience_s`.
 
-    look: as in `Control.call`; who holds a local cluster's lock starts it by `start_again`, and one
-        of other hosts is given up when nobody was reached for long enough.
+    look: as in `Control.call`; who holds a local cluster's lock starts it by `start_again`. Without
+        it `impatience` looks.
     """
     deadline_s = time.monotonic() + patience_s
     question = "coordinator"
+    if look is None and impatience is not None:
+        look = impatience.look
     while True:
         try:
             control.ask(question, look=look)
@@ -138,6 +164,8 @@ def _greet(
             rest_s = error.retry_after_s
             if rest_s is None or time.monotonic() + rest_s > deadline_s:
                 raise
+            if impatience is not None:
+                impatience.say(error.message)
         else:
             return
         # A whole job waits here: not all its ranks at the same moment.

@@ -106,6 +106,12 @@ class Control:
         return self._connection().server
 
     @property
+    def trouble(self) -> str:
+        """Why there is no session; empty while there is one, and until a try has failed."""
+        error = self._connection().last_error
+        return "" if error is None else error.message
+
+    @property
     def protocol(self) -> int:
         """The version that both sides speak, once a question was answered; 0 without a session."""
         peer = self._connection().peer

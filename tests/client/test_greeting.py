@@ -9,9 +9,11 @@ from typing import cast
 import pytest
 
 import ckpt
+from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Refused, Unavailable
-from ckpt_client.connection import _greet
+from ckpt_client.connection import Impatience, _greet
 from ckpt_client.control import Control
+from ckpt_client.locate import Locator
 
 
 class _Coordinator:
@@ -61,3 +63,37 @@ def test_a_coordinator_that_nobody_can_reach_is_given_up_as_soon_as_was_said(
         url = f"ckpt://127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(Unavailable, match=r"no answer from .* in 2 s: .*refused"):
             ckpt.open(url, start_timeout_s=0)
+
+
+class _HeardError(Exception):
+    """All that was waited for."""
+
+
+def test_who_waits_for_a_coordinator_that_is_not_there_is_told_why_and_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_secret(tmp_path / "secret")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there.
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        control = Control(Locator("", address), tmp_path / "secret", None)
+        impatience = Impatience(control, 60.0)
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            impatience.look()
+            if caplog.records:
+                looks += 1
+            if looks == 3:
+                raise _HeardError
+
+        try:
+            with pytest.raises(_HeardError):
+                _greet(control, look=look)
+        finally:
+            control.close()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("ckpt.store", "WARNING")
+    assert record.getMessage().startswith(f"ckpt.open waits for the coordinator at {address}: ")
+    assert "refused" in record.getMessage()
