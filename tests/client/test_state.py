@@ -84,6 +84,27 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(leaf: object) -> Non
         flatten({"layers": [leaf]})
 
 
+class _Module:
+    """As torch's modules and optimizers."""
+
+    def state_dict(self) -> OrderedDict[str, float]:
+        return OrderedDict(a=1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        (_Module(), "save its state_dict(), with ckpt_torch.save"),
+        (_Module().state_dict(), "ckpt_torch.save takes a state_dict() as it is"),
+        ({1}, "use dict, list, "),
+    ],
+)
+def test_who_saves_what_cannot_be_stored_hears_what_can(value: object, instead: str) -> None:
+    with pytest.raises(Refused) as refused:
+        flatten(value)
+    assert instead in refused.value.hint
+
+
 @pytest.mark.parametrize("kind", [_Array, _Exported])
 def test_a_foreign_array_is_stored_by_its_protocol(kind: type[_Array] | type[_Exported]) -> None:
     array = np.arange(6.0).reshape(2, 3)

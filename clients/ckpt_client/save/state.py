@@ -12,7 +12,7 @@ bytes (its own encoded node), so that replicas which differ in a scalar are foun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -237,8 +237,17 @@ def as_array(value: object, where: str) -> AnyArray:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise Refused(
         f"{_shown(where)}: a {kind} cannot be stored" + "".join(f"; {one}" for one in reasons),
-        hint="use dict, list, tuple, arrays, numbers, str, bytes and None",
+        hint=_instead(value),
     )
+
+
+def _instead(value: object) -> str:
+    """What to store in its place; torch's modules, optimizers and their states come here often."""
+    if isinstance(value, Mapping):
+        return "make it a dict, dict(...); ckpt_torch.save takes a state_dict() as it is"
+    if hasattr(value, "state_dict"):
+        return "save its state_dict(), with ckpt_torch.save"
+    return "use dict, list, tuple, arrays, numbers, str, bytes and None"
 
 
 def _from_dlpack(value: object) -> AnyArray:

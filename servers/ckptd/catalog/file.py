@@ -41,7 +41,11 @@ def lock_directory(directory: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise Busy(f"another coordinator works on {directory}") from None
+        raise Busy(
+            f"another coordinator works on {directory}",
+            hint="end it first; to copy its catalog while it runs, ask it: ckpt catalog backup"
+            " --store ckpt://HOST:PORT, without DIR",
+        ) from None
     return descriptor
 
 

@@ -1,12 +1,12 @@
 """Copy the catalog (backup, copy), or make a lost one from what targets hold (rebuild, restore).
 
 DIR is a local cluster's directory, or that of a coordinator (then name the running targets with
---targets, and for a backup while it runs the coordinator with --store). Nothing may run on the
-catalog while it is made again. The old catalog is kept beside the new one; targets are only read.
-restore takes from a backup what no target knows, such as what was drained where; it never returns
-the catalog to an older state. Exit code 3: some target did not answer. For coordinators with
---catalog name that etcd://... in the place of DIR, and --targets; its prefix has no catalog (else
-2): choose another one.
+--targets; to back it up while it runs, name its coordinator with --store, and no DIR). Nothing may
+run on the catalog while it is made again. The old catalog is kept beside the new one; targets are
+only read. restore takes from a backup what no target knows, such as what was drained where; it
+never returns the catalog to an older state. Exit code 3: some target did not answer. For
+coordinators with --catalog name that etcd://... in the place of DIR, and --targets; its prefix has
+no catalog (else 2): choose another one.
 
 copy FROM TO takes a catalog from a coordinator's directory into etcd, or back:
 one of both is DIR, the other the etcd://... of --catalog. TO has none before
