@@ -19,6 +19,7 @@ from ckpt.base.errors import (
     Busy,
     PeerError,
     Refused,
+    Unauthorized,
     Unavailable,
     error_from_wire,
 )
@@ -72,6 +73,8 @@ class Control:
         """`role`: a command is ADMIN, whom a daemon in need still hears."""
         self._role = role
         self.locator = locator
+        #: Errors name it.
+        self._secret_file = secret_file
         self.secret = read_secret(secret_file)
         self.launch_key = launch_key
         #: Guards `_rpc`.
@@ -134,7 +137,13 @@ class Control:
         Raises what the coordinator reported, or Unavailable.
         """
         look = look or self._revive
-        answer, answer_bulk = self._connection().call(message, bulk, timeout_s=timeout_s, look=look)
+        connection = self._connection()
+        try:
+            answer, answer_bulk = connection.call(message, bulk, timeout_s=timeout_s, look=look)
+        except Unauthorized as error:
+            where, file = self.locator.address(), self._secret_file
+            hint = f"{error.hint}; this one's secret is in {file}" if error.hint else ""
+            raise Unauthorized(f"{where}: {error.message}", hint=hint) from None
         if isinstance(answer, AttemptAborted):
             after_us = answer.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S

@@ -129,6 +129,8 @@ def test_without_the_secret_nothing_is_told(
         with pytest.raises(ckpt.Unauthorized) as caught:
             ckpt.open(cluster.url)
     assert name not in str(caught.value)
+    assert caught.value.message.startswith(f"{cluster.coordinator.address}: the coordinator there")
+    assert f"secret is in {wrong}" in caught.value.hint
     target = next(iter(cluster.targets.values())).address
     questions = ((cluster.coordinator.address, Ask("runs")), (target, ListColumns()))
     for address, question in questions:
