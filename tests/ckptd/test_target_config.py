@@ -35,6 +35,40 @@ def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetCon
     )
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "options", "is_alone"),
+    [
+        ("10.0.0.1:7070", [], True),
+        ("node1:7070,node2:7070", ["--listen", "localhost:7071"], True),
+        ("10.0.0.1:7070", ["--listen", "10.0.0.2:7071"], False),
+        ("10.0.0.1:7070", ["--listen", "0.0.0.0:7071"], False),
+        ("10.0.0.1:7070", ["--advertise", "node3"], False),
+        ("127.0.0.1:7070", [], False),
+        ("unix:/run/ckpt/socket", [], False),
+    ],
+)
+def test_a_target_knows_that_its_coordinator_is_reached_and_it_is_not(
+    coordinator: str, options: list[str], is_alone: bool
+) -> None:
+    loaded = _load("--directory", "/d", "--coordinator", coordinator, *options)
+    assert loaded.config.is_alone is is_alone
+
+
+def test_a_target_that_others_do_not_reach_says_so_first(tmp_path: Path) -> None:
+    make_secret(tmp_path / "secret")
+    flags = ("--directory", str(tmp_path / "t"), "--coordinator", "192.0.2.1:7070")
+    with subprocess.Popen(
+        [sys.executable, "-m", "ckptd.cli", "target", *flags, "--secret-file",
+         str(tmp_path / "secret")],
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        lines = [json.loads(process.stderr.readline()) for _ in range(2)]
+        process.kill()
+    assert [line["msg"] for line in lines] == ["starting", "other hosts do not reach this target"]
+    assert lines[1]["option"] == "--listen HOST:PORT"
+
+
 def test_a_target_takes_a_list_of_coordinators_and_names_the_one_that_is_wrong() -> None:
     listed = "a:1,10.0.0.2:7070,[::1]:7070"
     assert _load("--directory", "/d", "--coordinator", listed).config.coordinator == listed

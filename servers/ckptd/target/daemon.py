@@ -119,6 +119,15 @@ class TargetConfig:
             raise Refused("scrub_period_s is more than 0, scrub_percent 1 to 100")
 
     @property
+    def is_alone(self) -> bool:
+        """Whether other hosts reach its coordinators by their addresses, and not this target."""
+        host = self.advertise or options.host_and_port(self.listen)[0]
+        hosts = [
+            one.host for one in parse_addresses(self.coordinator) if isinstance(one, TcpAddress)
+        ]
+        return is_loopback(host) and bool(hosts) and not any(map(is_loopback, hosts))
+
+    @property
     def limits(self) -> TargetLimits:
         """As the machine wants them. A quarter of the pool stays for manifests and documents."""
         window = min(8 * MiB, self.read_pool_bytes)
@@ -143,7 +152,8 @@ def main(argv: Sequence[str]) -> int:
         TargetConfig,
         program="target",
         description="Serve one storage device or directory to a ckpt cluster.",
-        example="ckptd target --directory /mnt/nvme0/ckpt --coordinator 10.0.0.1:7070",
+        example="ckptd target --id n2 --directory /mnt/nvme0 --coordinator 10.0.0.1:7070"
+        " --listen 10.0.0.2:7071",
         argv=argv,
     )
     configure(loaded.config.log_level)
@@ -157,6 +167,9 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
     """Serve until SIGTERM or SIGINT."""
     report = reporter("ckptd.target.daemon")
     report("info", "starting", {k: str(v) for k, v in options.as_text(config).items()})
+    if config.is_alone:
+        why = {"listen": config.listen, "option": "--listen HOST:PORT"}
+        report("warning", "other hosts do not reach this target", why)
     make_directory(config.directory)
     check_owner(config.directory)
     close_to_others(config.directory, report)
