@@ -21,8 +21,10 @@ from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPol
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
 )
+from ckpt.protocol.target.counters import Counters
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.http.exposition import Family, Histogram, Kind, render
+from ckptd.target.metrics import family_of_counter
 from tests.protocol.coordinating import Bench
 
 
@@ -34,6 +36,14 @@ def test_a_family_is_help_type_and_samples_in_order() -> None:
         'ckpt_x_bytes{a="1"} 1.5\n'
         'ckpt_x_bytes{a="2"} 2\n'
     )
+
+
+def test_each_of_a_targets_counters_says_what_it_is() -> None:
+    """Its HELP is all that a browser of metrics shows; 29 said "Of one target" alone."""
+    helps = [family_of_counter(name).help for name in Counters().as_dict()]
+    assert len(set(helps)) == len(helps)
+    assert "kept in `aside/`" in family_of_counter("set_aside").help
+    assert family_of_counter("of_a_later_version").help
 
 
 def test_label_values_are_escaped() -> None:

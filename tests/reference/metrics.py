@@ -18,15 +18,13 @@ from ckpt.protocol.coordinator.reading.answers import StoreStatus
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.counters import Counters
 from ckpt.protocol.target.machine import TargetMachine
-from ckptd.config import docstrings
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families, leading_families
 from ckptd.http.exposition import Family, Histogram, Kind
-from ckptd.target.metrics import family_of_counter, target_families
+from ckptd.target.metrics import target_families
 from tests.pages import ROOT
 from tests.protocol.coordinating import Bench
 from tests.reference.blocks import table
 
-_COUNTERS: Final = docstrings(Counters)
 _HEAD: Final = ("metric", "type, unit", "labels", "meaning")
 _OPEN: Final = ("target", "run", "store", "device")
 """Labels that a cluster gives their values."""
@@ -140,9 +138,6 @@ def _unit(family: Family, meaning: str) -> str:
 
 def _meaning(one: Family, other: Family) -> str:
     """Of what both export."""
-    named = {family_of_counter(name).name: text for name, text in _COUNTERS.items()}
-    if one.name in named:
-        return named[one.name]
     if one.help == other.help:
         return one.help
     return f"{one.help} From the target itself: {other.help}"

@@ -5,11 +5,13 @@ names, and what only its own node knows: its device, memory, syncs, and peers th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from ckpt.format.messages.targets import DEVICE_ERROR_KINDS
-from ckpt.protocol.target.counters import LEVELS
+from ckpt.protocol.target.counters import LEVELS, Counters
 from ckptd.http.exposition import Family, Histogram, Kind
+from ckptd.option_words import docstrings
 
 if TYPE_CHECKING:
     from ckpt.aio.net.serving.server_limits import ServerStatistics
@@ -23,10 +25,17 @@ CUTS: Final = ("malformed", "unauthorized", "timeout", "silent", "unread", "evic
 
 def family_of_counter(name: str) -> Family:
     """The empty family of one of a target's counters, which its renewals also carry."""
+    # A later version's targets may count what is unknown here.
+    meaning = _meanings().get(name, "Of one target.")
     if name in LEVELS:
-        return Family(f"ckpt_target_{name}", Kind.GAUGE, "Of one target, now.")
+        return Family(f"ckpt_target_{name}", Kind.GAUGE, meaning)
     total = f"ckpt_target_{name.removesuffix('_total')}_total"
-    return Family(total, Kind.COUNTER, "Of one target, since it began.")
+    return Family(total, Kind.COUNTER, meaning)
+
+
+@cache
+def _meanings() -> Mapping[str, str]:
+    return docstrings(Counters)
 
 
 def device_families() -> tuple[Family, Family]:
