@@ -52,6 +52,7 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
 
         ended = run("target", "drain", LEAVING, "--wait", "--store", url)
         assert (ended.code, f"{LEAVING} is draining" in ended.out) == (0, True)
+        assert f"elsewhere; ckpt target remove {LEAVING}\n" in ended.out, "that ends its process"
         assert target(url, LEAVING)["columns"] == 0
         assert "draining" in run("status", "--store", url).out
 

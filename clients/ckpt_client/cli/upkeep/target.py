@@ -340,7 +340,9 @@ def _tell_change(changed: TargetChanged, arguments: argparse.Namespace, output: 
         return
     output.line(f"{id} is {changed.standing}; it was {changed.was}")
     if arguments.wait:
-        output.line(f"all that it had is elsewhere; end its process, then: ckpt target remove {id}")
+        # A local cluster ends the process itself.
+        end = "" if isinstance(parse_url(arguments.store), LocalUrl) else "end its process, then: "
+        output.line(f"all that it had is elsewhere; {end}ckpt target remove {id}")
     elif changed.columns and changed.standing not in ("in", "removed"):
         output.line(f"{what} are made again on other targets; ckpt repair shows how far that is")
 
