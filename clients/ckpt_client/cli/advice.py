@@ -18,6 +18,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import check, quoted
+from ckpt.protocol.coordinator.reading.repair_views import START_WORKER
 from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
@@ -54,6 +55,12 @@ class Local:
         """The same check, with the next step that fits this cluster."""
         if found.name == "DEVICE_FAILING" and not self._restarts:
             return replace(found, command=self._anew)
+        if found.command.startswith("ckptd repair "):
+            remedy = found.remedy.replace(START_WORKER, "its supervisor starts a worker: wait")
+            return replace(found, remedy=remedy, command="ckpt repair --wait")
+        if found.command.startswith("ckptd drain "):
+            secret = quoted(str(self._directory / "secret"))
+            return replace(found, command=f"{found.command} --secret-file {secret}")
         known = [self._targets[id] for id in found.targets if id in self._targets]
         if not known:
             return found

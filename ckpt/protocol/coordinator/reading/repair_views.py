@@ -12,6 +12,7 @@ from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
+START_WORKER: Final = "start a worker, on any host that reaches the targets: it makes it again"
 HEARD_US: Final = 60 * US_PER_S
 """A worker that was heard within this time works, or asks again soon."""
 
@@ -29,8 +30,7 @@ def repaired(repairs: Repairs, columns: bool, address: str, now_us: int) -> tupl
         return "repair is paused: let it go on", "ckpt repair resume"
     if repairs.heard_us is not None and now_us - repairs.heard_us < HEARD_US:
         return "a worker makes it again: wait for that", "ckpt repair --wait"
-    remedy = "start a worker, on any host that reaches the targets: it makes it again"
-    return remedy, f"ckptd repair --coordinator {address}"
+    return START_WORKER, f"ckptd repair --coordinator {address}"
 
 
 def repair_view(repairs: Repairs, now_us: int) -> RepairView:
