@@ -84,7 +84,7 @@ def test_a_copy_is_refused_by_name_while_the_original_lives_and_nothing_flips(
         assert told.retry_after_us
         bench.tick(1)
         assert is_live(bench)
-    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "kill 77"
+    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "ssh a kill 77"
     bench.tick(20)
     assert checks(bench) == {}, "it has ended"
 
@@ -184,7 +184,7 @@ def test_a_second_target_of_a_name_that_is_served_is_told_to_take_another(bench:
     )
     assert "with an --id of its own" in told.hint
     standing = checks(bench)["DIRECTORY_UNKNOWN"]
-    assert standing["command"] == "kill 77"
+    assert standing["command"] == "ssh a kill 77"
     bench.stop("t1")
     assert "ckpt target replace t1" in refused(bench, replace(second, boot=BootId(100))).hint
     assert checks(bench)["DIRECTORY_UNKNOWN"]["command"] == "ckpt target replace t1"
@@ -279,7 +279,7 @@ def test_a_directory_under_another_name_is_refused_also_when_the_first_is_away(
     renamed = replace(copy_of(bench), id=TargetId("t9"))
     told = refused(bench, renamed)
     assert "is the directory of target t1, or a copy of it, under the name t9" in told.message
-    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "kill 77"
+    assert checks(bench)["DIRECTORY_COPIED"]["command"] == "ssh a kill 77"
     assert TargetId("t9") not in bench.machine.members.targets
 
 

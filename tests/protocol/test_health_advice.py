@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import SetRepair
+from ckpt.protocol.coordinator.reading.checks import at_host
 from ckpt.protocol.coordinator.reading.repair_views import HEARD_US
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_repairing import Worker, holders, wipe
@@ -77,3 +80,20 @@ def test_where_nothing_is_made_again_the_next_save_takes_the_place_of_what_rots(
     remedy, command = advice(bench, "ROT")
     assert remedy.endswith("the next save has all of its own, then drop this one")
     assert command == "ckpt rm 'a run@7'"
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("10.0.0.2:7071", "ssh 10.0.0.2 kill 7"),
+        ("node2:7071", "ssh node2 kill 7"),
+        ("[fd00::2]:7071", "ssh fd00::2 kill 7"),
+        ("127.0.0.1:7071", "kill 7"),
+        ("[::1]:7071", "kill 7"),
+        ("localhost:7071", "kill 7"),
+        ("", "kill 7"),
+    ],
+)
+def test_a_process_of_another_host_is_ended_there(address: str, line: str) -> None:
+    """Its number may be that of any process where the advice is read."""
+    assert at_host(address, "kill 7") == line

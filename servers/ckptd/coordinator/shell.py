@@ -335,7 +335,8 @@ class CoordinatorShell:
             found.append(check("CATALOG_FULL", self._full.message, self._full.hint))
         need = "" if self._server is None else self._server.need()
         if need:
-            found.append(connections_full(f"the coordinator {need}", os.getpid()))
+            address = self.machine.views.coordinator.address
+            found.append(connections_full(f"the coordinator {need}", os.getpid(), address))
         return tuple(found)
 
     def families(self) -> Iterator[Family]:

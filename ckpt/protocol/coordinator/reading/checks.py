@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from ckpt.base.limits import DESCRIPTORS_REMEDY
@@ -356,10 +357,22 @@ def check(
     return Check(name, CHECKS[name].severity, message, remedy, command, tuple(targets))
 
 
-def connections_full(message: str, pid: int) -> Check:
-    """A daemon turns peers away."""
+def connections_full(message: str, pid: int, address: str) -> Check:
+    """The daemon at that address turns peers away."""
     command = f"prlimit --pid {pid} --nofile={DESCRIPTORS_ENOUGH}:{DESCRIPTORS_ENOUGH}"
-    return check("CONNECTIONS_FULL", message, DESCRIPTORS_REMEDY, command)
+    return check("CONNECTIONS_FULL", message, DESCRIPTORS_REMEDY, at_host(address, command))
+
+
+def at_host(address: str, command: str) -> str:
+    """The command for a process of the host where this is listened at: its number may be that of
+    another process where somebody reads the advice. What only its own host reaches is read there.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host in ("", "localhost")
+    return command if is_here else f"ssh {quoted(host)} {command}"
 
 
 def exit_code(checks: Sequence[Check], *, strict: bool) -> int:

@@ -33,7 +33,7 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
-from ckpt.protocol.coordinator.reading.checks import check, connections_full, quoted
+from ckpt.protocol.coordinator.reading.checks import at_host, check, connections_full, quoted
 from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
 from ckpt.protocol.coordinator.reading.repair_views import repaired
 from ckpt.protocol.coordinator.reading.stored import stores_alone
@@ -360,11 +360,11 @@ def _away(target: Target, now_us: int) -> str:
 
 
 def _claim_check(claim: Claim, is_served: bool) -> Check:
-    text = f"{claim.why}: {claim.where}"
+    text, end = f"{claim.why}: {claim.where}", at_host(claim.address, f"kill {claim.pid}")
     if not claim.replaces:
-        return check("DIRECTORY_COPIED", text, "end the process on the copy", f"kill {claim.pid}")
+        return check("DIRECTORY_COPIED", text, "end the process on the copy", end)
     if is_served:
-        return check("DIRECTORY_UNKNOWN", text, WRONG_NAME, f"kill {claim.pid}")
+        return check("DIRECTORY_UNKNOWN", text, WRONG_NAME, end)
     remedy = "bring the old directory back; when it is gone for good: replace it"
     command = f"ckpt target replace {quoted(claim.target)}"
     return check("DIRECTORY_UNKNOWN", text, remedy, command)
@@ -375,7 +375,7 @@ def _device_check(target: Target) -> Check:
     text = f"{target.id}: {target.device.latest} (since it began: {errors})"
     where = f"{target.directory} on {target.domain.host}"
     remedy = f"mend {where}; it is tried again by itself, at once when its target starts again"
-    return check("DEVICE_FAILING", text, remedy, f"kill {target.pid}")
+    return check("DEVICE_FAILING", text, remedy, at_host(target.address, f"kill {target.pid}"))
 
 
 def _rot_text(target: Target, rot: Rot) -> str:
@@ -395,7 +395,7 @@ def _late_check(target: Target) -> Check:
 def _full_check(target: Target) -> Check:
     limit = target.counters.get("descriptor_limit", 0)
     text = f"target {target.id} has no room for trainers and readers (descriptor limit {limit})"
-    return connections_full(text, target.pid)
+    return connections_full(text, target.pid, target.address)
 
 
 def _drain_checks(stores: Sequence[StoreStatus], address: str) -> Iterator[Check]:
