@@ -86,7 +86,9 @@ def test_each_part_runs_once_and_the_crowd_has_the_machine_to_itself(tmp_path: P
         assert (
             len(
                 re.findall(
-                    rf"^{name}, \d+ s \(CPU \d+ s\): 3 passed, 1 skipped in 0.20s$", output, re.M
+                    rf"^{name}, \d+ s \(CPU \d+ s, idle \d+ s\): 3 passed, 1 skipped in 0.20s$",
+                    output,
+                    re.M,
                 )
             )
             == 1
