@@ -244,7 +244,7 @@ def a_store_that_cannot_be_used(folder: Path) -> None:
         ]  # fmt: skip
         with subprocess.Popen(line, env=case.environ, stderr=subprocess.DEVNULL) as drain:
             try:
-                wait_until(lambda: bool(case.check("DRAIN_FAILING")), "it fails", PATIENCE_S)
+                wait_until(lambda: bool(case.check("DRAIN_FAILING")), "fails", PATIENCE_S, ASKED_S)
             finally:
                 drain.terminate()
         left = lambda: not case.status().document()["stores"][0]["workers"]  # noqa: E731
