@@ -20,6 +20,7 @@ from ckpt_client.local.processes import MARK_NAME, find_marked, kill_processes
 from ckpt_client.save.links import stager_link
 from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.stager import wire
+from tests.waiting import wait_until
 from tests.warm_start import WarmStart
 
 SIGNALS = ("SigBlk", "SigIgn", "SigCgt")
@@ -59,6 +60,24 @@ def test_what_goes_to_a_loopback_of_its_own_starts_others_there() -> None:
     assert before != after == own
 
 
+def test_a_server_that_nobody_ends_leaves_no_folder() -> None:
+    """Who started it was killed, say, and ran nothing of its own at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False, timeout=100
+    )
+    folder = Path(done.stdout.strip()).parent
+    assert folder.name.startswith("ckpt-warm-"), done.stderr
+    # It has heard of that end, its own comes soon.
+    wait_until(lambda: not folder.exists(), "its folder is gone")
+
+
+KILLED = """
+import os, signal
+from tests.warm_start import PATH_NAME, WarmStart
+
+print(WarmStart().environment()[PATH_NAME], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 SKIPPED = 77
 GONE = f"""
 import os, sys

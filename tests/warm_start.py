@@ -248,10 +248,9 @@ class WarmStart:
 
     def close(self) -> None:
         """End the servers that are mine; what they have forked goes on."""
-        for path, server in self._servers.items():
+        for server in self._servers.values():
             # A word, since a child that was forked here may hold the pipe's end open.
             server.communicate(b".", timeout=END_TIMEOUT_S)
-            shutil.rmtree(Path(path).parent)
 
 
 WARM = WarmStart()
@@ -380,6 +379,11 @@ def _overwrite(field: int, words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    told = serve(socket.socket(fileno=int(sys.argv[1])))
-    if told is not None:
+    door = socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(door.getsockname()).parent
+    told = serve(door)
+    if told is None:
+        # Also when who started the server has ended without a word to it: a killed worker does.
+        shutil.rmtree(folder)
+    else:
         told.carry_out()
