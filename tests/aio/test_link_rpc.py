@@ -299,7 +299,10 @@ def test_a_closed_client_refuses_and_its_calls_in_progress_end() -> None:
 
 
 def test_a_client_that_never_called_closes_too() -> None:
-    client(1).close()
+    rpc = client(1)
+    rpc.close()
+    with pytest.raises(Refused):
+        rpc.call(Ask("x"))
 
 
 def test_a_request_too_long_for_a_frame_is_refused() -> None:

@@ -16,6 +16,11 @@ def never() -> bool:
     return False
 
 
+def at_once() -> bool:
+    """Who would wait raises Aborted."""
+    return True
+
+
 def keep() -> None:
     raise AssertionError("what fits stays")
 
@@ -28,9 +33,9 @@ def taking(take: Callable[[], None]) -> threading.Thread:
 
 def test_a_hand_whose_share_is_large_enough_keeps_what_it_has() -> None:
     shares = MemoryShares(100)
-    shares.take("a", 60, lambda: None, never)
-    shares.take("a", 60, keep, never)
-    shares.take("a", 10, keep, never)
+    shares.take("a", 60, lambda: None, at_once)
+    shares.take("a", 60, keep, at_once)
+    shares.take("a", 10, keep, at_once)
 
 
 def test_what_does_not_fit_waits_until_others_have_given_back() -> None:
@@ -52,8 +57,8 @@ def test_what_does_not_fit_waits_until_others_have_given_back() -> None:
 
 def test_one_share_may_be_larger_than_all_when_it_is_alone() -> None:
     shares = MemoryShares(100)
-    shares.take("a", 500, lambda: None, never)
-    shares.take("a", 600, lambda: None, never)
+    shares.take("a", 500, lambda: None, at_once)
+    shares.take("a", 600, lambda: None, at_once)
 
 
 def test_who_asks_again_comes_after_who_waits() -> None:

@@ -129,6 +129,7 @@ def test_one_data_column_is_copied_to_each_replica() -> None:
 
 
 def test_a_code_without_parity_encodes_nothing() -> None:
+    """Nor is it refused; who wrote to the cells, which are read-only, would raise."""
     code = Code(3, 0)
     data = data_cells(code, 100)
     codec_for(code).encode(views(data), [])
