@@ -72,6 +72,9 @@ class Herald:
 gc.disable()
 # numpy's thread pool costs each of the processes that tests start a third of its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads of torch's wait for each other by spinning. Where others have the cores, that is all they
+# do: a training of 200 tiny steps took 20 s of CPU, and takes one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
