@@ -199,25 +199,26 @@ def kill_a_target(url: str, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills",
+    ("kills", "ranks"),
     [
-        pytest.param(2, id="2", marks=pytest.mark.timeout(700)),
-        pytest.param(20, id="20", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+        pytest.param(2, 3, id="2", marks=pytest.mark.timeout(700)),
+        pytest.param(20, 4, id="20", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],
 )
 def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
-    cluster: str, warm: Warm, tmp_path: Path, kills: int
+    cluster: str, warm: Warm, tmp_path: Path, kills: int, ranks: int
 ) -> None:
+    """Few tensors of the model divide by three: shards of three ranks are of two sizes."""
     seed = int(os.environ.get("CKPT_SOAK_SEED", "11"))
     chance = random.Random(seed)
     steps = kills * STEPS_PER_KILL + STEPS_LEFT  # So the last kill meets a run that goes on.
-    calm = Training(warm, cluster, f"calm-{kills}", tmp_path / "calm", 4, steps)
+    calm = Training(warm, cluster, f"calm-{kills}", tmp_path / "calm", ranks, steps)
     calm.finish()
     reference = calm.losses()
     assert sorted(reference) == list(range(1, steps + 1))
     assert all(len(values) == 1 for values in reference.values())
 
-    wild = Training(warm, cluster, f"wild-{kills}", tmp_path / "wild", 4, steps, kills + 2)
+    wild = Training(warm, cluster, f"wild-{kills}", tmp_path / "wild", ranks, steps, kills + 2)
     try:
         for number in range(kills):
             window = number * STEPS_PER_KILL
@@ -227,11 +228,11 @@ def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
         wild.finish()
     finally:
         wild.stop()
-    assert len(wild.starts()) >= 4 * (kills + 1), f"seed {seed}"
+    assert len(wild.starts()) >= ranks * (kills + 1), f"seed {seed}"
     assert wild.losses() == reference, f"seed {seed}"
     with ckpt.open(cluster) as store:
         states = [
-            store.load(f"{name}-{kills}", steps, whole=True, rank=0, world_size=4)
+            store.load(f"{name}-{kills}", steps, whole=True, rank=0, world_size=ranks)
             for name in ("calm", "wild")
         ]
         assert bits_of(states[0]) == bits_of(states[1]), f"seed {seed}"
