@@ -4,6 +4,8 @@ begins, and the same one that goes on. The names that a user's script has are gi
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ import ckpt_torch
 from tests.client.test_operations import shell
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_save import whole
+from tests.frameworks.warm import Warm
 from tests.pages import README, START, examples, run_examples, sessions
 
 EVERY = 2
@@ -74,7 +77,8 @@ def test_the_loop_goes_on_under_another_number_of_ranks(cluster: str, ranks: Ran
     assert again[0][1] == second[0][1] != first[0][1]
 
 
-def test_the_start_page_goes_on_after_each_kill(tmp_path: Path) -> None:
+def test_the_start_page_goes_on_after_each_kill(warm: Warm, tmp_path: Path) -> None:
+    """The trainer that is killed starts as a user's does, those that go on after it start warm."""
     ((script, _),) = examples(START, "start")
     (_, *lines) = sessions(START.read_text())
     with shell(tmp_path) as opened:
@@ -83,6 +87,9 @@ def test_the_start_page_goes_on_after_each_kill(tmp_path: Path) -> None:
         opened.python(examples(START, "core")[0][0])
         for line, printed in lines[1:]:
             assert opened.run(line) == printed or not printed, line
+            if "DIE_AT" in line:
+                folders = warm.interpreter(tmp_path).parent, Path(sys.executable).parent
+                opened.run(f"export PATH='{':'.join(map(str, folders))}:{os.environ['PATH']}'")
 
 
 class Emptying:

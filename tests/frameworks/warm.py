@@ -25,6 +25,7 @@ import os
 import re
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -74,6 +75,13 @@ class Warm:
     def command(self, script: Path, *arguments: str) -> list[str]:
         """A command line that does what `python SCRIPT ARGUMENT...` does."""
         return [sys.executable, "-S", __file__, "run", *self.sockets, "--", str(script), *arguments]
+
+    def interpreter(self, folder: Path) -> Path:
+        """A `python` for scripts, made in that folder, which may stand on a shell's PATH."""
+        python = folder / "python"
+        python.write_text(f'#!/bin/sh\nexec {shlex.join(self.command(folder)[:-1])} "$@"\n')
+        python.chmod(0o755)
+        return python
 
     def start(
         self, number: int, script: Path, stdin: int, beside: Sequence[Path] = ()
