@@ -137,8 +137,9 @@ def test_a_tensor_that_is_freed_under_its_copy(
             # The caller keeps nothing of the state.
             future = begin(device, store, f"freed-{planted}/{step}", on_device(numbers(step)))
             device.wait_held()
-            torch.accelerator.current_stream().synchronize()
             assert freed.wait(WAIT_S) if planted else not freed.is_set()
+            # What is freed is overwritten, in the stream's order.
+            torch.accelerator.current_stream().synchronize()
             freed.clear()
         future.result(WAIT_S)
         with finding(planted):
