@@ -128,7 +128,7 @@ def sent(actions: list[e.StagerAction]) -> list[Message]:
     return [action.message for action in actions if isinstance(action, Send)]
 
 
-def joined() -> Rig:
+def joined(answer: LaunchJoined = LaunchJoined(LAUNCH)) -> Rig:  # noqa: B008, frozen
     """Trainer attached, session up, launch joined, save 1 (step 10) staging in half 0."""
     rig = Rig()
     assert rig.do(e.TrainerAttached(0)) == [e.DialCoordinator()]
@@ -136,7 +136,7 @@ def joined() -> Rig:
     actions = rig.ask(1, 10)
     request = request_in(actions, JoinLaunch)
     assert actions == [e.GrantHalf(1, 0), Send(S1, request, JOIN)]
-    assert rig.receive(LaunchJoined(LAUNCH), request) == []
+    assert rig.receive(answer, request) == []
     return rig
 
 

@@ -43,6 +43,9 @@ class LaunchJoined(Struct, frozen=True, gc=False):
     """This coordinator understands GuardStanding."""
     claims: bool = False
     """It understands ClaimSpace."""
+    counts: bool = False
+    """It understands OpenPayload's `nth`, and knows that this stager is its rank's first in this
+    launch, of which the rank has missed no attempt: so the stager can count."""
 
 
 class Departure(Enum):

@@ -58,6 +58,9 @@ class OpenPayload(Struct, frozen=True, gc=False):
     are the others. Said again with `resume`. Answered by HomesRefused when one cannot be used."""
     metrics: dict[str, float] = {}
     """What the trainer says of the step, as `check_metrics` has it. Said again with `resume`."""
+    nth: int = 0
+    """Its rank's how-many-th save of this step it is in this launch, from 1: the n-th meets the
+    n-th of every other rank. 0: not known. Only said where LaunchJoined has `counts`."""
 
 
 class HomesRefused(Struct, frozen=True, gc=False):

@@ -24,6 +24,7 @@ class StagerLaunches(StagerEndings):
                 continue
             if run.number is None:
                 run.came_us = self._now_us
+                run.counts = joined.counts if run.counts is None else run.counts
             run.number, run.joined_on = joined.launch, self.session
             run.references = joined.references
             if joined.claims and run.space is not None:

@@ -113,6 +113,7 @@ class StagerMachine(StagerRefusals):
             case e.PayloadHandedOver(now_us) if save.state is SaveState.STAGING:
                 save.state, save.handed = SaveState.OPENING, event
                 save.opening_since_us, save.undecided = now_us, event.comparing
+                self._count(save)
             case e.ReferencesFound(now_us) if save.pending and save.undecided:
                 save.opening_since_us, save.undecided = now_us, False
                 save.refers = event if event.homes else None
@@ -187,6 +188,7 @@ class StagerMachine(StagerRefusals):
             return
         save = self._new_save(event)
         save.state, save.refused, save.opening_since_us = SaveState.OPENING, event.why, event.now_us
+        self._count(save)
 
     def _trainer_detached(self) -> None:
         self.trainer_attached = False
@@ -343,7 +345,9 @@ class StagerMachine(StagerRefusals):
             save.refers = None
         if save.planned_on != session:
             if save.open.is_due(session, self._now_us):
-                self._ask(save.open, requests.open_payload(self.identity, run.number, save))
+                nth = save.nth if run.counts else 0
+                question = requests.open_payload(self.identity, run.number, save, nth)
+                self._ask(save.open, question)
         else:
             self._ask_for_planned(save, run.number, session)
 

@@ -25,6 +25,8 @@ from ckpt.protocol.stager.events import (
 
 RETRY_US: Final = 2_000_000
 RETRY_US_MAX: Final = 16_000_000
+STEPS_COUNTED: Final = 64
+"""The highest ones; who goes back further cannot say how often it has saved a step."""
 
 
 class SaveState(Enum):
@@ -150,6 +152,25 @@ class LastSave:
     at_us: int
 
 
+class Tries:
+    """How often each step was saved in a launch, counted as its coordinators and peers do."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Step, int] = {}
+        #: Of this step and earlier ones too much is forgotten.
+        self._forgotten = -1
+
+    def count(self, step: Step) -> int:
+        """One more save of it: which one it is, from 1; 0 when that is not known."""
+        if step <= self._forgotten:
+            return 0
+        self._counts[step] = number = self._counts.get(step, 0) + 1
+        if len(self._counts) > STEPS_COUNTED:
+            self._forgotten = min(self._counts)
+            del self._counts[Step(self._forgotten)]
+        return number
+
+
 @dataclass(slots=True)
 class Launched:
     """One run's launch as this rank has joined it."""
@@ -164,6 +185,10 @@ class Launched:
     """In this launch; a restarted coordinator learns it from here."""
     references: bool = False
     """Its coordinator understands a payload's homes."""
+    counts: bool | None = None
+    """Whether `tries` is all that the rank has saved in it, as a coordinator says at its first
+    join; never where a save ended that may have been in no attempt."""
+    tries: Tries = field(default_factory=Tries)
     error: SaveFailed | None = None
     """This launch can save no more; every later save is refused with it."""
     refused: bool = False
@@ -233,6 +258,8 @@ class RankSave:
     outcome: Outcome | None = None
     refused: str = ""
     """Why nothing was staged: it is opened for its peers' sake, so that they hear it."""
+    nth: int = 0
+    """Its how-many-th save of its step in its launch that is; 0 when it is not known."""
     member: str = ""
     """Of a file its name; it belongs to no launch, and its number comes with the plan."""
 

@@ -64,7 +64,7 @@ class StagerRefusals(StagerLaunches):
         if failure.code == "fenced" and not save.member:
             # Of earlier saves, what all ranks had handed over may still commit: each hears its own.
             self.runs[save.run].error = failure
-        self._finish(save, failure)
+        self._finish_outside(save, failure)
 
     def _certify_refused(self, save: RankSave, failure: e.SaveFailed, again_us: int | None) -> None:
         """A coordinator that lost the payload from sight hears of it again;
@@ -95,7 +95,13 @@ class StagerRefusals(StagerLaunches):
                 self._do(e.RefuseSave(save.number, failure.code, failure.message, failure.hint))
                 self._drop(save)
             elif save.pending:
-                self._finish(save, failure)
+                self._finish_outside(save, failure)
+
+    def _finish_outside(self, save: RankSave, failure: e.SaveFailed) -> None:
+        """It may have been in no attempt."""
+        if save.run in self.runs and not save.member:
+            self.runs[save.run].counts = False
+        self._finish(save, failure)
 
     def _spares_named(self, save: RankSave, spares: tuple[Place, ...]) -> None:
         wanted = save.wanted.pop(0)

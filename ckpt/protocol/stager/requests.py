@@ -62,7 +62,9 @@ def claim_space(who: SaverIdentity, run: Launched, now_us: int) -> ClaimSpace:
     return ClaimSpace(run.number, who.rank, run.space, stood_us)
 
 
-def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> OpenPayload:
+def open_payload(
+    who: SaverIdentity, launch: LaunchNumber, save: RankSave, nth: int = 0
+) -> OpenPayload:
     """Only for a payload that is handed over whole, with its generation when that is known; or for
     none at all.
     """
@@ -82,6 +84,7 @@ def open_payload(who: SaverIdentity, launch: LaunchNumber, save: RankSave) -> Op
         refused=save.refused,
         homes=save.refers.homes if save.refers is not None else (),
         metrics=handed.metrics if handed is not None else {},
+        nth=nth,
     )
 
 

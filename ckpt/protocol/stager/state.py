@@ -185,6 +185,11 @@ class StagerState:
             return
         run.last = LastSave(save.number, save.step, self._now_us)
 
+    def _count(self, save: RankSave) -> None:
+        """It is handed over or refused: the coordinator will hear of it."""
+        if not save.member:
+            save.nth = self.runs[save.run].tries.count(save.step)
+
     def _do(self, action: e.StagerAction) -> None:
         self._actions.append(action)
 

@@ -134,6 +134,8 @@ class Launch:
     """The last payload that each rank has handed over."""
     all_saved: bool = False
     """It has committed a checkpoint."""
+    counted: set[Rank] | None = None
+    """Whose first stager has come, while one that comes has missed no attempt; None afterwards."""
     guards: LaunchGuards = field(init=False)
     """Of its ranks' trainings; they agree where to stop."""
 
@@ -405,6 +407,7 @@ class Launches:
         kept.saved = gone.saved | kept.saved
         kept.all_saved |= gone.all_saved
         kept.guards.absorb(gone.guards)
+        kept.counted = None
         for session in gone.readers:
             kept.readers.add(session)
             self._reading[session].append(kept)
@@ -428,7 +431,7 @@ class Launches:
     def _new(self, run: Run, message: JoinLaunch) -> Launch:
         self._counter += 1
         number = LaunchNumber(self._term << 32 | self._counter)
-        launch = Launch(number, message.key, message.world_size)
+        launch = Launch(number, message.key, message.world_size, counted=set())
         run.launches[number] = launch
         return launch
 

@@ -5,9 +5,10 @@ same launch, or, where the catalog has no room, when its ranks meet in it all th
 from __future__ import annotations
 
 from ckpt.base.errors import NoSpace
+from ckpt.base.ids import Rank
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
-from ckpt.protocol.coordinator.cluster.launches import Launches
+from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.events import Session
@@ -37,8 +38,9 @@ class Joining:
         )
         turn = self._rounds.next_turn(message.run, launch, message.rank)
         joined = LaunchJoined(
-            launch.number, turn, references=True, by_number=True, guards=True, claims=True
-        )
+            launch.number, turn, references=True, by_number=True, guards=True, claims=True,
+            counts=role is Role.STAGER and _is_first(launch, message.rank),
+        )  # fmt: skip
         if not entries and not launch.unwritten:
             self._desk.send(session, request, joined)
             return
@@ -70,6 +72,14 @@ class Joining:
         found = self._waiting.pop(asked, None)
         if found is not None:
             self._desk.send(*asked, found[0])
+
+
+def _is_first(launch: Launch, rank: Rank) -> bool:
+    """Whether this stager's saves are all that the rank has done in this launch, or has missed."""
+    if launch.counted is None or rank in launch.counted:
+        return False
+    launch.counted.add(rank)
+    return True
 
 
 def _is_one_launch(message: JoinLaunch) -> bool:

@@ -114,6 +114,8 @@ class Payload:
     """What its tensors may refer to."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What its trainer says of the step."""
+    nth: int = 0
+    """As in OpenPayload."""
 
     @property
     def certified(self) -> bool:
@@ -154,6 +156,8 @@ class Attempt:
     """What all are sent, once aborting."""
     refused: bool = False
     """A rank refused the step; whoever comes first to its launch afterwards hears it too."""
+    refused_nth: int = 0
+    """Its how-many-th save of the step that was; a later save of another rank does not hear it."""
     closed: bool = True
     """No payload may be added: False for members until a commit names them."""
     next_number: int = 0

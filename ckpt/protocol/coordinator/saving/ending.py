@@ -133,7 +133,7 @@ class Ending:
         """A rank staged nothing: its peers hear why, and the next save of the step is another
         attempt for all of them.
         """
-        attempt.refused = True
+        attempt.refused, attempt.refused_nth = True, message.nth
         reason = f"rank {message.rank} refused step {message.step}: {message.refused}"
         self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}", hint="save again"))
 
@@ -204,6 +204,9 @@ class Ending:
                 self._announce_abort(attempt)
 
     def _note_failure(self, attempt: Attempt, error: CkptError) -> None:
+        launch = self._launches.get(attempt.checkpoint.run, attempt.launch)
+        if launch is not None and not attempt.refused:
+            launch.counted = None
         after = error.retry_after_s
         after_us = None if after is None else round(after * US_PER_S)
         attempt.failure = AttemptAborted(

@@ -38,6 +38,7 @@ from ckpt.protocol.coordinator.saving.attempts import (
 from ckpt.protocol.coordinator.saving.committing import Committer
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
+from ckpt.protocol.coordinator.saving.refusing import Refusing, is_past
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.coordinator.saving.stranded import Stranded
 from ckpt.protocol.events import Session
@@ -67,10 +68,12 @@ class Opening:
         #: every tick.
         self._postponed: list[tuple[Attempt, Payload]] = []
         self._stranded = Stranded(context, ending)
+        self._refusing = Refusing(context.desk, context.book, ending, self._refuse_alone)
 
     def tick(self) -> None:
         """Plan what waited for targets to come; end what has too few."""
         self._stranded.tick()
+        self._refusing.tick()
         postponed, self._postponed = self._postponed, []
         for attempt, payload in postponed:
             if attempt.state not in ENDED:
@@ -109,7 +112,7 @@ class Opening:
             self._ending.tell_end(attempt, payload)
             return
         if message.refused:
-            self._ending.refuse(attempt, message)
+            self._refusing.refuse(attempt, payload, message)
             return
         self._ending.abort_passed_by(attempt)
         if attempt.state not in ENDED:
@@ -154,24 +157,33 @@ class Opening:
         So the n-th save of a step by one rank meets the n-th of every other. One that was aborted
         before this rank came ends its save too, unless this process joined only afterwards. One
         that a rank refused does so as well when this is the rank's first process: it was on its
-        way to that very save.
+        way to that very save. A refusal that comes late ends no later save of the step.
         """
         launch = self._launches.get(message.run, message.launch)
         joined_us = launch.joined_us(message.rank) if launch is not None else LONG_AGO_US
         member = launch.members.get(message.rank) if launch is not None else None
         first = member is None or not member.came_again
         for attempt in self._book.of_step(message.run, message.step):
-            if (
-                attempt.launch == message.launch
-                and message.rank not in attempt.payloads
-                and (
-                    attempt.state not in ENDED
-                    or attempt.opened_us >= joined_us
-                    or (attempt.refused and first)
-                )
-            ):
+            if attempt.launch != message.launch or message.rank in attempt.payloads:
+                continue
+            if attempt.state not in ENDED:
+                meets = not (message.refused and is_past(attempt, message))
+            elif 0 < attempt.refused_nth < message.nth:
+                meets = False
+            else:
+                meets = attempt.opened_us >= joined_us or (attempt.refused and first)
+            if meets:
                 return attempt
         return None
+
+    def _refuse_alone(self, payload: Payload, message: OpenPayload) -> None:
+        """What it was entered in is a later save."""
+        if payload.session is None:
+            return  # Its stager says it again.
+        attempt = self._new(message)
+        alone = self.enter(attempt, payload.session, message)
+        alone.request = payload.request
+        self._ending.refuse(attempt, message)
 
     def _new(self, message: OpenPayload) -> Attempt:
         launch = self._launches.get(message.run, message.launch)
@@ -220,6 +232,7 @@ class Opening:
             member=message.member,
             homes=message.homes,
             metrics={} if message.member else message.metrics,
+            nth=message.nth,
         )
         attempt.payloads[message.rank] = payload
         self._book.speaks(attempt, payload, session)
@@ -229,6 +242,8 @@ class Opening:
         if launch is not None and not message.member:
             saved = Saved(message.process, message.step, self._desk.now_us)
             launch.handed_over(message.rank, saved, again=message.resume is not None)
+        if not message.refused:
+            self._refusing.came(attempt, payload)
         return payload
 
     def plan(self, attempt: Attempt, payload: Payload) -> None:
