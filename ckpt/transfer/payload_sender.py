@@ -27,6 +27,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Lendable
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkEvent, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import ColumnNumber, PayloadId, RunName
 from ckpt.format.messages.saving import Place
@@ -57,6 +58,7 @@ class PayloadSender:
     """
 
     def __init__(self, options: SenderOptions) -> None:
+        """Raises Scarce where the system has no thread left."""
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when `results` has something."""
         self._loop = LinkLoop()
@@ -91,8 +93,12 @@ class PayloadSender:
             threading.Thread(target=self._run, args=(loop,), name=f"ckpt-{name}", daemon=True)
             for name, loop in (("encode", self._encode_loop), ("send", self._send_loop))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                start_thread(thread)
+        except BaseException:
+            self.close()
+            raise
 
     # ----------------------------------------------------------------------- owner's thread
 
@@ -147,7 +153,8 @@ class PayloadSender:
         self._work.set()
         self._loop.wake()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         self._drop_rings()
         self._loop.shut()
         for job in self._jobs.values():

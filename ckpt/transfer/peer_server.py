@@ -28,6 +28,7 @@ from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.selecting import BulkLoop
 from ckpt.aio.slots import SlotPool
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAYLOAD_BYTES_MAX
@@ -73,7 +74,7 @@ class PeerServer:
         directory: for a Unix socket that peers on this host take; None for none.
         wire: asked on my thread.
 
-        Raises Unavailable when neither can be had.
+        Raises Unavailable when neither can be had, or no thread.
         """
         name = TargetId(f"peer-{secrets.token_hex(8)}")
         self._secret = secret
@@ -87,8 +88,12 @@ class PeerServer:
         self._errors: list[CkptError] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ckpt-peers", daemon=True)
-        self._thread.start()
-        self._ready.wait()
+        try:
+            start_thread(self._thread)
+            self._ready.wait()
+        except BaseException:
+            self.close()
+            raise
         if self._errors:
             self.close()
             raise self._errors[0]
@@ -119,7 +124,10 @@ class PeerServer:
         """Nothing is read from anybody's memory afterwards. Idempotent."""
         with suppress(RuntimeError):  # It has ended already.
             self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        if self._thread.ident is None:
+            self._loop.close()
+        else:
+            self._thread.join()
 
     def _run(self) -> None:
         self._loop.call_soon(self._start)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -22,21 +21,13 @@ from ckpt.protocol.reader.events import FinishStripe
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.decode_worker import DecodeWorker
 from ckpt.transfer.landings import Landings
+from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
+from ckpt.transfer.peer_server import PeerServer
+from tests.no_threads import SAYS, no_threads
 from tests.protocol.reading import Columns
 
 SECRET: Final = bytes(32)
 NOWHERE: Final = "unix:/nowhere/socket"
-TOO_LARGE: Final = 1 << 46
-"""No machine gives a stack of this size."""
-
-
-@contextmanager
-def no_threads() -> Iterator[None]:
-    before = threading.stack_size(TOO_LARGE)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 def opened() -> list[str]:
@@ -47,7 +38,7 @@ def test_who_asks_hears_which_limit_to_raise_and_asks_again_once_there_are_threa
     before = opened()
     client = RpcClient(NOWHERE, Caller(SECRET, Role.ADMIN, "test"), lasting=False)
     for _ in range(2):
-        with no_threads(), pytest.raises(Scarce, match=r"can't start new thread.*pids\.max"):
+        with no_threads(), pytest.raises(Scarce, match=SAYS):
             client.call(Ask("status"))
     with pytest.raises(Unavailable, match="cannot connect"):
         client.call(Ask("status"))
@@ -63,6 +54,15 @@ def test_what_has_to_be_decoded_says_so_and_needs_no_end() -> None:
     data = Columns.make(Code(2, 1), 1000, 64 * 1024, seed=1)
     assembly = Assembly(data.layout, Landings(gap_bytes=0), xxh3_128(data.manifest))
     worker = DecodeWorker(lambda: None)
-    with no_threads(), pytest.raises(Scarce, match=r"can't start new thread.*pids\.max"):
+    with no_threads(), pytest.raises(Scarce, match=SAYS):
         worker.put(assembly, FinishStripe(0, (), (), ()), object())
     worker.stop()
+
+
+def test_who_sends_or_gives_to_peers_says_so_and_keeps_nothing_open(tmp_path: Path) -> None:
+    before, running = opened(), threading.active_count()
+    with no_threads(), pytest.raises(Scarce, match=SAYS):
+        PayloadSender(SenderOptions(secret=SECRET, name="test"))
+    with no_threads(), pytest.raises(Scarce, match=SAYS):
+        PeerServer(SECRET, "cluster-a", "127.0.0.1", tmp_path)
+    assert (opened(), threading.active_count()) == (before, running)

@@ -15,7 +15,13 @@ from ckpt.base.units import KiB, MiB
 from ckpt.format.messages.saving import BoxQuery
 from ckpt.format.table import RankTable
 from ckpt.plan.references import Move, base_of, find_references
-from ckpt.protocol.stager.events import PayloadSealed, PayloadStopped, StagerEvent, StopPayload
+from ckpt.protocol.stager.events import (
+    PayloadSealed,
+    PayloadStopped,
+    StagerEvent,
+    StartPayload,
+    StopPayload,
+)
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions, SenderResult
 from ckpt_client.save.packing import PackingPlan, plan_packing
 from ckpt_client.save.state import flatten
@@ -23,7 +29,7 @@ from ckpt_client.stager.arena import Half
 from ckpt_client.stager.declaration import Declaration, read_declaration
 from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
 from ckpt_client.stager.jobs import Jobs
-from ckpt_client.stager.sending import MOVED_BYTES_MAX, Sending, move_together
+from ckpt_client.stager.sending import MOVED_BYTES_MAX, LaterCommand, Sending, move_together
 from tests.aio.netkit import SECRET
 from tests.client.test_packing import _declaration, _staged
 from tests.transfer.targetkit import targets
@@ -103,6 +109,17 @@ class Desk:
         self.jobs.close()
         self.sending.close()
 
+    def start(self, action: StartPayload, half: Half, moves: list[Move]) -> None:
+        """As the stager does: what it hears at once it handles next."""
+        self._note(self.sending.start(action, half, moves))
+
+    def command(self, action: LaterCommand) -> None:
+        self._note(self.sending.command(action))
+
+    def _note(self, event: StagerEvent | None) -> None:
+        if event is not None:
+            self.told.append(event)
+
     def has_moved(self) -> bool:
         self.jobs.finish()
         return not self.jobs.pending
@@ -121,13 +138,13 @@ def test_a_payload_is_sent_as_its_moves_have_made_it() -> None:
         start = changed(
             start_of(1, arena, [target.place(j) for j, target in enumerate(made)]), refers=True
         )
-        desk.sending.start(start, Half(memoryview(half), -1), [Move(364_000, 300_000, 400_000)])
+        desk.start(start, Half(memoryview(half), -1), [Move(364_000, 300_000, 400_000)])
         assert desk.heard(PayloadSealed) == [], "not before it has moved"
         wait_until(desk.has_moved, "the move")
         wait_until(lambda: bool(desk.heard(PayloadSealed)), "the columns")
         sealed = desk.heard(PayloadSealed)[-1]
         assert_holds(sealed, made, arena)  # type: ignore[arg-type]
-        desk.sending.command(StopPayload(payload_of(1)))
+        desk.command(StopPayload(payload_of(1)))
         wait_until(lambda: bool(desk.heard(PayloadStopped)), "the end")
         desk.close()
 
@@ -139,8 +156,8 @@ def test_what_is_said_of_a_payload_waits_until_it_has_moved() -> None:
         start = changed(
             start_of(1, arena, [target.place(j) for j, target in enumerate(made)]), refers=True
         )
-        desk.sending.start(start, Half(memoryview(arena.map), -1), [])
-        desk.sending.command(StopPayload(payload_of(1)))
+        desk.start(start, Half(memoryview(arena.map), -1), [])
+        desk.command(StopPayload(payload_of(1)))
         assert desk.jobs.pending == 1
         assert desk.heard(PayloadStopped) == [], "a worker may be at its bytes"
         wait_until(desk.has_moved, "the move")
@@ -153,8 +170,8 @@ def test_a_payload_that_cannot_be_moved_fails_and_is_stopped() -> None:
     arena = Arena("2+1", 700_000)
     readonly = memoryview(arena.payload)
     start = changed(start_of(1, arena, []), refers=True)
-    desk.sending.start(start, Half(readonly, -1), [Move(64, 0, 10)])
-    desk.sending.command(StopPayload(payload_of(1)))
+    desk.start(start, Half(readonly, -1), [Move(64, 0, 10)])
+    desk.command(StopPayload(payload_of(1)))
     wait_until(desk.has_moved, "the move")
     wait_until(lambda: bool(desk.heard(PayloadStopped)), "the end")
     assert [type(one).__name__ for one in desk.told] == ["PayloadFailed", "PayloadStopped"]

@@ -12,9 +12,11 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import Refused
+from ckpt.base.system_errors import Scarce
 from ckpt_client.default import process_store
 from ckpt_client.url import LocalUrl
 from tests.client.clikit import run
+from tests.no_threads import SAYS, no_threads
 from tests.waiting import wait_until
 
 
@@ -177,3 +179,14 @@ def test_a_closed_store_ends_its_guards(tmp_path: Path) -> None:
     opened.close()
     assert signal.getsignal(signal.SIGTERM) == term
     assert run("local", "stop", f"{tmp_path}/c", environ=dict(os.environ)).code == 0
+
+
+def test_a_guard_that_gets_no_thread_leaves_signals_as_they_were(store: ckpt.Store) -> None:
+    term = signal.getsignal(signal.SIGTERM)
+    with store.preemption("scarce", rank=0, world_size=1):
+        assert signal.getsignal(signal.SIGTERM) != term  # And the store's own threads are there.
+    with no_threads(), pytest.raises(Scarce, match=SAYS):
+        store.preemption("scarce", rank=0, world_size=1)
+    assert signal.getsignal(signal.SIGTERM) == term
+    with store.preemption("scarce", rank=0, world_size=1) as guard:
+        assert not guard.preempted

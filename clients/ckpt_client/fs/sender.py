@@ -25,8 +25,10 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.link import Link, LinkClosed, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.secret import read_secret
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
+from ckpt.base.system_errors import Scarce
 from ckpt.format.members import Member, MemberPlan, member_table
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
@@ -89,7 +91,10 @@ class FileSender:
         secret_file: Path,
         on_committed: Callable[[CheckpointId], None],
     ) -> None:
-        """on_committed hears on my thread of a commit that named a file of mine."""
+        """on_committed hears on my thread of a commit that named a file of mine.
+
+        Raises Scarce where the system has no thread left.
+        """
         self._locator = locator
         self._on_committed = on_committed
         self._secret = read_secret(secret_file)
@@ -116,8 +121,12 @@ class FileSender:
         self._halves: dict[int, int] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ckpt-files", daemon=True)
-        self._thread.start()
         _senders.add(self)
+        try:
+            start_thread(self._thread)
+        except Scarce:
+            self._end(Aborted("it never began"))
+            raise
 
     # ----------------------------------------------------------------------- any thread
 

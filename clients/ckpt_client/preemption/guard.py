@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import LaunchNumber, RunName, Step, check_run_name
 from ckpt.base.units import US_PER_S, check_seconds
@@ -84,7 +85,11 @@ def watch_for_preemption(
             f"run {run!r} has a preemption guard in this store already",
             hint="use that one, or close it first",
         )
-    guard.begin(launch.launch if launch.guards else None)
+    try:
+        guard.begin(launch.launch if launch.guards else None)
+    except BaseException:
+        guard.close()
+        raise
     return guard
 
 
@@ -138,10 +143,12 @@ class PreemptionGuard:
         self._thread = threading.Thread(target=self._serve, name="ckpt-preemption", daemon=True)
 
     def begin(self, launch: LaunchNumber | None) -> None:
-        """This rank has joined its launch; None where the coordinator knows nothing of guards."""
+        """This rank has joined its launch; None where the coordinator knows nothing of guards.
+        Raises Scarce where the system has no thread left.
+        """
         if launch is not None:
             self.joined(launch)
-        self._thread.start()
+        start_thread(self._thread)
 
     def __enter__(self) -> Self:
         return self

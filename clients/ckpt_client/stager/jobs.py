@@ -5,6 +5,7 @@ Results come back in the loop.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from ckpt.base.errors import CkptError
+from ckpt.base.system_errors import system_error
 
 Result = TypeVar("Result")
 WORKER_COUNT: Final = 2
@@ -29,6 +31,8 @@ class Jobs:
         self._done: deque[Callable[[], None]] = deque()
         #: Workers ring it when they have put something into `_done`.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: A worker lives from the first work that found a thread.
+        self._has_worker = False
         self.pending = 0
         """Jobs that were started and whose follow-up has not begun. Only the loop counts."""
 
@@ -43,9 +47,21 @@ class Jobs:
         then: Callable[[Result], None],
         failed: Callable[[CkptError], None],
     ) -> None:
-        """Exactly one of `then` and `failed` runs, in `finish`."""
+        """Exactly one of `then` and `failed` runs, in `finish`: `failed` also where the system has
+        no thread left, and then the work is never begun.
+        """
         self.pending += 1
-        future = self._pool.submit(work)
+        future: Future[Result] = Future()
+        try:
+            self._pool.submit(_do, work, future)
+        except RuntimeError as error:  # As CPython says it, which keeps the work for a worker.
+            if not self._has_worker:
+                future.cancel()
+                refused = OSError(errno.EAGAIN, str(error))
+                scarce = system_error("no worker of the stager can run", refused)
+                self._follow(lambda: failed(scarce))
+                return
+        self._has_worker = True
         future.add_done_callback(lambda done: self._ended(done, then, failed))
 
     def finish(self) -> None:
@@ -69,10 +85,21 @@ class Jobs:
         error = done.exception()
         if error is None:
             result = done.result()
-            self._done.append(lambda: then(result))
+            self._follow(lambda: then(result))
         elif isinstance(error, CkptError):
-            self._done.append(lambda: failed(error))
+            self._follow(lambda: failed(error))
         else:
             broken = CkptError(f"the stager broke: {type(error).__name__}: {error}")
-            self._done.append(lambda: failed(broken))
+            self._follow(lambda: failed(broken))
+
+    def _follow(self, what: Callable[[], None]) -> None:
+        self._done.append(what)
         os.eventfd_write(self._bell, 1)
+
+
+def _do(work: Callable[[], Result], future: Future[Result]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)

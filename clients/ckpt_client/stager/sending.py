@@ -18,6 +18,7 @@ from ckpt.plan.references import Move
 from ckpt.protocol.stager.events import (
     AddSpares,
     PayloadFailed,
+    PayloadStopped,
     ReopenColumns,
     StagerEvent,
     StartPayload,
@@ -56,31 +57,37 @@ class Sending:
         """Descriptors that are readable when there are results."""
         return () if self._sender is None else (self._sender.wakeup_fd,)
 
-    def start(self, action: StartPayload, half: Half, moves: Iterable[Move]) -> None:
-        """Encode and send the payload, once these moves have made it of the whole one."""
-        sender = self._started()
+    def start(self, action: StartPayload, half: Half, moves: Iterable[Move]) -> StagerEvent | None:
+        """Encode and send the payload, once these moves have made it of the whole one. What
+        happened at once: it may be that it cannot.
+        """
+        payload = action.plan.payload
+        try:
+            sender = self._started()
+        except CkptError as error:
+            return _failed(payload, error)
         if not action.refers:
             sender.start(action, half.memory, half.lendable)
-            return
-        payload = action.plan.payload
+            return None
         self._moving[payload] = []
         self._jobs.start(
             lambda: move_together(half.memory, moves),
             lambda _: self._moved(action, half),
             lambda error: self._not_moved(payload, error),
         )
+        return None
 
     def withdraw(self, half: Half) -> None:
         """Let go of this memory, which is given up."""
         if self._sender is not None and half.lendable is not None:
             self._sender.withdraw(half.lendable)
 
-    def command(self, action: LaterCommand) -> None:
-        """Pass a command to a payload that was started."""
-        if action.payload in self._moving:
-            self._moving[action.payload].append(action)
-        else:
-            self._perform(action)
+    def command(self, action: LaterCommand) -> StagerEvent | None:
+        """Pass a command to a payload that was started. What happened at once."""
+        if action.payload not in self._moving:
+            return self._perform(action)
+        self._moving[action.payload].append(action)
+        return None
 
     def results(self) -> list[SenderResult]:
         """What happened since the last call, in order."""
@@ -96,27 +103,36 @@ class Sending:
         self._catch_up(action.plan.payload)
 
     def _not_moved(self, payload: PayloadId, error: CkptError) -> None:
-        self._handle(PayloadFailed(now_us(), payload, error.code, error.message, error.hint))
+        self._handle(_failed(payload, error))
         self._catch_up(payload)
 
     def _catch_up(self, payload: PayloadId) -> None:
         for later in self._moving.pop(payload):
-            self._perform(later)
+            event = self._perform(later)
+            if event is not None:
+                self._handle(event)
 
-    def _perform(self, action: LaterCommand) -> None:
-        sender = self._started()
+    def _perform(self, action: LaterCommand) -> StagerEvent | None:
+        sender = self._sender
         match action:
-            case AddSpares(payload, column, spares):
+            case StopPayload(payload) if sender is None:
+                return PayloadStopped(now_us(), payload)  # None was ever begun.
+            case AddSpares(payload, column, spares) if sender is not None:
                 sender.add_spares(payload, column, spares)
-            case ReopenColumns(payload, columns, places):
+            case ReopenColumns(payload, columns, places) if sender is not None:
                 sender.reopen(payload, columns, places)
-            case StopPayload(payload):
+            case StopPayload(payload) if sender is not None:
                 sender.stop(payload)
+        return None
 
     def _started(self) -> PayloadSender:
         if self._sender is None:
             self._sender = self._make_sender()
         return self._sender
+
+
+def _failed(payload: PayloadId, error: CkptError) -> PayloadFailed:
+    return PayloadFailed(now_us(), payload, error.code, error.message, error.hint)
 
 
 def move_together(half: memoryview, moves: Iterable[Move]) -> None:

@@ -252,9 +252,9 @@ class StagerShell:
             case Report(level, text, fields):
                 log(level, text, **dict(fields))
             case StartPayload():
-                self._start_payload(action)
+                return self._start_payload(action)
             case AddSpares() | ReopenColumns() | StopPayload():
-                self._sending.command(action)
+                return self._sending.command(action)
         return None
 
     def _exit(self, action: Exit) -> None:
@@ -438,7 +438,7 @@ class StagerShell:
         secret = read_secret(self._secret_file)
         return PayloadSender(SenderOptions(secret=secret, name=client_name()))
 
-    def _start_payload(self, action: StartPayload) -> None:
+    def _start_payload(self, action: StartPayload) -> StagerEvent | None:
         slot = self._desk.slot(action.half)
         assert slot.memory is not None, "a granted half has memory"
         checkpoint = action.plan.payload.checkpoint
@@ -453,7 +453,7 @@ class StagerShell:
             declared = self._declared[action.half]
             self._declared[action.half] = replace(declared, table=found.table)
             moves = found.moves
-        self._sending.start(action, slot.memory, moves)
+        return self._sending.start(action, slot.memory, moves)
 
     def _read_sender(self) -> None:
         for result in self._sending.results():
