@@ -17,9 +17,12 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
+from ckpt.base.system_errors import Scarce
 from ckpt_torch.lightning import CkptIO, CkptModelCheckpoint, as_file, load
+from ckpt_torch.lightning.paths import Paths
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm
+from tests.no_threads import SAYS, no_threads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .*_dataloader' does not have many workers"),
@@ -296,3 +299,13 @@ def test_an_io_that_goes_to_another_process_takes_no_thread_along(run: str) -> N
     copy.save_checkpoint({"global_step": 2}, "/out/b.ckpt")
     copy.teardown()
     assert names(run) == {"/out/a.ckpt": 1, "/out/b.ckpt": 2}
+
+
+def test_names_that_got_no_thread_say_so_and_go_on_afterwards(cluster: str) -> None:
+    paths = Paths()
+    with ckpt.open(cluster) as store:
+        with no_threads(), pytest.raises(Scarce, match=SAYS):
+            paths.remove(store, "scarce", "a.ckpt")
+        paths.remove(store, "scarce", "a.ckpt")  # There is none, as with files.
+        paths.wait()
+        paths.close()

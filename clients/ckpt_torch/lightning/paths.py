@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Final
 
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import NotFound, Refused
 from ckpt.format.documents.labels import check_name
 from ckpt_client.save.handle import Commit
@@ -134,9 +135,10 @@ class Paths:
 
     def _submit(self, work: Callable[[], None], path: str, *, taken: bool) -> Future[None]:
         if self._turns is None:
-            self._turns = SimpleQueue()
+            turns: SimpleQueue[_Turn | None] = SimpleQueue()
             # A thread that is waited for would hold the process for as long as a cluster is away.
-            Thread(target=_work, args=(self._turns,), name="ckpt-paths", daemon=True).start()
+            start_thread(Thread(target=_work, args=(turns,), name="ckpt-paths", daemon=True))
+            self._turns = turns
             # After the store's own, so that this one runs before it: the last one is the first.
             atexit.register(self._finish)
         self._pending = [one for one in self._pending if not (one.done() and not one.exception())]
