@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 
@@ -60,3 +61,15 @@ def reporter(name: str) -> Reporter:
         logger.log(_LEVELS.get(level, logging.ERROR), text, extra={"fields": dict(values)})
 
     return report
+
+
+def write_ready_line(document: Mapping[str, object]) -> None:
+    """The ready line, on standard output. One that has no place there, as in a log on a full disk,
+    does not end who serves: it is logged.
+    """
+    line = json.dumps(document)
+    try:
+        os.write(sys.stdout.fileno(), line.encode() + b"\n")
+    except OSError as error:
+        fields = {"error": error.strerror or str(error), "line": line}
+        reporter(__name__)("warning", "the ready line is not written", fields)

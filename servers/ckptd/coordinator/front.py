@@ -11,11 +11,9 @@ Sessions of other coordinators are held open and say nothing: they end when this
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -46,6 +44,7 @@ from ckptd.coordinator.reception import Reception
 from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.http.exposition import Family, render
 from ckptd.http.plane import served
+from ckptd.log import write_ready_line
 from ckptd.target.metrics import build_info
 
 TICK_S: Final = 0.05
@@ -279,4 +278,4 @@ def say_ready(front: Front, **more: object) -> None:
     ready: dict[str, object] = {"ready": "coordinator", "address": view.address, "pid": view.pid}
     ready |= {"cluster": identity.cluster, "boot": f"{identity.boot:016x}", **more}
     ready |= {"http": view.http} if view.http else {}
-    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    write_ready_line(ready)

@@ -7,9 +7,7 @@ stores (docs/drain.md).
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ from ckpt.protocol.handshake import Caller
 from ckptd import config as options
 from ckptd.drain.watch import BurstWatch, CoordinatorWatch
 from ckptd.drain.worker import Reach, StoreWorker
-from ckptd.log import configure, reporter
+from ckptd.log import configure, reporter, write_ready_line
 from ckptd.worker_process import set_by_signals, worker_name
 
 STOP_GRACE_S: Final = 5.0
@@ -121,8 +119,9 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
     threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
-    ready = {"ready": "drain", "pid": os.getpid(), "to": [worker.url for worker in workers]}
-    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    write_ready_line(
+        {"ready": "drain", "pid": os.getpid(), "to": [worker.url for worker in workers]}
+    )
     stopped.wait()
     for thread in threads:
         thread.join(STOP_GRACE_S)

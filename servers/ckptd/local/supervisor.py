@@ -26,7 +26,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +55,7 @@ from ckptd.local.directory_lock import LOCK_NAME, lock_directory
 from ckptd.local.last_words import why_it_ended
 from ckptd.local.plans import COORDINATOR, DRAIN, REPAIR, TARGET, ChildPlans
 from ckptd.local.stop_signals import StopSignals
-from ckptd.log import Reporter, configure, reporter
+from ckptd.log import Reporter, configure, reporter, write_ready_line
 
 READY_NAME: Final = "ready.json"
 OPEN_LOCK_NAME: Final = "lock"
@@ -347,7 +346,7 @@ class LocalCluster:
         self._ready = True
         self._ready_s = now_s
         self._write_ready()
-        os.write(sys.stdout.fileno(), json.dumps(self._ready_document()).encode() + b"\n")
+        write_ready_line(self._ready_document())
         self._report("info", "ready", {"directory": str(self._directory), "pid": os.getpid()})
 
     def _write_ready(self) -> None:

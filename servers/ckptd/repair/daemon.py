@@ -6,9 +6,7 @@ who does it, the coordinator says.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.objects.pace import WritePace
 from ckpt.protocol.handshake import Caller
 from ckptd import config as options
-from ckptd.log import configure, reporter
+from ckptd.log import configure, reporter, write_ready_line
 from ckptd.repair.worker import HANDS, RepairProcess, RepairWorker
 from ckptd.worker_process import set_by_signals, worker_name
 
@@ -67,8 +65,7 @@ def run_repair(config: RepairConfig, secret: bytes) -> None:
     stopped = set_by_signals()
     pace = WritePace(config.bandwidth_bytes or None, is_stopped=stopped.is_set)
     process = RepairProcess(secret, worker_name("repair"), pace)
-    ready = {"ready": "repair", "pid": os.getpid()}
-    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    write_ready_line({"ready": "repair", "pid": os.getpid()})
     failed: list[BaseException] = []
     others = [
         threading.Thread(target=_run_hand, args=(config, process, stopped, failed))

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +42,7 @@ from ckptd import event_loop
 from ckptd.directory import check_owner, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http.plane import served
-from ckptd.log import Reporter, configure, reporter
+from ckptd.log import Reporter, configure, reporter, write_ready_line
 from ckptd.target.directory_lock import DirectoryLock
 from ckptd.target.directory_watch import DirectoryWatch
 from ckptd.target.handlers import CoordinatorHandler, Relay
@@ -259,8 +257,7 @@ async def _serve(
         ready |= {"unix": unix or "", "pid": os.getpid(), "boot": f"{boot:016x}"}
         ready |= {"cluster": known.cluster, "directory": str(config.directory)}
         ready |= {"http": http} if http else {}
-        line = json.dumps(ready)
-        os.write(sys.stdout.fileno(), line.encode() + b"\n")
+        write_ready_line(ready)
         report("info", "ready", {"address": address, "columns": machine.column_count})
         await stop.wait()
         coordinator.check()
