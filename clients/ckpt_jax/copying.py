@@ -29,7 +29,7 @@ import numpy as np
 
 from ckpt.base.errors import Aborted
 from ckpt.base.units import MiB
-from ckpt_client.save.copying import NumpyCopier
+from ckpt_client.save.copying import Bytes, NumpyCopier
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.overlap import SampledCopier
 from ckpt_client.save.packing import PackingPlan, picker
@@ -108,6 +108,10 @@ class JaxCopier(NumpyCopier):
         with jax.transfer_guard_device_to_host("allow"):
             _copy(places, _host_values(self._names, arrays))
         self._watch.note_copied(arrays, places)
+
+    def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        super().copy_part(array, start, target)
+        self._watch.note_part(array, start, target)
 
     def follow(self) -> None:
         self._watch.follow()

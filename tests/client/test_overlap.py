@@ -90,25 +90,57 @@ class Parked(Held):
         super().__init__(arrays)
         self.has_copied, self.may_end = threading.Event(), threading.Event()
 
-    def copy(self, prepared: object, arrays: Sequence[object]) -> None:
-        super().copy(prepared, arrays)
+    def finish(self) -> None:
+        super().finish()
         self.has_copied.set()
         assert self.may_end.wait(WAIT_S)
 
 
-def test_what_was_swapped_in_while_it_was_copied_is_not_committed(store: ckpt.Store) -> None:
+def swap_beside(copier: Parked, what: dict[str, object]) -> None:
     """As averages of weights are for an evaluation: they are gone again when all is copied."""
-    what = state(1.0)
-    turn = store.turn("swapped", 1)
-    copier = Parked(turn.pack(what).arrays)
-    save = turn.overlap(copier)
     fill(what, 2.0)
     copier.may_copy.set()
     assert copier.has_copied.wait(WAIT_S)
     fill(what, 1.0)
     copier.may_end.set()
+
+
+def test_what_was_swapped_in_while_it_was_copied_is_not_committed(store: ckpt.Store) -> None:
+    what = state(1.0)
+    turn = store.turn("swapped", 1)
+    copier = Parked(turn.pack(what).arrays)
+    save = turn.overlap(copier)
+    swap_beside(copier, what)
     with pytest.raises(ckpt.Aborted, match="changed while rank 0 staged it"):
         save.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("layout", ["dense", "apart"])
+def test_an_array_of_which_ranks_store_parts_is_compared_with_them(
+    store: ckpt.Store, layout: str
+) -> None:
+    """A large array that all ranks hold is stored once: each copies it in parts."""
+    array = np.ones((600, 1000))
+    what: dict[str, object] = {"small": np.ones(3), "w": array if layout == "dense" else array.T}
+    for step, swaps in enumerate((True, False, True)):
+        other = store.turn(f"parts-{layout}", step, rank=0, world_size=2)
+        other.pack(what, replicated=True)
+        first = other.stage()
+        turn = store.turn(f"parts-{layout}", step, rank=1, world_size=2)
+        packing = turn.pack(what, replicated=True)
+        assert packing.layout.parts
+        copier = Parked(packing.arrays)
+        save = turn.overlap(copier)
+        if swaps:
+            swap_beside(copier, {"w": what["w"]})
+            with pytest.raises(ckpt.Aborted, match=r"^w changed while rank 1 staged it"):
+                save.wait(WAIT_S)
+            with pytest.raises(ckpt.Aborted, match="w changed while rank 1 staged it"):
+                first.wait(WAIT_S)
+        else:
+            copier.may_copy.set()
+            copier.may_end.set()
+            assert {save.wait(WAIT_S).step, first.wait(WAIT_S).step} == {step}
 
 
 def test_the_call_returns_first_and_what_waits_may_change_the_state(store: ckpt.Store) -> None:

@@ -29,6 +29,9 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt
 import ckpt_jax
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.state import flatten
 from ckpt_jax import copying
 from ckpt_jax.copying import PART_BYTES, JaxCopier
 from tests.frameworks.jax_trees import bits, like
@@ -202,6 +205,20 @@ def test_an_array_of_numpy_s_that_was_swapped_while_it_was_copied_ends_the_save(
     ParkedCopier.may_end.set()
     with pytest.raises(ckpt.Aborted, match=r"^rng changed while rank 0 staged it"):
         save.wait(WAIT_S)
+
+
+def test_a_part_of_numpy_s_that_was_swapped_while_it_was_copied_is_a_change() -> None:
+    """Of a large array that all processes hold, each copies a part."""
+    array = np.zeros((600, 1000))
+    packing = plan_packing(flatten({"rng": array}, replicated=True), 1, 2)
+    assert packing.layout.parts
+    memory = memoryview(bytearray(packing.layout.half_bytes))
+    for swaps in (True, False):
+        copier = JaxCopier(packing, watched=True)
+        array[...] = 1 if swaps else 0
+        HalfWriter(memory).write(packing, copier)
+        array[...] = 0
+        assert list(copier.changed()) == [0] * swaps
 
 
 def test_a_nan_ends_the_save_by_path_and_of_numpy_s_the_call(store: ckpt.Store) -> None:

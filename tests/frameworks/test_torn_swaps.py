@@ -99,10 +99,10 @@ def test_what_was_swapped_in_while_it_was_copied_is_not_committed(
         ckpt_torch.save(state, checkpoint_id=f"{run}/{step}")
 
 
-def shared_job(url: str) -> list[str]:
+def shared_job(url: str, by: str) -> list[str]:
     """What all ranks hold is stored once: of a large tensor each stores a part."""
     tensor = torch.arange(900.0 * 900).reshape(900, 900)
-    state: dict[str, object] = {"w": tensor}
+    state: dict[str, object] = {"w": tensor if by == "torch" else tensor.numpy().T}
     found = []
     for step in (1, 2):
         found.append(swapped_save(url, step, state, lambda: averages(tensor)))
@@ -111,8 +111,11 @@ def shared_job(url: str) -> list[str]:
     return found
 
 
-def test_what_ranks_share_and_was_swapped_is_not_committed(cluster: str, ranks: Ranks) -> None:
-    for found in ranks.run(2, shared_job, f"{cluster}/shared"):
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_what_ranks_share_and_was_swapped_is_not_committed(
+    cluster: str, ranks: Ranks, by: str
+) -> None:
+    for found in ranks.run(2, shared_job, f"{cluster}/shared-{by}", by):
         assert [said.split(" while")[0] for said in found] == [
             "w changed", "step 11", "w changed", "step 12",
         ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
-from ckpt_client.save.copying import Copier, NumpyCopier
+from ckpt_client.save.copying import Bytes, Copier, NumpyCopier
 from ckpt_client.save.state import AnyArray
 
 SAMPLE_ELEMENTS: Final = 64
@@ -53,6 +53,10 @@ class ChangeWatch:
         """
         self.note(n for n, look in looks if look != self._before[n])
 
+    def at_first(self, number: int) -> object:
+        """What `look` said of this one, until `changed` was asked."""
+        return self._before[number]
+
     def changed(self) -> list[int]:
         """Numbers of those that differ; found once, since afterwards all may change."""
         with self._lock:
@@ -81,6 +85,10 @@ class SampledCopier(NumpyCopier):
         super().copy(prepared, arrays)
         self.note_copied(arrays, cast(Sequence[AnyArray], prepared))
 
+    def copy_part(self, array: object, start: int, target: Bytes) -> None:
+        super().copy_part(array, start, target)
+        self.note_part(array, start, target)
+
     def note_copied(self, arrays: Sequence[object], places: Sequence[AnyArray]) -> None:
         """Note where these were copied to; those that are not mine do not count."""
         numbers = {id(one): n for n, one in enumerate(self._arrays)}
@@ -89,6 +97,14 @@ class SampledCopier(NumpyCopier):
             for one, place in zip(arrays, places, strict=True)
             if id(one) in numbers
         )
+
+    def note_part(self, array: object, start: int, target: Bytes) -> None:
+        """The same of its bytes from `start` on."""
+        for number, one in enumerate(self._arrays):
+            if one is array:
+                before = cast(bytes, self._watch.at_first(number))
+                if differs(before, cast(AnyArray, array), self._start, start, target):
+                    self._watch.note([number])
 
     def follow(self) -> None:
         self._watch.changed()
@@ -99,9 +115,24 @@ class SampledCopier(NumpyCopier):
 
 def sample(array: AnyArray, start: float) -> bytes:
     """Bytes of some elements; start: in [0, 1), shifts which ones."""
-    step = max(1, array.size // SAMPLE_ELEMENTS)
-    first = int(start * min(step, max(array.size, 1)))
+    places = _sampled(array, start)
     if array.flags.c_contiguous:
-        return array.reshape(-1)[first::step].tobytes()
-    places = np.arange(first, array.size, step)
-    return array[np.unravel_index(places, array.shape)].tobytes()
+        return array.reshape(-1)[places.start :: places.step].tobytes()
+    return array[np.unravel_index(np.asarray(places), array.shape)].tobytes()
+
+
+def differs(before: bytes, array: AnyArray, start: float, first: int, copy: Bytes) -> bool:
+    """Whether a copy of bytes of the array, from `first` on, has other elements than this sample
+    of it, which was made with `start`.
+    """
+    size = array.itemsize
+    at = np.asarray(_sampled(array, start)) * size - first
+    inside = (at >= 0) & (at <= copy.size - size)
+    copied = copy[at[inside, None] + np.arange(size)]
+    return not np.array_equal(copied, np.frombuffer(before, np.uint8).reshape(-1, size)[inside])
+
+
+def _sampled(array: AnyArray, start: float) -> range:
+    """Numbers of elements, in C order."""
+    step = max(1, array.size // SAMPLE_ELEMENTS)
+    return range(int(start * min(step, max(array.size, 1))), array.size, step)

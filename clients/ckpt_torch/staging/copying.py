@@ -128,9 +128,13 @@ class TorchCopier:
         if isinstance(array, torch.Tensor):
             (array,) = self._held([array])
         if not isinstance(array, torch.Tensor) or array.is_cpu:
-            copy_bytes(_array_of(array), start, target)
-            if self._watch is not None and isinstance(tensor, torch.Tensor):
-                self._watch.note_part(tensor, start, target)
+            plain = _array_of(array)
+            copy_bytes(plain, start, target)
+            if self._watch is not None:
+                if isinstance(tensor, torch.Tensor):
+                    self._watch.note_part(tensor, start, target)
+                else:
+                    self._watch.note_array_part(plain, start, target)
             return
         accelerator, place = self._accelerators[array.device], torch.from_numpy(target)
         source = accelerator.flat_bytes(array, self._begun[array.device])

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckpt_client.save.copying import Bytes
-from ckpt_client.save.overlap import ChangeWatch, sample
+from ckpt_client.save.overlap import ChangeWatch, differs, sample
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.staging.steps import watch_steps
 
@@ -73,7 +73,14 @@ class TensorWatch:
 
     def note_array(self, array: AnyArray, place: AnyArray) -> None:
         """The same of one of numpy's."""
-        self._watch.note_unlike([self._marks.sampled(array, place)])
+        self._watch.note_unlike([(self._marks.of_array(array), sample(place, self._marks.shift))])
+
+    def note_array_part(self, array: AnyArray, start: int, target: Bytes) -> None:
+        """The same of bytes of one of numpy's."""
+        mark = self._marks.of_array(array)
+        before = cast(bytes, self._watch.at_first(mark))
+        if differs(before, array, self._marks.shift, start, target):
+            self._watch.note([mark])
 
     def changed(self) -> list[int]:
         """Their numbers, once."""
@@ -103,7 +110,8 @@ class _Marks:
         self._places: dict[int, int] = {}
         self._arrays: dict[int, int] = {}
         self._wholes = wholes
-        self._shift = random.random()
+        self.shift = random.random()
+        """Of the samples of numpy's arrays."""
         #: Nobody else gets this memory, so that an address stands for what lies there now.
         self._memory = list(map(_memory_of, self._tensors))
         self._words = _Words(self._tensors)
@@ -114,7 +122,7 @@ class _Marks:
             *_versions(self._tensors),
             *addresses,
             *_versions([whole for _, whole in self._wholes]),
-            *(sample(one, self._shift) for _, one in self._others),
+            *(sample(one, self.shift) for _, one in self._others),
             *self._words.now(addresses),
         ]
 
@@ -160,12 +168,11 @@ class _Marks:
         number = self._places[id(tensor)]
         return (first + word for word in self._words.unlike_part(number, start, target))
 
-    def sampled(self, array: AnyArray, place: AnyArray) -> tuple[int, object]:
-        """The mark of one of numpy's arrays, and what it is of the copy."""
+    def of_array(self, array: AnyArray) -> int:
+        """The mark of one of numpy's arrays: its sample."""
         if not self._arrays:
             self._arrays.update((id(one), n) for n, (_, one) in enumerate(self._others))
-        first = 2 * len(self._tensors) + len(self._wholes)
-        return first + self._arrays[id(array)], sample(place, self._shift)
+        return 2 * len(self._tensors) + len(self._wholes) + self._arrays[id(array)]
 
     def places_in(self, addresses: set[int]) -> Iterator[int]:
         """Of a mark of each tensor whose memory, as a whole, is at one of these addresses."""
