@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ckpt
 import ckpt_torch
@@ -43,3 +47,35 @@ def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(
         ckpt_torch.save(plain, checkpoint_id=f"{name}/{step}")
     with pytest.raises(ckpt.Refused, match="net/weight: "):
         ckpt_torch.load({"net": {"weight": made()}}, checkpoint_id=f"{name}/2")
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_store_save_refuses_a_tensor_that_has_no_memory_of_its_own(
+    cluster: str, mesh: DeviceMesh
+) -> None:
+    """What torch gives out as the memory of such a tensor is freed memory, or another tensor's."""
+    odd = {
+        "DTensor": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]),
+        "FakeTensor": FakeTensorMode().from_tensor(torch.arange(8.0)),
+        "no memory": torch._efficientzerotensor((8,)),
+    }
+    with ckpt.open(cluster) as store:
+        for step, (kind, tensor) in enumerate(odd.items()):
+            for whole in (tensor, ckpt.Replicated(tensor)):
+                with pytest.raises(ckpt.Refused, match=f"net/weight: .*{kind}"):
+                    store.save("no-memory", step, {"net": {"weight": whole}})
+            plain = {"net": {"weight": torch.arange(8.0)}}
+            store.save("no-memory", step, plain).wait(60)
+            with pytest.raises(ckpt.Refused, match=f"net/weight: .*{kind}"):  # Its form is known.
+                store.save("no-memory", step, {"net": {"weight": tensor}})
+            with pytest.raises(ckpt.Refused, match=f"net/weight: .*{kind}"):
+                store.load("no-memory", step, like={"net": {"weight": tensor}})

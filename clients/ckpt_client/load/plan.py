@@ -16,7 +16,7 @@ from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.state import AnyArray, check_own_memory
 
 
 class TensorIndex(Protocol):
@@ -130,6 +130,7 @@ def shares_places(shape: Sequence[int], strides: Sequence[int], item_size: int) 
 
 def _foreign(name: str, value: object) -> AnyArray:
     """Another library's array that shares its memory with numpy."""
+    check_own_memory(value, name)
     kind = type(value).__qualname__
     if hasattr(value, "__array__") and not isinstance(value, type | np.generic):
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -224,6 +224,7 @@ def as_array(value: object, where: str) -> AnyArray:
         return value
     if isinstance(value, np.generic):
         return np.asarray(value)
+    check_own_memory(value, where)
     reasons = []
     if not isinstance(value, type | np.ndarray):
         for protocol, convert in (("__dlpack__", _from_dlpack), ("__array__", _from_array)):
@@ -248,6 +249,33 @@ def _instead(value: object) -> str:
     if hasattr(value, "state_dict"):
         return "save its state_dict(), with ckpt_torch.save"
     return "use dict, list, tuple, arrays, numbers, str, bytes and None"
+
+
+def check_own_memory(value: object, where: str) -> None:
+    """Raises Refused by path for one of torch's tensors that has no memory of its own: what torch
+    gives out as that of a DTensor, or of another class made of tensors, is freed or another's.
+    """
+    kinds = [(one.__module__, one.__qualname__) for one in type(value).__mro__]
+    if _TENSOR not in kinds:
+        return
+    if kinds[0] not in (_TENSOR, _PARAMETER):
+        raise Refused(
+            f"{_shown(where)}: a {'.'.join(kinds[0])} is no plain tensor",
+            hint="ckpt_torch takes DTensors; of any other give the tensors that it is made of",
+        )
+    if cast(_Tensor, value)._is_zerotensor():
+        raise Refused(f"{_shown(where)}: a tensor that has no memory", hint="clone() it")
+
+
+class _Tensor(Protocol):
+    """One of torch's, which need not be there."""
+
+    def _is_zerotensor(self) -> bool: ...
+
+
+#: Modules and names of their classes.
+_TENSOR: Final = "torch", "Tensor"
+_PARAMETER: Final = "torch.nn.parameter", "Parameter"
 
 
 def _from_dlpack(value: object) -> AnyArray:
