@@ -7,7 +7,7 @@ mapping counts as a dict: what comes back goes into the caller's own containers.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Final, Protocol, TypeGuard, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.boxes import is_tensor
 
 PICKLE_KEY: Final = "#pickle"
@@ -86,19 +86,39 @@ def replaced(tree: object, leaf: Callable[[str, object], object], name: str = ""
 
 
 def refill(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
-    """The same containers, their leaves replaced in place; tuples, which cannot be, are new."""
-    if isinstance(tree, dict):
-        for key in list(tree):
-            tree[key] = refill(tree[key], leaf, below(name, key))
-        return tree
-    if isinstance(tree, list):
-        for position, child in enumerate(tree):
-            tree[position] = refill(child, leaf, below(name, SequenceIndex(position)))
-        return tree
-    if isinstance(tree, tuple):
-        items = [refill(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)]
-        return tuple(items)
+    """The same containers, their leaves replaced in place; tuples and mappings that cannot be
+    changed are new ones of their types.
+    """
+    if isinstance(tree, Mapping):
+        items = {key: refill(child, leaf, below(name, key)) for key, child in tree.items()}
+        if isinstance(tree, MutableMapping):
+            for key, child in items.items():
+                tree[key] = child
+            return tree
+        return _like(tree, items)
+    if isinstance(tree, list | tuple):
+        children = [
+            refill(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)
+        ]
+        if isinstance(tree, list):
+            tree[:] = children
+            return tree
+        return _like(tree, tuple(children))
     return leaf(name, tree)
+
+
+def _like(tree: object, items: object) -> object:
+    """A container of the tree's type, such as a named tuple or torch.Size; the items as they are
+    where its type cannot be made of them.
+    """
+    kind = type(tree)
+    if type(items) is kind:
+        return items
+    make: Callable[[object], object] = getattr(kind, "_make", kind)
+    try:
+        return make(items)
+    except (TypeError, ValueError):
+        return items
 
 
 def is_plain(value: object) -> bool:
@@ -107,8 +127,10 @@ def is_plain(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether a leaf is a tensor or an array."""
-    return is_tensor(value) or isinstance(value, np.ndarray | np.generic)
+    """Whether a leaf is a tensor or an array whose memory is all that it is; a masked one has more
+    than that.
+    """
+    return is_tensor(value) or type(value) in ARRAYS or isinstance(value, np.generic)
 
 
 def as_scalar(value: object) -> Scalar:

@@ -44,7 +44,10 @@ class NewLeaves:
             return unpickled(self.pickles[name])
         if name in self.packed:
             return unpack_value(self.packed[name])
-        return self.values.get(name, leaf)
+        found = self.values.get(name, leaf)
+        if isinstance(leaf, np.generic) and isinstance(found, np.ndarray) and not found.ndim:
+            return found[()]
+        return found
 
     def check_pickles(self, allowed: bool) -> None:
         """Raises Refused for any pickle that is not allowed."""

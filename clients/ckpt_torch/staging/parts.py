@@ -69,18 +69,14 @@ class StateParts:
         try:
             if is_tensor(leaf):
                 self.tensors[name] = self._tensor_of(leaf)
-            elif isinstance(leaf, np.ndarray | np.generic):
+            elif is_array(leaf):
                 self.tensors[name] = _whole(np.asarray(leaf))
             elif is_plain(leaf):
                 self.plain[name] = as_scalar(leaf)
             elif self.allow_pickle:
                 self.tensors[pickle_name(name)] = _whole(pickled(leaf))
             else:
-                kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-                raise Refused(
-                    f"a {kind} is not plain data",
-                    hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
-                )
+                raise _not_plain(leaf)
         except Refused as error:
             raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
         if is_array(leaf) and self._is_checked(name):
@@ -139,6 +135,19 @@ class StateParts:
             return _declared(name, self.tensors[name], holders)
         inner = pickle_name(name)
         return {PICKLE_KEY: _declared(inner, self.tensors[inner], holders)}
+
+
+def _not_plain(leaf: object) -> Refused:
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    if isinstance(leaf, np.ndarray):
+        return Refused(
+            f"a {kind} is no plain array",
+            hint="save the arrays that it is made of, or allow_pickle",
+        )
+    return Refused(
+        f"a {kind} is not plain data",
+        hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
+    )
 
 
 def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
