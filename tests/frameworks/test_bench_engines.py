@@ -86,7 +86,10 @@ def test_what_a_save_costs_a_training_is_measured_on_a_cpu_too(tmp_path: Path) -
     assert [row["mode"] for row in figures["training"]] == modes
     assert all(0 < row["call_s"] <= row["staged_s"] for row in figures["staging"])
     assert 0 < figures["load"]["first_s"] <= figures["load"]["whole_s"]
-    assert "training: round 1 of 1" in found.stderr
+    first, _, rest = found.stderr.partition("\n")
+    assert "cpu: a state of 16 MiB, a training of 16 layers of width 64, 1 + 1 rounds" in first
+    assert "the training's 80 steps are to take about" in rest
+    assert "training: round 1 of 1" in rest
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,7 +101,8 @@ def test_where_there_is_no_accelerator_the_measurement_says_so_and_is_no_error(
     assert main(["gpu", "--json", f"--directory={tmp_path}"]) == 0
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("NO ACCELERATOR: nothing was measured; --device=cpu ")
+    last = said.err.splitlines()[-1]
+    assert last.startswith("NO ACCELERATOR: nothing was measured; --device=cpu ")
     assert list(tmp_path.iterdir()) == []
 
 

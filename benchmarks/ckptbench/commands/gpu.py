@@ -13,10 +13,11 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckpt.base.extras import needing
-from ckpt.base.units import parse_bytes
+from ckpt.base.units import format_bytes, parse_bytes
 from ckpt.erasure.code import Code
 from ckptbench.cluster import BenchCluster, ClusterPlan
-from ckptbench.gpu.plan import GpuFigures, GpuPlan
+from ckptbench.gpu.plan import CPU_WIDTH, GPU_WIDTH, LAYERS, GpuFigures, GpuPlan, usual_width
+from ckptbench.gpu.progress import say
 from ckptbench.report.gpu_text import gpu_text
 from ckptbench.roofline import describe_machine
 
@@ -39,8 +40,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--loops", type=int, default=5, metavar="COUNT", help="that count [5]")
     parser.add_argument(
-        "--width", type=int, default=4096, metavar="COUNT", help="of the training's layers [4096]"
-    )
+        "--width", type=int, metavar="COUNT",
+        help=f"of the training's layers [{GPU_WIDTH}, on a CPU {CPU_WIDTH}]",
+    )  # fmt: skip
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for what DCP writes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
@@ -48,10 +50,9 @@ def main(argv: Sequence[str]) -> int:
     if not device:
         print(NONE, file=sys.stderr)
         return 0
+    width = options.width or usual_width(device)
     with tempfile.TemporaryDirectory(prefix="ckptbench-", dir=options.directory) as name:
-        found = _measured(
-            GpuPlan(device, name, options.size, loops=options.loops, width=options.width)
-        )
+        found = _measured(GpuPlan(device, name, options.size, loops=options.loops, width=width))
     machine = describe_machine()
     document = msgspec.json.encode({"machine": machine, "figures": found})
     print(msgspec.json.format(document).decode() if options.json else gpu_text(found, machine))
@@ -60,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _accelerator() -> str:
     """torch's, empty when there is none. Raises Refused without torch."""
+    say("torch is asked for an accelerator")
     with needing("ckpt_torch"):
         import torch
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -67,6 +69,10 @@ def _accelerator() -> str:
 
 
 def _measured(plan: GpuPlan) -> GpuFigures:
+    say(
+        f"{plan.device}: a state of {format_bytes(plan.size)}, a training of {LAYERS} layers of "
+        f"width {plan.width}, 1 + {plan.loops} rounds of each; targets are started, then torch"
+    )
     cluster = ClusterPlan(Code(4, 2), 6, discard=True, tcp=False, directory=Path(plan.directory))
     with BenchCluster(cluster) as running:
         line = [sys.executable, "-m", "ckptbench.gpu.measure", msgspec.json.encode(plan).decode()]

@@ -17,6 +17,7 @@ import torch
 
 import ckpt
 import ckpt_torch
+from ckpt.base.units import format_seconds
 from ckptbench import proc
 from ckptbench.gpu.plan import (
     MODES,
@@ -30,8 +31,9 @@ from ckptbench.gpu.plan import (
     StagingRow,
     TrainingRow,
 )
+from ckptbench.gpu.progress import Progress
 from ckptbench.gpu.savers import Saver, plain_copy_s, state_of, synchronize
-from ckptbench.gpu.training import GpuTraining
+from ckptbench.gpu.training import GpuTraining, expected_s
 from ckptbench.run.counters import ARENA_NAME
 
 Tensors = dict[str, torch.Tensor]
@@ -43,15 +45,18 @@ def measure(plan: GpuPlan, url: str, keep_file: Path) -> GpuFigures:
     Raises CkptError where a save fails.
     """
     large = _large(plan)
-    first = [_first(plan, url, large, prepared=prepared) for prepared in (False, True)]
+    progress = Progress()
+    takes = format_seconds(expected_s(plan))
+    progress.say(f"the training's {plan.training_steps} steps are to take about {takes}")
+    first = [_first(plan, progress, url, large, prepared=prepared) for prepared in (False, True)]
     store = ckpt.open(url, references=False, unchanged="ignore")
     saver = Saver(store, Path(plan.directory), plan.device)
     with store:
-        staging = _staging(plan, saver, "large", large)
+        staging = _staging(plan, progress, saver, "large", large)
         load = _load(saver, large, keep_file)
         del large
-        staging += _staging(plan, saver, "small", _small(plan))
-        training = _training(plan, saver)
+        staging += _staging(plan, progress, saver, "small", _small(plan))
+        training = _training(plan, progress, saver)
         saver.close()
     return GpuFigures(_name_of(plan.device), str(torch.__version__), first, staging, training, load)
 
@@ -69,11 +74,6 @@ def _small(plan: GpuPlan) -> Tensors:
     return {f"s/{n:04}": torch.randn(elements, device=plan.device) for n in range(count)}
 
 
-def _tell(progress: str) -> None:
-    """Round 0 is the one that does not count."""
-    sys.stderr.write(f"{progress}\n")
-
-
 def _private_bytes() -> int:
     return proc.private_bytes(os.getpid(), ARENA_NAME)
 
@@ -81,9 +81,11 @@ def _private_bytes() -> int:
 # --------------------------------------------------------------------------- the first save
 
 
-def _first(plan: GpuPlan, url: str, tensors: Tensors, *, prepared: bool) -> FirstRow:
+def _first(
+    plan: GpuPlan, progress: Progress, url: str, tensors: Tensors, *, prepared: bool
+) -> FirstRow:
     """Of a launch of its own, for which no stager is there."""
-    _tell("first save, prepared" if prepared else "first save")
+    progress.say("first save, prepared" if prepared else "first save")
     prepare_s = 0.0
     with ckpt.open(url, launch=f"first-{prepared}", references=False, unchanged="ignore") as store:
         state = state_of(tensors)
@@ -102,13 +104,14 @@ def _first(plan: GpuPlan, url: str, tensors: Tensors, *, prepared: bool) -> Firs
 # --------------------------------------------------------------------------- staging
 
 
-def _staging(plan: GpuPlan, saver: Saver, name: str, tensors: Tensors) -> list[StagingRow]:
+def _staging(
+    plan: GpuPlan, progress: Progress, saver: Saver, name: str, tensors: Tensors
+) -> list[StagingRow]:
     plain_s = plain_copy_s(list(tensors.values()), plan.loops)
     before = _private_bytes()
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     grown: dict[str, int] = {}
-    for number in range(1 + plan.loops):
-        _tell(f"staging, {name}: round {number} of {plan.loops}")
+    for _ in progress.rounds(f"staging, {name}", plan.loops):
         for mode in MODES:
             found[mode].append(_one_staging(saver, tensors, mode))
             grown.setdefault(mode, _private_bytes() - before)
@@ -147,13 +150,12 @@ def _load(saver: Saver, tensors: Tensors, keep_file: Path) -> LoadRow:
 # --------------------------------------------------------------------------- training
 
 
-def _training(plan: GpuPlan, saver: Saver) -> list[TrainingRow]:
+def _training(plan: GpuPlan, progress: Progress, saver: Saver) -> list[TrainingRow]:
     training = GpuTraining(plan.device, plan.width)
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     plain: list[float] = []
     with ckpt_torch.guard(training.optimizer) as guard:
-        for number in range(1 + plan.loops):
-            _tell(f"training: round {number} of {plan.loops}")
+        for _ in progress.rounds("training", plan.loops):
             plain.append(_steps_s(plan, training))
             for mode in MODES:
                 before_s = guard.waited_s

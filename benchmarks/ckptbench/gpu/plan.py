@@ -15,6 +15,15 @@ MODES: Final = ("copy", "overlap", "dcp")
 """Two of ckpt's, and torch's own asynchronous save, for which a thread stages a GPU's state into
 pinned, shared memory.
 """
+LAYERS: Final = 16
+GPU_WIDTH: Final = 4096
+CPU_WIDTH: Final = 768
+"""With GPU_WIDTH one step takes a core minutes."""
+
+
+def usual_width(device: str) -> int:
+    """Of the model's layers, where nobody asks for one."""
+    return CPU_WIDTH if device == "cpu" else GPU_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,13 @@ class GpuPlan:
     """Saves that count, of each kind; one before them does not."""
     steps: int = 10
     """Of the training after each save."""
-    width: int = 4096
-    """Of the model's 16 layers."""
+    width: int = GPU_WIDTH
+    """Of the model's LAYERS, and rows of its input."""
+
+    @property
+    def training_steps(self) -> int:
+        """Of all rounds, with and without saves."""
+        return (1 + self.loops) * (1 + len(MODES)) * self.steps
 
 
 @dataclass(frozen=True, slots=True)

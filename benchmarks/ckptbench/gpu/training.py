@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-LAYERS = 16
+from ckptbench.gpu.plan import LAYERS, GpuPlan
+from ckptbench.gpu.savers import synchronize
+
+PROBE_WIDTH_MAX = 1024
+MULTIPLICATIONS = 3
+"""Of a layer in a step, of about the same size."""
+
+
+def expected_s(plan: GpuPlan) -> float:
+    """How long all steps take, from one multiplication on the device; at most of PROBE_WIDTH_MAX,
+    since the plan's own may take minutes.
+    """
+    width = min(plan.width, PROBE_WIDTH_MAX)
+    one = torch.randn(width, width, device=plan.device)
+    times = []
+    for _ in range(2):  # The first sets the device up.
+        synchronize()
+        begun = time.perf_counter()
+        torch.mm(one, one)
+        synchronize()
+        times.append(time.perf_counter() - begun)
+    each_s = min(times) * (plan.width / width) ** 3
+    return each_s * MULTIPLICATIONS * LAYERS * plan.training_steps
 
 
 class GpuTraining:
