@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from ckpt.base.errors import Unavailable
 from ckptd.catalog.etcd.client import EtcdClient, _failure
 from ckptd.catalog.etcd.credentials import Credentials
+from ckptd.catalog.etcd.identity import EtcdIdentity
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import KeyChanges, WatchKeys
 from tests.sim.leading.cluster import BROKEN, MEMBERS, REFUSED, Asker, EtcdCluster
@@ -24,6 +25,7 @@ class SimEtcdClient(EtcdClient):
         self.mark: object = None
         """What is said beside each transaction of the writer, for those who look on."""
         self._members = list(MEMBERS)
+        self.identity = EtcdIdentity(URL.prefix)
         self._token = ""
         self._credentials = Credentials(URL)
         self._etcd, self._asker = etcd, asker

@@ -13,9 +13,9 @@ import io
 import math
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -23,8 +23,10 @@ from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unauthorized
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
 from ckptd.catalog.etcd.credentials import Credentials
+from ckptd.catalog.etcd.identity import EtcdIdentity, OtherEtcd
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
+    AnswerHeader,
     Authenticate,
     Authenticated,
     Failure,
@@ -59,7 +61,17 @@ RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 1.0
 ANSWER_BYTES_MAX: Final = 512 * MiB
 
-_Answer = TypeVar("_Answer")
+
+class Answered(Protocol):
+    """What etcd answers to `EtcdClient.call`."""
+
+    @property
+    def header(self) -> AnswerHeader:
+        """Which etcd it is."""
+
+
+_Found = TypeVar("_Found")
+_Answer = TypeVar("_Answer", bound=Answered)
 
 _NO_SUCH_PATH: Final = 404
 #: gRPC's codes.
@@ -80,6 +92,8 @@ class EtcdClient:
             import aiohttp
         self.url = url
         self._members = list(url.members)
+        self.identity = EtcdIdentity(url.prefix)
+        """Of the etcd that is asked."""
         self._credentials = Credentials(url)
         self._token = ""
         self.was_let_in = False
@@ -112,7 +126,9 @@ class EtcdClient:
         """
 
         async def ask(member: str) -> _Answer:
-            return decode(await self._post(member, f"/v3/{path}", request), kind)
+            answer = decode(await self._post(member, f"/v3/{path}", request), kind)
+            self.identity.check(answer.header)
+            return answer
 
         return await self._insist(ask, deadline, attempt_s, failed)
 
@@ -132,14 +148,17 @@ class EtcdClient:
 
     async def check_members(self) -> None:
         """Raises Refused where those that answer in time are of several etcds."""
-        found = await asyncio.gather(*(self._etcd_of(member) for member in self.url.members))
-        named = dict(zip(found, self.url.members, strict=True))
+        named = dict(zip(await self._etcds(), self.url.members, strict=True))
         named.pop("", None)
         if len(named) > 1:
             raise Refused(
                 f"{' and '.join(named.values())} are members of different etcds",
                 hint="name the members of one etcd: they are started with one --initial-cluster",
             )
+
+    async def _etcds(self) -> list[str]:
+        """Of each member of the URL."""
+        return await asyncio.gather(*(self._etcd_of(member) for member in self.url.members))
 
     async def _etcd_of(self, member: str) -> str:
         """Its number; empty when the member does not say."""
@@ -181,9 +200,12 @@ class EtcdClient:
                 said = decode(await self._say(member, "GET", "/health", b""), MemberHealth)
         except (CkptError, TimeoutError) as error:
             return math.nan, str(error) or "no answer in time"
+        answered_s = clock() - began_s
         if said.health != "true":
             return math.nan, said.reason or "it says that it is not well"
-        return clock() - began_s, ""
+        if self.identity.id not in ("", id := await self._etcd_of(member)) and id:
+            return math.nan, OtherEtcd(id).message
+        return answered_s, ""
 
     async def watch(
         self, request: WatchKeys, turn: int, silence_s: float
@@ -212,9 +234,9 @@ class EtcdClient:
         raise Unavailable(f"{member} ends the watch")
 
     async def _insist(
-        self, ask: Callable[[str], Awaitable[_Answer]], deadline: float, attempt_s: float,
+        self, ask: Callable[[str], Awaitable[_Found]], deadline: float, attempt_s: float,
         failed: Callable[[Unavailable], None] | None = None,
-    ) -> _Answer:  # fmt: skip
+    ) -> _Found:  # fmt: skip
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
             try:
@@ -227,10 +249,9 @@ class EtcdClient:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
-    async def _ask_each(
-        self, ask: Callable[[str], Awaitable[_Answer]], attempt_s: float
-    ) -> _Answer:
+    async def _ask_each(self, ask: Callable[[str], Awaitable[_Found]], attempt_s: float) -> _Found:
         reasons: list[str] = []
+        others: dict[str, str] = {}
         for member in tuple(self._members):
             try:
                 async with asyncio.timeout(attempt_s):
@@ -239,16 +260,34 @@ class EtcdClient:
                 if isinstance(error, Unauthorized) and not self.was_let_in:
                     raise
                 reasons.append(f"{member}: {str(error) or 'no answer in time'}")
+                if isinstance(error, OtherEtcd):
+                    others[member] = error.id
                 self._credentials.renew()
                 continue
             # Others may have moved it meanwhile.
             self._members.remove(member)
             self._members.insert(0, member)
             return answer
+        if others:
+            await self._follow_one_of(others)
         raise Unavailable(
             f"no member of {self.url} answers: {'; '.join(reasons)}",
             hint="see that a majority of its members runs, and that this host reaches them",
         )
+
+    async def _follow_one_of(self, others: Mapping[str, str]) -> None:
+        """Ask an etcd that some members are of instead, where it has the catalog, and none of them
+        is of the one that was asked so far.
+        """
+        if self.identity.id in await self._etcds():
+            return
+        for member, id in others.items():
+            with suppress(CkptError, TimeoutError):
+                async with asyncio.timeout(MEMBERS_S):
+                    said = await self._post(member, "/v3/kv/range", self.identity.question)
+                if self.identity.is_answered(decode(said, RangeFound)):
+                    self.identity.id = id
+                    return
 
     @property
     def _lacks_token(self) -> bool:

@@ -56,6 +56,7 @@ async def admitted(
     if found is None:
         found = await space.begin(Meta(keys.SCHEMA_VERSION, cluster or new_cluster), deadline)
         _check_cluster(space, found, cluster)
+    client.identity.cluster = found.cluster
     return found
 
 

@@ -137,6 +137,10 @@ class LeaseKept(Struct, frozen=True):
 
     result: Lease = field(default_factory=Lease)
 
+    @property
+    def header(self) -> AnswerHeader:
+        return self.result.header
+
 
 class WatchFrom(Struct, frozen=True):
     """All changes of these keys, from that revision on."""
@@ -184,6 +188,8 @@ class Compact(Struct, frozen=True):
 
 class Compacted(Struct, frozen=True):
     """It may have been before."""
+
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
 class Authenticate(Struct, frozen=True):

@@ -1,0 +1,94 @@
+"""A member of etcd comes back as an etcd of its own, or all of etcd as another one that has the
+catalog, while coordinators run: they know which is which, and nobody has to start them again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckpt_client.cli.main import main
+from tests.ha.coordinators import Coordinators
+from tests.ha.members import Etcd, Member
+from tests.ha.places import Prefix, asked, in_base64, pairs_in
+from tests.waiting import ASKED_S, wait_until
+
+
+def begun_again(member: Member, *flags: str) -> None:
+    """As an etcd of its own, as when its disk was emptied and it has the options of a first one."""
+    member.kill()
+    shutil.rmtree(member.log.with_suffix(".data"))
+    member.launch(["--initial-cluster", f"{member.name}={member.peer_url}", *flags])
+    member.wait_up()
+
+
+def ends(coordinators: Coordinators) -> bool:
+    """A term."""
+    return any(coordinators.logged(id, "the term ends") for id in coordinators.running)
+
+
+def health(
+    capsys: pytest.CaptureFixture[str], coordinators: Coordinators, member: Member
+) -> str | None:
+    """What `ckpt coordinator ls` says of a member that is not well; None while nobody says."""
+    url = f"ckpt://{','.join(each.address for each in coordinators.running.values())}"
+    if main(["coordinator", "ls", "--json", "--store", url]):
+        return None
+    listed = json.loads(capsys.readouterr().out)["members"]
+    (found,) = (each for each in listed if each["address"] == member.address)
+    return str(found["reason"])
+
+
+def test_a_member_that_is_an_etcd_of_its_own_is_no_member_of_the_one_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It alone answers while the others have no majority, and as if all keys were gone."""
+    with (
+        Etcd(tmp_path / "etcd", 3) as etcd,
+        Coordinators(tmp_path / "two", etcd, Prefix(etcd.addresses), ids="ab") as two,
+    ):
+        monkeypatch.setenv("CKPT_SECRET_FILE", str(two.secret_file))
+        first, _, third = etcd.members
+        begun_again(third)
+        wait_until(
+            lambda: health(capsys, two, third) == "it is a member of another etcd",
+            "it is said", poll_s=ASKED_S,
+        )  # fmt: skip
+        first.kill()
+        wait_until(partial(ends, two), "nobody can lead")
+        first.start()
+        first.wait_up()
+        wait_until(lambda: two.term() == 2, "somebody leads again")
+        assert two.leader() in "ab"
+        assert not two.logged("a", "cannot lead")
+        assert not two.logged("b", "cannot lead")
+
+
+def test_an_etcd_that_takes_the_place_of_another_is_followed_once_it_has_the_catalog(
+    tmp_path: Path,
+) -> None:
+    """As one that was made again from a snapshot: its number is another, and it counts anew."""
+    with (
+        Etcd(tmp_path / "etcd") as etcd,
+        Coordinators(tmp_path / "two", etcd, Prefix(etcd.addresses), ids="ab") as two,
+    ):
+        (member,) = etcd.members
+        kept = pairs_in(etcd, two.place)
+        begun_again(member, "--initial-cluster-token", "another")
+        wait_until(partial(ends, two), "its lease is gone")
+        put(member, two.place, kept)
+        wait_until(lambda: two.term() == 2, "somebody leads again")
+        assert two.leader() in "ab"
+
+
+def put(member: Member, place: Prefix, pairs: Mapping[str, str]) -> None:
+    """All but those that hang on leases. With `meta`, the last, it is a catalog."""
+    for name in sorted(pairs, key=lambda name: name == "meta"):
+        if name != "leader" and not name.startswith("coordinator/"):
+            request = {"key": in_base64(f"{place.name}:{name}"), "value": pairs[name]}
+            asked(member, "/v3/kv/put", request)
