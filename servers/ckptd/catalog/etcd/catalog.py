@@ -136,7 +136,9 @@ class EtcdCatalog:
         leader's key free. Raises Busy when the fence is lost, Corrupt, Unavailable.
         """
         try:
-            pairs = await all_keys(space, deadline) if known is None else known
+            pairs = known
+            if pairs is None:
+                pairs = await all_keys(space, deadline, fence.revision)
             # Not on the loop: while it stood still the lease would run out.
             images = await asyncio.to_thread(_images, fence.term, pairs)
             # Whoever took it over meanwhile may have written between two pages.

@@ -160,10 +160,11 @@ class FencedSpace:
             await self._check_empty(deadline)
 
     async def page(
-        self, start: str, end: str, limit: int, deadline: float
+        self, start: str, end: str, limit: int, deadline: float, since: int = 0
     ) -> list[tuple[str, bytes]]:
         """(name, value) of the first keys from a name to another (exclusive), in their order; fewer
-        than `limit` when there are no more.
+        than `limit` when there are no more. Raises Unavailable for what was there ahead of a
+        revision that etcd had before: something in between keeps answers.
         """
         request = Range(self._space.full(start), self._space.full(end), limit)
         try:
@@ -172,6 +173,8 @@ class FencedSpace:
             found = await self._client.call(
                 "kv/range", request, RangeFound, deadline, attempt_s=_PAGE_ATTEMPT_S
             )
+        if found.header.revision < since:
+            raise Unavailable(f"{self.url} answers a read with what was there earlier")
         return [(self._space.name(each.key), each.value) for each in found.kvs]
 
     async def check_limits(self, deadline: float) -> None:

@@ -104,7 +104,7 @@ class Mirror:
         deadline = asyncio.get_running_loop().time() + READ_S
         ahead = Range(self._names.full(keys.META))
         found = await self._client.call("kv/range", ahead, RangeFound, deadline)
-        self._values = dict(await all_keys(self._space, deadline))
+        self._values = dict(await all_keys(self._space, deadline, found.header.revision))
         self.revision = found.header.revision
         self.reads += 1
 

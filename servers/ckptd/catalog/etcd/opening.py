@@ -77,12 +77,14 @@ def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) 
         )
 
 
-async def all_keys(space: FencedSpace, deadline: float) -> list[tuple[str, bytes]]:
-    """(name, value) of each, in pages; the fence says whether they are of one moment."""
+async def all_keys(space: FencedSpace, deadline: float, since: int = 0) -> list[tuple[str, bytes]]:
+    """(name, value) of each, in pages, none older than that revision; the fence says whether they
+    are of one moment.
+    """
     found: list[tuple[str, bytes]] = []
     start = keys.FIRST
     while True:
-        page = await space.page(start, keys.LAST, _PAGE, deadline)
+        page = await space.page(start, keys.LAST, _PAGE, deadline, since)
         found += page
         if len(page) < _PAGE:
             return found
