@@ -62,6 +62,8 @@ def simulated(*, rests: bool = False) -> Iterator[None]:
             patch.setattr(module, "time", _wall_s)
         for module in (contender, fence, front):
             patch.setattr(module, "secrets", _SECRETS)
+        # The world's etcd has no limit; tests/ha has one that does.
+        patch.setattr(fence, "_PROBE_BYTES", 1)
         patch.setattr(front, "TICK_S", TICK_S)
         if not rests:
             patch.setattr(resting, "REST_US", 0)
