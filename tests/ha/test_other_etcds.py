@@ -4,18 +4,29 @@ catalog, while coordinators run: they know which is which, and nobody has to sta
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import Busy
+from ckpt.testing.catalog_contract import found, on_a_loop
 from ckpt_client.cli.main import main
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import Fence, FencedSpace
+from ckptd.catalog.etcd.folding import Writes
+from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.coordinators import Coordinators
 from tests.ha.members import Etcd, Member
-from tests.ha.places import Prefix, asked, in_base64, pairs_in
+from tests.ha.places import Prefix, asked, in_base64, pairs_in, value_of
+from tests.ha.test_mirror import WAIT_S
+from tests.ha.test_snapshots import kept, put_back
 from tests.waiting import ASKED_S, wait_until
 
 
@@ -40,8 +51,8 @@ def health(
     if main(["coordinator", "ls", "--json", "--store", url]):
         return None
     listed = json.loads(capsys.readouterr().out)["members"]
-    (found,) = (each for each in listed if each["address"] == member.address)
-    return str(found["reason"])
+    (one,) = (each for each in listed if each["address"] == member.address)
+    return str(one["reason"])
 
 
 def test_a_member_that_is_an_etcd_of_its_own_is_no_member_of_the_one_there_is(
@@ -78,10 +89,10 @@ def test_an_etcd_that_takes_the_place_of_another_is_followed_once_it_has_the_cat
         Coordinators(tmp_path / "two", etcd, Prefix(etcd.addresses), ids="ab") as two,
     ):
         (member,) = etcd.members
-        kept = pairs_in(etcd, two.place)
+        pairs = pairs_in(etcd, two.place)
         begun_again(member, "--initial-cluster-token", "another")
         wait_until(partial(ends, two), "its lease is gone")
-        put(member, two.place, kept)
+        put(member, two.place, pairs)
         wait_until(lambda: two.term() == 2, "somebody leads again")
         assert two.leader() in "ab"
 
@@ -92,3 +103,41 @@ def put(member: Member, place: Prefix, pairs: Mapping[str, str]) -> None:
         if name != "leader" and not name.startswith("coordinator/"):
             request = {"key": in_base64(f"{place.name}:{name}"), "value": pairs[name]}
             asked(member, "/v3/kv/put", request)
+
+
+@on_a_loop
+async def test_a_leader_of_before_a_snapshot_was_put_back_stores_nothing_beside_one_after_it(
+    tmp_path: Path,
+) -> None:
+    """Both have taken the key at the same revision, in the same term: etcd counts once more. The
+    one after it has written less often than the one before, as often, or more often.
+    """
+    with Etcd(tmp_path / "etcd") as etcd:
+        (member,) = etcd.members
+        places = [Prefix(etcd.addresses) for _ in range(3)]
+        for place in places:
+            await found(place)
+        copy = kept(member, tmp_path / "copy")
+        async with AsyncExitStack() as stack:
+            before = [await taken(stack, place) for place in places]
+            for space, fence in before:
+                await space.write(fence, Writes({"label/one": b"before"}), math.inf)
+            put_back(member, copy)
+            after = [await taken(stack, place) for place in places]
+            for times, (space, fence) in enumerate(after, 1):
+                for _ in range(times):
+                    await space.write(fence, Writes({"label/one": b"after"}), math.inf)
+            assert [fence.revision for _, fence in before] == [fence.revision for _, fence in after]
+            assert [fence.term for _, fence in before] == [fence.term for _, fence in after]
+            for space, fence in before:
+                with pytest.raises(Busy, match="has taken it over"):
+                    await space.write(fence, Writes({"label/two": b"before"}), math.inf)
+        for place in places:
+            assert value_of(etcd, place, "label/two") is None
+
+
+async def taken(stack: AsyncExitStack, place: Prefix) -> tuple[FencedSpace, Fence]:
+    client = EtcdClient(parse_etcd_url(place.url))
+    stack.push_async_callback(client.close)
+    space = FencedSpace(client)
+    return space, await space.take(asyncio.get_running_loop().time() + WAIT_S)

@@ -133,6 +133,14 @@ def test_a_lease_that_is_kept_keeps_the_term() -> None:
     assert "was not kept for 2.0 s" in end.why
 
 
+def test_a_key_of_another_process_at_my_revision_is_not_mine() -> None:
+    """etcd was put back to a snapshot, and counts once more."""
+    machine = machine_in(LeadingState.LEADING)
+    (end,) = machine.handle(HolderSeen(NOW_US, replace(OTHER, revision=MINE.revision)))
+    assert isinstance(end, EndTerm)
+    assert "b leads in term 4" in end.why
+
+
 def test_who_stepped_down_lets_the_others_go_first() -> None:
     machine = machine_in(LeadingState.LEADING)
     machine.handle(StepDownAsked(NOW_US))

@@ -48,7 +48,7 @@ class KeyHolder:
     """Who has the leader's key."""
 
     revision: int
-    """At which it was created: of no other key, for ever."""
+    """At which it was created: of no other key, but in an etcd that was put back to a snapshot."""
     process: str
     """Of one process alone."""
     id: str = ""
@@ -227,7 +227,8 @@ class LeadingMachine:
                     return self._unseat(now_us, holder.revision)
             case LeadingState.LOADING | LeadingState.LEADING:
                 assert self.holder is not None
-                if holder is None or holder.revision != self.holder.revision:
+                mine = self.holder.revision, self._process
+                if holder is None or (holder.revision, holder.process) != mine:
                     return self._end(_lost_to(holder), finish=False)
         return []
 

@@ -85,7 +85,8 @@ async def _anybodys(self: FencedSpace, deadline: float, *, copied_from: str = ""
     fence = await _try_to_take(self, deadline, copied_from=copied_from)
     found = await self._one(keys.LEADER, deadline)
     if fence is None and found is not None:
-        return Fence(_term_of(await self._one(keys.TERM, deadline)), found.create_revision, 0, 2)
+        term = _term_of(await self._one(keys.TERM, deadline))
+        return Fence(term, found.create_revision, 0, 2, key=found.value)
     return fence
 
 

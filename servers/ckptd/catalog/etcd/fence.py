@@ -6,7 +6,8 @@ request arrives; an answer that was lost is found out.
 Plan: the leader's key hangs on a lease, and goes when its coordinator is gone. One transaction
 takes it where it is free, and raises the term. Every later one compares
 
-    the leader's key    its create revision: another one's is another revision, for ever
+    the leader's key    its create revision, of no other key; and what it says, which no other does:
+                        an etcd that was put back to a snapshot counts its revisions once more
     the sequence        the number of the transaction before it, and puts its own
 
 so each is done once, in order. Repeated, it finds its own number: it was done. One that was on its
@@ -375,6 +376,7 @@ class FencedSpace:
         return Transaction(
             (
                 Compare(full(keys.LEADER), "CREATE", create_revision=fence.revision),
+                Compare(full(keys.LEADER), "VALUE", value=fence.key),
                 Compare(full(keys.SEQUENCE), "VALUE", value=str(fence.sequence).encode()),
             ),
             operations,
@@ -384,7 +386,8 @@ class FencedSpace:
     def _explain(self, fence: Fence, done: TransactionDone, number: int) -> None:
         """Returns when it was done before. Raises Busy."""
         holder, sequence, term = (done.found(index) for index in range(3))
-        if holder is None or holder.create_revision != fence.revision:
+        mine = fence.revision, fence.key
+        if holder is None or (holder.create_revision, holder.value) != mine:
             raise self._deposed(fence, holder, term)
         if sequence is None or sequence.value != str(number).encode():
             if sequence is None or _number_of(sequence) < number:

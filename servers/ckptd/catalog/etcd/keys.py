@@ -5,7 +5,7 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
 
     meta                      JSON: schema, cluster; there once the catalog is
     leader                    JSON: who writes, and where it listens; on a lease. Its create
-                              revision is the fence
+                              revision and its value are the fence
     coordinator/ID            JSON: process, host, pid, address, ...; of each that runs, on its own
                               lease
     term                      the highest that was begun
