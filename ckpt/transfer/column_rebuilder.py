@@ -6,7 +6,7 @@
 A data column that only goes elsewhere is read alone, with its cells in place of whole stripes.
 
 A window is a few whole stripes, so that memory does not grow with the payload. It and the
-connections to the sources stay for the next payload: to touch fresh memory costs a worker more CPU
+connections to all targets stay for the next payload: to touch fresh memory costs a worker more CPU
 than all that it does to the bytes. All lost columns of a payload are made in one pass. What is sent
 was compared with the manifest, whose digest the index has; the targets compare it again as they
 seal. The files are those that were lost, byte by byte.
@@ -37,7 +37,7 @@ from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.format.runs import Offsets
-from ckpt.transfer.column_sender import ColumnSender
+from ckpt.transfer.column_sender import ColumnLinks, ColumnSender
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import PayloadReceiver
 from ckpt.transfer.read_job import ReadJob, ReceiverOptions
@@ -87,7 +87,8 @@ class LostColumns:
 
 class RebuildRoom:
     """I keep what payloads that are made again one after the other can share: connections to their
-    sources, windows, parity. One payload uses me at a time. A context manager; close me.
+    sources and to where columns go, windows, parity. One payload uses me at a time. A context
+    manager; close me.
     """
 
     def __init__(self, reading: ReceiverOptions) -> None:
@@ -95,6 +96,7 @@ class RebuildRoom:
         """By digest: those that reads of this payload have brought."""
         self._reading = reading
         self._receiver: PayloadReceiver | None = None
+        self._sending: ColumnLinks | None = None
         #: Empty until they are needed; they grow with what is asked for.
         self._windows = [np.empty(0, np.uint8) for _ in range(WINDOWS)]
         self._parity = np.empty(0, np.uint8)
@@ -113,7 +115,7 @@ class RebuildRoom:
 
     def close(self) -> None:
         """All is given back; it comes again when it is needed."""
-        self._leave_sources()
+        self._leave_targets()
         self._windows = [np.empty(0, np.uint8) for _ in range(WINDOWS)]
         self._parity = np.empty(0, np.uint8)
 
@@ -150,10 +152,17 @@ class RebuildRoom:
             self._parity = np.empty(size, np.uint8)
         return self._parity[:size].reshape(shape)
 
-    def _leave_sources(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-        self._receiver, self.manifests = None, {}
+    def links(self, sending: SenderOptions) -> ColumnLinks:
+        """To where columns go; the first one says as whom."""
+        if self._sending is None:
+            self._sending = ColumnLinks(sending)
+        return self._sending
+
+    def _leave_targets(self) -> None:
+        for one in (self._receiver, self._sending):
+            if one is not None:
+                one.close()
+        self._receiver, self._sending, self.manifests = None, None, {}
 
 
 def rebuild_columns(
@@ -169,7 +178,11 @@ def rebuild_columns(
         senders = {
             number: held.enter_context(
                 ColumnSender(
-                    ColumnId(source.payload, number), lost.launch, source.layout, place, sending
+                    ColumnId(source.payload, number),
+                    lost.launch,
+                    source.layout,
+                    place,
+                    room.links(sending),
                 )
             )
             for number, place in sorted(lost.places.items())

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckpt.aio.net.serving.server import Server
 from ckpt.base.ids import BootId, ColumnId, ReservationId, TargetId
@@ -67,6 +68,7 @@ class SmallTarget:
         self.thaw = threading.Event()
         self.frozen = threading.Event()
         self.server: Server | None = None
+        self.thread: ServerThread | None = None
         self.port = 0
         self.unix = ""
         self.handler = RecordingHandler(answer=self._answer)
@@ -80,6 +82,13 @@ class SmallTarget:
         return Place(
             self.id, BootId(77), f"127.0.0.1:{self.port}", ReservationId(reservation), self.unix
         )
+
+    def end_sessions(self) -> None:
+        """As a target that goes, or makes room for others: all that it has open is gone."""
+        assert self.thread is not None
+        assert self.server is not None
+        for session, _ in self.handler.opened_:
+            self.thread.do(partial(self.server.close_session, session, "room"))
 
     def _answer(self, heard: Heard) -> None:
         key = (heard.session, heard.request)
@@ -159,6 +168,7 @@ def targets(
                 )
             )
             target.server, target.port = thread.server, thread.server.port
+            target.thread = thread
             target.unix = path or ""
             stack.callback(target.thaw.set)
             made.append(target)

@@ -203,6 +203,58 @@ def test_a_room_serves_payload_after_payload_over_the_same_connections(data: Col
         assert max(len(one.handler.opened_) for one in sources) == 1
 
 
+def sent_to(
+    room: RebuildRoom, data: Columns, sources: list[SmallHolder], target: SmallTarget, column: int
+) -> bool:
+    """Whether it is there, as it was lost."""
+    number = ColumnNumber(column)
+    places = {number: target.place(column + 1)}
+    lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
+    rebuild_columns(lost, room, SENDING, lambda _size: None)
+    again = target.columns[ColumnId(PAYLOAD, number)]
+    return bytes(again.content) == bytes(data.columns[column])
+
+
+def test_columns_go_to_a_target_over_the_same_connection(data: Columns) -> None:
+    """Each column dialed it again."""
+    with (
+        holders(data, {5: "absent"}) as sources,
+        targets(1) as made,
+        RebuildRoom(HASTY) as room,
+    ):
+        assert all(sent_to(room, data, sources, made[0], column) for column in (5, 1, 4))
+        assert len(made[0].handler.opened_) == 1
+
+
+def test_a_target_that_has_ended_the_connection_is_dialed_again(data: Columns) -> None:
+    with (
+        holders(data, {5: "absent"}) as sources,
+        targets(1) as made,
+        RebuildRoom(HASTY) as room,
+    ):
+        assert sent_to(room, data, sources, made[0], 5)
+        made[0].end_sessions()
+        assert sent_to(room, data, sources, made[0], 1)
+        assert len(made[0].handler.opened_) == 2
+
+
+def test_a_column_that_was_refused_leaves_nothing_open_for_the_next(data: Columns) -> None:
+    """What it was promised ends with its connection."""
+    with (
+        holders(data, {5: "absent"}) as sources,
+        targets(2, {1: Behaviour(refuse=True)}) as made,
+        RebuildRoom(HASTY) as room,
+    ):
+        places = {ColumnNumber(j): made[at].place(j) for at, j in enumerate((4, 5))}
+        lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
+        with pytest.raises(NoSpace):
+            rebuild_columns(lost, room, SENDING, lambda _size: None)
+        made[1].behaviour.refuse = False
+        for target in made:
+            assert sent_to(room, data, sources, target, 5)
+            assert len(target.handler.opened_) == 2
+
+
 @pytest.mark.parametrize("away", [(), (1,)])
 def test_whoever_has_lost_a_column_is_not_asked_and_costs_no_connection(
     data: Columns, away: tuple[int, ...]
