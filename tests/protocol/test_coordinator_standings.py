@@ -255,21 +255,27 @@ def test_of_two_that_are_said_at_once_the_second_knows_of_the_first(standing: st
     done(*bench.to(session, mark))
 
 
-@pytest.mark.parametrize("is_forced", [False, True])
-def test_no_directory_takes_the_place_of_what_is_needed_unasked(is_forced: bool) -> None:
-    """Two disks of three were not mounted, and their targets began on empty directories."""
-    bench = Bench(5)
+def two_unmounted(bench: Bench) -> tuple[CheckpointId, list[FakeTarget]]:
+    """A save, and two of its three holders, which have begun on empty directories."""
     for target in bench.targets.values():
         bench.stop(target.id)
         target.incarnation = b"i" * 15 + bytes([int(target.id[1:])])
         bench.start(target)
     id = bench.save(1)
-    first, second, _ = holders(bench, id)
-    for target in (first, second):
+    missing = holders(bench, id)[:2]
+    for target in missing:
         bench.stop(target.id)
         target.incarnation = b"j" * 15 + bytes([int(target.id[1:])])
         target.reboot()
         bench.start(target)
+    return id, missing
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_no_directory_takes_the_place_of_what_is_needed_unasked(is_forced: bool) -> None:
+    """Two disks of three were not mounted, and their targets began on empty directories."""
+    bench = Bench(5)
+    id, (first, second) = two_unmounted(bench)
     question = ReplaceTarget(first.id, force=is_forced)
     (answer,) = bench.tell(bench.session(Role.ADMIN), question)
     if is_forced:
@@ -281,6 +287,57 @@ def test_no_directory_takes_the_place_of_what_is_needed_unasked(is_forced: bool)
     assert "--force" in answer.hint
     bench.tick(1)
     assert bench.machine.members.targets[first.id].state is TargetState.DOWN
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_none_takes_it_before_it_is_known_what_lies_where(is_forced: bool) -> None:
+    """A coordinator that has just begun knew nothing that would be lost, and agreed."""
+    bench = Bench(5)
+    id, (first, _) = two_unmounted(bench)
+    bench.restart(*bench.targets)
+    question = ReplaceTarget(first.id, force=is_forced)
+    (answer,) = bench.tell(bench.session(Role.ADMIN), question)
+    if is_forced:
+        assert isinstance(answer, TargetReplaced)
+        return
+    refused(answer, f"what {first.id} had", f"where {id} lies is not known yet")
+    assert isinstance(answer, Failed)
+    assert answer.code == "unavailable"
+    assert answer.retry_after_us
+    assert f"bring back d/{first.id} as it was" in answer.hint
+    assert "--force" in answer.hint
+    assert bench.machine.members.replacing(first.id), "it asks still"
+    bench.tick(GATHERED_S + 1)
+    (answer,) = bench.tell(bench.session(Role.ADMIN), question)
+    refused(answer, f"too little is left of {id}")
+
+
+@pytest.mark.parametrize("standing", ["draining", "out", "removed", "in"])
+def test_how_a_target_stands_is_changed_once_the_catalog_is_vouched_for(standing: str) -> None:
+    bench = Bench(5)
+    bench.stop("t4")
+    bench.restart()
+    session, mark = bench.session(Role.ADMIN), bench.mark()
+    for id in ("t0", "t1", "t2", "t3"):
+        bench.tell(session, ChangeTarget(TargetId("t4"), standing))
+        assert bench.to(session, mark) == [], "it waits"
+        bench.start(id)
+    assert [done(answer).standing for answer in bench.to(session, mark)] == 4 * [standing]
+
+
+def test_where_nothing_is_kept_a_directory_takes_a_place_at_once() -> None:
+    """More than m of a new cluster's disks: nobody would vouch before they are there."""
+    bench = Bench(3)
+    for target in list(bench.targets.values())[:2]:
+        for mark in (b"i", b"j"):
+            bench.stop(target.id)
+            target.incarnation = mark * 14 + target.id.encode()
+            target.reboot()
+            bench.start(target)
+    bench.restart(*bench.targets)
+    first = next(iter(bench.targets.values()))
+    (answer,) = bench.tell(bench.session(Role.ADMIN), ReplaceTarget(first.id))
+    assert isinstance(answer, TargetReplaced)
 
 
 def test_where_nothing_is_made_again_nothing_leaves_a_target() -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ckpt.base.errors import Busy, NotFound, Refused
+from ckpt.base.errors import Busy, NotFound, Refused, Unavailable
 from ckpt.base.ids import Rank
 from ckpt.base.units import format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
@@ -68,7 +68,7 @@ class Standings:
         self._repairs = policy.rebuild_after_us is not None
 
     def handle(self, session: Session, request: int, message: StandingRequest) -> None:
-        """Raises NotFound, Refused, Busy."""
+        """Raises NotFound, Refused, Busy, Unavailable."""
         match message:
             case ReplaceTarget():
                 self._replace(session, request, message)
@@ -98,17 +98,25 @@ class Standings:
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
 
     def _check_spared(self, target: Target, message: ReplaceTarget) -> None:
-        """Without what it had all can be read of which is known where it lies: of what is not
-        nothing can be said, as before the catalog is vouched for. Raises Refused.
+        """Without what it had all can be read. Where something lies whose index no target could
+        give nothing is known, and it speaks against nothing. Raises Refused; Unavailable while an
+        index is still to be read, as before the catalog is vouched for.
         """
-        asking = self._members.replacing(target.id)
-        loss = self._loss(target) if asking and not message.force else ""
-        if loss:
-            raise Refused(
-                f"what {target.id} had in its own directory would not count any more: {loss}",
-                hint=f"bring back {target.directory} as it was, or what else is away; where that is"
-                " gone for good use --force",
-            )
+        if message.force or not self._members.replacing(target.id):
+            return
+        had = f"what {target.id} had in its own directory"
+        hint = f"bring back {target.directory} as it was, or what else is away; where that is gone"
+        unknown = (one for one in self._checkpoints.all() if one.is_needed and not one.unread)
+        for one in unknown:
+            if one.placement is None:
+                raise Unavailable(
+                    f"whether {had} is needed cannot be said: where {one.id} lies is not known yet",
+                    hint=f"try again in some seconds; or {hint} for good use --force",
+                    retry_after_s=1.0,
+                )
+        if loss := self._loss(target):
+            text = f"{had} would not count any more: {loss}"
+            raise Refused(text, hint=f"{hint} for good use --force")
 
     # ----------------------------------------------------------------------- how it stands
 
