@@ -210,6 +210,7 @@ def test_the_check_stands_while_it_is_paused_and_says_what_is_due() -> None:
 
 def test_what_is_left_and_when_it_is_done() -> None:
     bench = paced_bench()
+    said(bench, SetRepair(cap_bytes=0))
     assert (view(bench)["bytes_left"], view(bench)["left_s"]) == (0, None)
     harmed(bench)
     found = view(bench)
@@ -229,6 +230,26 @@ def test_what_is_left_and_when_it_is_done() -> None:
     assert isinstance(rate, float)
     assert left_s == pytest.approx(column_bytes / 2 / rate)
     assert left_s == pytest.approx(10, rel=0.2)
+
+
+def test_a_cap_is_heard_before_the_rate_has_come_down_to_it() -> None:
+    """A worker reads a window at once, however slowly it goes on: at 1 B/s 3 s were left."""
+    bench = paced_bench()
+    said(bench, SetRepair(cap_bytes=0))
+    harmed(bench)
+    worker, column_bytes = leased(bench), view(bench)["bytes_left"]
+    assert isinstance(column_bytes, int)
+    worker.read_bytes = column_bytes  # Of the payload: with k = 2 half of it is made.
+    for _ in range(3):
+        bench.tick(1)
+        assert isinstance(worker.renew(), RepairNoted)
+    assert view(bench)["left_s"] == pytest.approx(3, rel=0.2)
+    for cap, left_s in ((1, column_bytes / 2), (0, 6)):
+        said(bench, SetRepair(floor_bytes=1, cap_bytes=cap))
+        bench.tick(3 if cap == 0 else 0.1)
+        found = view(bench)
+        assert found["left_s"] == pytest.approx(left_s, rel=0.2)
+        assert found["bytes_per_s"] == pytest.approx(column_bytes / 2 / left_s, rel=0.2)
 
 
 def test_the_rate_is_of_the_time_in_which_something_was_in_hand() -> None:

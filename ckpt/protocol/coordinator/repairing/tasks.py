@@ -223,6 +223,7 @@ class Repairs:
         now = self._desk.now_us
         in_hand = self.in_hand()
         self.rate.passed(now, is_working=bool(in_hand))
+        self.rate.allow(in_hand, self.ruling.limits)
         self._meter.passed(is_working=not all(task.alone for task in in_hand))
         self._cut_rests()
         for task in [task for task in self.tasks.values() if not task.ending]:
