@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.repairs import RepairNoted, SetRepair
-from ckpt.format.messages.targets import Attest, DropColumn
+from ckpt.format.messages.targets import Attest, DropColumn, ReleaseReservation
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
 from tests.protocol.coordinating import RUN, Bench
 from tests.protocol.test_coordinator_repairing import (
@@ -47,6 +47,26 @@ def test_a_copy_that_is_about_to_go_is_not_named() -> None:
     bench.tick(AFTER_S)
     assert not made.columns
     assert (missing(bench, id), bench.story(mark, ColumnsMoved)) == (1, [])
+
+
+def test_its_space_is_given_back_before_its_places_are_asked_what_there_is() -> None:
+    """Between answer and release a worker had the column sealed, and nobody knew of that copy."""
+    bench = Bench(5)
+    id = bench.save(1)
+    lost = holders(bench, id)[1]
+    bench.stop(lost.id)
+    bench.tick(AFTER_S + LOOK_S)
+    worker = Worker(bench)
+    worker.lease()
+    (place,) = [bench.targets[place] for place in worker.places]
+    session, mark = place.session, bench.mark()
+    assert session is not None
+    bench.start(lost)
+    bench.tick()
+    said = [type(one) for one in bench.to(session, mark)]
+    assert [one for one in said if one in (Attest, ReleaseReservation)] == [
+        ReleaseReservation, Attest,
+    ]  # fmt: skip
 
 
 def due(bench: Bench) -> list[int]:

@@ -7,12 +7,14 @@ from collections import deque
 import pytest
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import BootId, ColumnId, Generation, RunName, TargetId
+from ckpt.base.ids import BootId, ColumnId, Generation, ReservationId, RunName, TargetId
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     HELD_COLUMN,
+    Attest,
+    Attested,
     ColumnsListed,
     DropColumn,
     HeldGeneration,
@@ -20,6 +22,7 @@ from ckpt.format.messages.targets import (
     HoldingsPage,
     ListColumns,
     ListHoldings,
+    ReleaseReservation,
     decode_holdings,
     encode_holdings,
 )
@@ -156,6 +159,27 @@ def test_what_begins_its_seal_later_holds_up_nothing() -> None:
         world.step()
     (page,) = _pages(world)
     assert [each.column for each in page.columns] == [column.id]
+
+
+def test_who_asks_for_a_column_that_is_being_sealed_hears_whether_it_came() -> None:
+    """A seal on the disk's way ends all the same when its space is given back: nobody would hear of
+    that column.
+    """
+    world, column, other = _ready(), Column(), Column(column=2)
+    for number, one in enumerate((column, other), start=1):
+        reserve(world, one, number)
+        write(world, one, request=20 + number, reservation=number)
+    world.held = deque()
+    world.tell(WRITER, column.seal, column.manifest, request=21)
+    world.tell(COORDINATOR, ReleaseReservation(1, ReservationId(1)))
+    for asked in ((column.id,), (other.id,), ()):
+        world.tell(COORDINATOR, Attest(1, asked))
+    answers = [one for one in world.messages(COORDINATOR) if isinstance(one, Attested)]
+    assert answers == [Attested(()), Attested(())], "of what is not being sealed, at once"
+    while world.held:
+        world.step()
+    (answer,) = [one for one in world.messages(COORDINATOR) if isinstance(one, Attested)]
+    assert [proof.column for proof in answer.proofs] == [column.id]
 
 
 def test_who_has_left_is_not_answered() -> None:

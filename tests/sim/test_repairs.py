@@ -115,8 +115,9 @@ def taken_for_done(self: Repairs, task: RepairTask, why: str, then: Callable[[in
     digest = checkpoint.placement[task.payload.rank].manifest_digest
     said = [
         ColumnProof(ColumnId(task.payload, j), at.target, at.boot, "", 0, 0, digest, b"")
-        for j, at in task.allotment.columns.items()
+        for j, at in task.places.items()
     ]
+    self._reserver.release(task.allotment)
     self._close(task, said, why)
     then(len(said))
 

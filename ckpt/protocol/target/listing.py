@@ -2,10 +2,12 @@
 proof for each column for one of an earlier version, else with one for each page of thousands. And
 which columns of those that it names lie here, proved again.
 
-    first page asked --nothing is on the disk's way, or it has ended, or WAIT_US--> answered
+    first page or columns asked for --on the disk's way is nothing, or nothing more, or WAIT_US-->
+                                                                                        answered
 
-What an earlier coordinator, or a stager of an attempt that has ended, had stored while this one
-asks would be in no page, and nobody would tell this one of it: the first page waits for that.
+What an earlier coordinator, a stager of an attempt that has ended, or a worker whose lease has
+ended had stored while this one asks would be in no answer, and nobody would tell this one of it:
+the first page waits for that, and so does who asks for that column.
 
 The names are put in order with the first page, and the later ones go on in that: of 20,000 files it
 costs as much as a page does. What is stored meanwhile is in none of them, as if it came after the
@@ -56,11 +58,11 @@ ORDERS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A first page that was asked for."""
+    """A first page that was asked for, or columns."""
 
     session: Session
     request: int
-    message: ListColumns | ListHoldings
+    message: ListColumns | ListHoldings | Attest
     asked_us: int
     columns: frozenset[ColumnId]
     """That were being sealed then."""
@@ -92,6 +94,14 @@ class Listing:
             text = f"at most {ATTEST_COLUMNS_MAX} columns are attested at once"
             self._core.fail(session, request, "refused", text)
             return
+        sealing = self._columns.sealing_now().intersection(message.columns)
+        if sealing:
+            now = self._core.now_us
+            self._waiting.append(_Waiting(session, request, message, now, sealing, frozenset()))
+        else:
+            self._attest(session, request, message)
+
+    def _attest(self, session: Session, request: int, message: Attest) -> None:
         core = self._core
         known = [one for id in message.columns if (one := core.columns.get(id)) is not None]
         damaged = tuple(one.header.column for one in known if core.is_rotten(one))
@@ -128,11 +138,16 @@ class Listing:
         documents = one.documents & self._core.replacing.keys()
         return not ends and bool(columns or documents)
 
-    def _answer(self, session: Session, request: int, message: ListColumns | ListHoldings) -> None:
-        if isinstance(message, ListColumns):
-            self._answer_columns(session, request, message)
-        else:
-            self._answer_holdings(session, request, message)
+    def _answer(
+        self, session: Session, request: int, message: ListColumns | ListHoldings | Attest
+    ) -> None:
+        match message:
+            case ListColumns():
+                self._answer_columns(session, request, message)
+            case ListHoldings():
+                self._answer_holdings(session, request, message)
+            case Attest():
+                self._attest(session, request, message)
 
     def _answer_columns(self, session: Session, request: int, message: ListColumns) -> None:
         """Columns in name order, then documents; as many as one frame's meta holds."""

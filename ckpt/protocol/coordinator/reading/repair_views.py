@@ -78,7 +78,7 @@ def _balance(balancer: Balancer) -> BalanceView:
 
 
 def _task(task: RepairTask, now_us: int) -> RepairTaskView:
-    places = [task.allotment.columns[column] for column in task.lost]
+    places = [task.places[column] for column in task.lost]
     return RepairTaskView(
         payload=str(task.payload),
         columns=tuple(map(int, task.lost)),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
 from ckpt.format.messages.repairs import RepairPace
+from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.repairing.pacing import NO_LOAD, TaskLoad
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.events import Session
@@ -28,6 +29,8 @@ class RepairTask:
     """Who holds the others."""
     lost: tuple[ColumnNumber, ...] = ()
     """Those that have a place, once all have been asked."""
+    places: dict[ColumnNumber, Place] = field(default_factory=dict)
+    """Of these, also when what was reserved there has gone back."""
     alone: bool = False
     """Its only column is read where it is: no other is needed."""
     read_bytes: int = 0
@@ -52,8 +55,7 @@ class RepairTask:
     @property
     def uses(self) -> TaskLoad:
         """What it will ask of whom, once all of its places are known."""
-        places = self.allotment.columns.values()
-        targets = self.sources | {place.target for place in places}
+        targets = self.sources | {place.target for place in self.places.values()}
         return TaskLoad(targets, self.reads)
 
 

@@ -3,9 +3,9 @@
     due --space reserved on other targets--> leased --ended, failed, silent for LEASE_US,
                                                |      session gone, nothing lacks any more
                                                v
-                                     each place is asked what is there
+                   what is not used goes back, then each place is asked what is there
                                                v
-         right copies are adopted, what is not used goes back; again after a rest what lacks still
+                     right copies are adopted; again after a rest what lacks still
 
 A worker that has made a column has made a copy that nobody has named. Its word counts nothing: its
 target is asked on its own session, after every command that it was sent, and what it has is adopted
@@ -331,6 +331,7 @@ class Repairs:
                 self._places.find(allotment, task.payload, column, partial(placed, column))
             elif allotment.columns:
                 task.lost = tuple(sorted(allotment.columns))
+                task.places = dict(allotment.columns)
                 task.alone = self._is_read_alone(task)
                 task.load = task.uses
                 self._shares.begin(task.load)
@@ -378,8 +379,7 @@ class Repairs:
         return self._clearing.wanted(waits, rate)
 
     def _tell(self, task: RepairTask, request: int) -> None:
-        places = task.allotment.columns
-        lost = tuple(LostColumn(column, places[column], task.alone) for column in task.lost)
+        lost = tuple(LostColumn(column, task.places[column], task.alone) for column in task.lost)
         leased = RepairLeased(task.payload, lost, self._pace(task))
         self._desk.send(task.session, request, leased)
 
@@ -414,9 +414,13 @@ class Repairs:
         return task
 
     def _end(self, task: RepairTask, why: str, then: Callable[[int], None]) -> None:
-        """Ask the places what there is; what is not used of them goes back."""
+        """What is not used of its places goes back; then they are asked what there is: nothing is
+        sealed there any more.
+        """
         task.ending = True
         self._shares.end(task.load)
+        # What has become a column is nothing to give back, and its target knows that.
+        self._reserver.release(task.allotment)
         standing: list[ColumnProof] = []
         open_questions = 1
 
@@ -429,7 +433,7 @@ class Repairs:
             if not open_questions:
                 then(self._close(task, standing, why))
 
-        for column, place in sorted(task.allotment.columns.items()):
+        for column, place in sorted(task.places.items()):
             target = self._members.targets[place.target]
             if self._members.accepts(place.target, place.boot) and target.session is not None:
                 open_questions += 1
@@ -439,7 +443,7 @@ class Repairs:
 
     def _is_of(self, task: RepairTask, proof: ColumnProof) -> bool:
         column = proof.column
-        place = task.allotment.columns.get(column.column)
+        place = task.places.get(column.column)
         if column.payload != task.payload or place is None:
             return False
         return (place.target, place.boot) == (proof.target, proof.boot)
@@ -449,9 +453,6 @@ class Repairs:
         goes, whatever the answer says.
         """
         del self.tasks[task.payload]
-        # What stands may be an earlier task's, made in other space. What has become a column is
-        # nothing to give back any more, and its target knows that.
-        self._reserver.release(task.allotment)
         found = []
         for proof in standing:
             target = self._members.targets[proof.target]
