@@ -87,7 +87,7 @@ class Health:
         if gone:
             text = f"down: {', '.join(_away(target, now_us) for target in gone)}"
             ids = [target.id for target in gone]
-            yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address), ids)
+            yield check("TARGET_DOWN", text, START_THEM, self._start(ids, address, ""), ids)
         served = {target.id for target in self._members.live()}
         yield from (_claim_check(each, each.target in served) for each in self._members.claims())
         yield from map(_device_check, self._members.failing())
@@ -120,15 +120,18 @@ class Health:
             yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
             return
         away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
-        yield check("CATALOG_UNPROVED", problem.message, *self._bring_back(away, address))
+        # Before others have come nobody knows what their old directories are needed for.
+        unclaimed = [id for id in away if not self._members.replacing(id)]
+        bring_back = self._bring_back(unclaimed or away, address, " --force")
+        yield check("CATALOG_UNPROVED", problem.message, *bring_back)
 
-    def _start(self, ids: Sequence[TargetId], address: str) -> str:
+    def _start(self, ids: Sequence[TargetId], address: str, flag: str) -> str:
         """What brings these targets back, each on its host."""
         lines = []
         for id in ids:
             target = self._members.targets[id]
             if self._members.replacing(id):
-                lines.append(f"ckpt target replace {quoted(id)}")
+                lines.append(f"ckpt target replace {quoted(id)}{flag}")
                 continue
             where, domain = quoted(target.directory), quoted(str(target.domain))
             listens = quoted(target.address) if target.address else "HOST:PORT"
@@ -139,11 +142,15 @@ class Health:
             )
         return "; ".join(lines)
 
-    def _bring_back(self, ids: Sequence[TargetId], address: str) -> tuple[str, str, list[TargetId]]:
-        """Remedy, command, and those of them that a start brings back, and not a word."""
+    def _bring_back(
+        self, ids: Sequence[TargetId], address: str, flag: str = ""
+    ) -> tuple[str, str, list[TargetId]]:
+        """Remedy, command, and those of them that a start brings back, and not a word. `flag` of
+        those for which a word does.
+        """
         unclaimed = [id for id in ids if not self._members.replacing(id)]
         remedy = REPLACE_THEM if ids and not unclaimed else START_THEM
-        return remedy, self._start(ids, address), unclaimed
+        return remedy, self._start(ids, address, flag), unclaimed
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
         failing = self._members.failing()
