@@ -41,6 +41,9 @@ UNAUTHENTICATED_PEERS_MAX = 2048
 UNAUTHENTICATED_LIFE_US = 5_000_000
 DESCRIPTORS_REMEDY = "raise its limit (LimitNOFILE= of its service, ulimit -Hn) and start it again"
 """The remedy for a daemon that has as many connections as it may."""
+READ_BYTES = 4 * MiB
+"""Of a column, asked for, read and sent as one: with less of it the frames cost more than the
+bytes (docs/decisions/0050)."""
 READ_RANGES_MAX = 4096
 """Most entries of a question."""
 READ_RUNS_MAX = 1 << 17
@@ -93,6 +96,7 @@ assert PAGE_BYTES <= BLOCK_BYTES <= CELL_BYTES_DEFAULT <= CELL_BYTES_MAX
 assert BLOCK_BYTES & (BLOCK_BYTES - 1) == 0, "blocks of a cell are found by shifting"
 assert CELL_BYTES_DEFAULT % BLOCK_BYTES == 0
 assert CELL_BYTES_MAX <= FRAME_BULK_BYTES_MAX, "one fragment travels in one frame"
+assert READ_BYTES <= FRAME_BULK_BYTES_MAX
 assert CODE_PARITY_MAX < CODE_COLUMNS_MAX
 assert 3 * BEAT_US < HEDGE_US, "two lost or late words must not cost a place"
 assert 2 * RENEW_US < LEASE_US, "one lost renewal must not cost the lease"

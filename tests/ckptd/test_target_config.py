@@ -17,6 +17,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import SECONDS_MAX, US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
+from ckpt.protocol.reader.events import ReadLimits
 from ckptd.config import Loaded, load
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.log import JsonLines
@@ -144,11 +145,18 @@ def test_sizes_are_read_with_suffixes() -> None:
         (*NEEDED, "--domain", "only/three/parts"),
         (*NEEDED, "--pool-bytes", "1k"),
         (*NEEDED, "--pool-bytes", "many"),
+        (*NEEDED, "--read-pool-bytes", "1MiB"),
     ],
 )
 def test_a_wrong_option_is_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(Refused):
         _load(*argv)
+
+
+def test_a_small_pool_is_read_in_pieces_that_fit() -> None:
+    limits = _load(*NEEDED, "--read-pool-bytes", "2MiB").config.limits
+    assert limits.read_piece_bytes == limits.read_window_bytes == 2 * MiB
+    assert _load(*NEEDED).config.limits.read_piece_bytes == ReadLimits().ask_bytes
 
 
 def test_an_unknown_toml_key_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.ckptd.target_peers import ANSWER_S, SECRET, Coordinator, Daemon, Peer
 from tests.protocol.target_world import Column
 
 ASLEEP = 40
-PIECE = 2 * MiB
+PIECE = 4 * MiB
 READ_BYTES_MAX = 40 * MiB
 """A pool of 32 MiB, and a quarter more."""
 PRIVATE_BYTES_MAX = 192 * MiB

@@ -11,8 +11,9 @@ from ckpt.base.units import KiB, MiB
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone, ReadRanges
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
+from ckpt.protocol.reader.events import ReadLimits
 from ckpt.protocol.target.core import TargetLimits
-from ckpt.protocol.target.disk_events import SessionDrained
+from ckpt.protocol.target.disk_events import ReadAt, SessionDrained
 from ckpt.protocol.target.reading.read_jobs import StreamJob
 from ckpt.protocol.target.reading.read_turns import ReadingSessions
 from tests.protocol.target_world import Column, TargetWorld, cut_up, store
@@ -147,6 +148,22 @@ def test_a_buffer_that_many_frames_use_is_in_memory_once() -> None:
     assert (readers.held_bytes, readers.memory.bytes) == (10, 10)
     readers.left(B, readers.find(B), NOW_US)
     assert (readers.held_bytes, readers.memory.bytes) == (0, 0)
+
+
+def test_what_a_reader_asks_for_at_once_is_one_read_and_one_frame() -> None:
+    """By the limits of both as they are made: each read and each frame costs both ends."""
+    asked = ReadLimits().ask_bytes
+    column = Column(payload_bytes=2 * asked, cell_bytes=asked, column=0)
+    world, reader = TargetWorld(), Session(100)
+    store(world, column)
+    world.feed(SessionOpened(world.now_us, reader, Role.READER, "r"))
+    world.performed.clear()
+    world.tell(reader, ReadRanges(column.id, (ByteRuns(0, asked),)))
+    answers = [each for each in world.sent if each.session == reader]
+    assert [type(each.message) for each in answers] == [RangeData, RangesDone]
+    assert bytes(answers[0].bulk) == column.data
+    reads = [each for each in world.performed if isinstance(each, ReadAt)]
+    assert [each.length for each in reads] == [asked]
 
 
 @pytest.mark.parametrize("seed", range(6))

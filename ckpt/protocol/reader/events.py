@@ -12,7 +12,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 from ckpt.base.ids import ColumnNumber, PayloadId
-from ckpt.base.limits import HEDGE_US, RESOLVE_WAIT_US
+from ckpt.base.limits import HEDGE_US, READ_BYTES, RESOLVE_WAIT_US
 from ckpt.base.units import MiB
 from ckpt.format.layout import Layout
 from ckpt.format.runs import Ranges
@@ -39,7 +39,7 @@ class ReadLimits(Struct, frozen=True, gc=False):
 
     window_bytes: int = 8 * MiB
     """Asked of one column and not yet here."""
-    ask_bytes: int = 4 * MiB
+    ask_bytes: int = READ_BYTES
     """Of one ReadRanges; one cell at least."""
     scratch_bytes: int = 64 * MiB
     """Cells that have no place in the destination and are held until their stripe is done. The

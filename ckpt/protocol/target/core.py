@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
-from ckpt.base.limits import PAGE_BYTES, SCRUB_PERCENT
+from ckpt.base.limits import PAGE_BYTES, READ_BYTES, SCRUB_PERCENT
 from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import ColumnHeader
@@ -83,7 +83,7 @@ class TargetLimits:
     """Most fragment bytes that one stream may have under way."""
     credit_pool_bytes: int = 64 * MiB
     """And all streams together."""
-    read_piece_bytes: int = 2 * MiB
+    read_piece_bytes: int = READ_BYTES
     """One disk read, and the largest bulk that is sent."""
     read_window_bytes: int = 8 * MiB
     """Read for one session and not yet sent."""

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from ckpt.aio.disk import RealDisk
 from ckpt.aio.net.address import TcpAddress, parse_addresses
@@ -29,7 +29,7 @@ from ckpt.aio.secret import read_secret
 from ckpt.aio.slots import SlotPool
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import BootId, Domain, TargetId
-from ckpt.base.limits import FRAME_BULK_BYTES_MAX, SCRUB_PERCENT
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX, READ_BYTES, SCRUB_PERCENT
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.erasure.selftest import self_test_once
 from ckpt.format.messages.hello import Role
@@ -49,6 +49,9 @@ from ckptd.target.handlers import CoordinatorHandler, Relay
 from ckptd.target.identity import TargetFile, adopt_identity, place_of
 from ckptd.target.reports import TargetReports
 from ckptd.target.shell import TargetShell
+
+READ_POOL_BYTES_MIN: Final = 2 * MiB
+"""A smaller pool gives less at once than a read's frame is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class TargetConfig:
         WirePolicy.parse(self.wire)
         if self.pool_bytes < 2 * FRAME_BULK_BYTES_MAX:
             raise Refused(f"pool_bytes is at least {2 * FRAME_BULK_BYTES_MAX}")
+        if self.read_pool_bytes < READ_POOL_BYTES_MIN:
+            raise Refused(f"read_pool_bytes is at least {READ_POOL_BYTES_MIN}")
         if not (self.scrub_period_s > 0 and 1 <= self.scrub_percent <= 100):
             raise Refused("scrub_period_s is more than 0, scrub_percent 1 to 100")
 
@@ -131,6 +136,7 @@ class TargetConfig:
         window = min(8 * MiB, self.read_pool_bytes)
         return TargetLimits(
             credit_pool_bytes=self.pool_bytes * 3 // 4,
+            read_piece_bytes=min(READ_BYTES, window),
             read_window_bytes=window,
             read_pool_bytes=self.read_pool_bytes,
             read_crowd_bytes=self.read_pool_bytes // 4,

@@ -63,7 +63,7 @@ from ckptd.target.transfers import Transfers
 TICK_US: Final = 100_000
 SPACE_US: Final = US_PER_S
 """How often the device's free space is measured."""
-READS_PER_TURN: Final = 4
+READS_PER_TURN: Final = 2
 """Disk reads in one turn of the loop, before other events get theirs."""
 
 
