@@ -96,6 +96,20 @@ def test_bytes_land_in_any_pieces(
     assert receiver.recv(100) == b"the next frame"
 
 
+def test_more_than_a_block_is_taken_at_once() -> None:
+    """Each time the kernel tells the peer of room. What is not asked for of a datagram is lost, so
+    it shows how much was."""
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sender, receiver:
+        sent = random.Random(1).randbytes(BLOCK_BYTES + 32_768)
+        assert sender.send(sent) == len(sent)
+        view = memoryview(bytearray(len(sent)))
+        landing = Landing(view, 0)
+        assert landing.receive(receiver.fileno()) == WHOLE
+        assert view == sent
+        assert as_plain(landing.sums()) == plain(view)
+
+
 def test_a_peer_that_closes_says_so(pair: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = pair
     landing = Landing(memoryview(bytearray(10)), 3)

@@ -1,4 +1,4 @@
-/* Bytes from a socket to where they belong: authenticated, decrypted and summed in the cache. */
+/* Bytes from a socket to where they belong: authenticated, decrypted and summed soon after. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
@@ -21,21 +21,23 @@ static int guarded(const struct ckpt_guard *guard, unsigned char *bytes, size_t 
     return guard->update(guard->context, out, &written, bytes, (int)length) == 1;
 }
 
-/* To the end of a block and no further, as it is summed before the next one comes; the tail comes
- * along with the last one. */
-static ssize_t take(int descriptor, const struct ckpt_landing *landing, size_t end, size_t *wanted)
+/* What is taken at once, before it is summed. Each time the kernel lets the peer know that there is
+ * room again: by blocks of 128 KiB that cost both ends more than to sum what has left the
+ * second-level cache (docs/decisions/0050). */
+#define TAKE_BYTES ((size_t)2 << 20)
+
+/* The tail comes along with the last bytes. */
+static ssize_t take(int descriptor, const struct ckpt_landing *landing, size_t *wanted)
 {
     size_t length = landing->length, filled = landing->filled;
+    size_t now = filled < length ? lesser(length - filled, TAKE_BYTES) : 0;
     struct iovec parts[2];
     struct msghdr message = {.msg_iov = parts};
 
-    *wanted = 0;
-    if (filled < end) {
-        parts[0] = (struct iovec){landing->bytes + filled, end - filled};
-        message.msg_iovlen = 1;
-        *wanted = end - filled;
-    }
-    if (end == length && landing->tail_length != 0) {
+    *wanted = now;
+    if (now != 0)
+        parts[message.msg_iovlen++] = (struct iovec){landing->bytes + filled, now};
+    if (filled + now >= length && landing->tail_length != 0) {
         size_t there = filled > length ? filled - length : 0;
         parts[message.msg_iovlen++] =
             (struct iovec){landing->tail + there, landing->tail_length - there};
@@ -44,25 +46,37 @@ static ssize_t take(int descriptor, const struct ckpt_landing *landing, size_t e
     return recvmsg(descriptor, &message, MSG_DONTWAIT);
 }
 
+/* Each block that is whole by now; 0 when the guard refuses. */
+static int sum(const struct ckpt_kernels *kernels, struct ckpt_landing *landing)
+{
+    size_t there = lesser(landing->filled, landing->length);
+
+    while (landing->summed < landing->length) {
+        size_t end = lesser(landing->length, landing->summed + landing->block);
+        unsigned char *bytes = landing->bytes + landing->summed;
+        if (end > there)
+            break;
+        if (!guarded(landing->guard, bytes, end - landing->summed))
+            return 0;
+        landing->crcs[landing->summed / landing->block] =
+            kernels->crc32(0, bytes, end - landing->summed);
+        landing->summed = end;
+    }
+    return 1;
+}
+
 static int land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_landing *landing)
 {
-    size_t length = landing->length, block = landing->block;
-
-    for (;;) {
-        size_t end = lesser(length, landing->summed + block);
-        if (landing->filled >= end && end > landing->summed) {
-            unsigned char *bytes = landing->bytes + landing->summed;
-            if (!guarded(landing->guard, bytes, end - landing->summed))
-                return CKPT_GUARD_FAILED;
-            landing->crcs[landing->summed / block] = kernels->crc32(0, bytes, end - landing->summed);
-            landing->summed = end;
-            continue;
-        }
-        if (landing->filled == length + landing->tail_length)
+    for (int more = 1;;) {
+        if (!sum(kernels, landing))
+            return CKPT_GUARD_FAILED;
+        if (landing->filled == landing->length + landing->tail_length)
             return 0;
+        if (!more)
+            return EAGAIN;
 
         size_t wanted;
-        ssize_t count = take(descriptor, landing, end, &wanted);
+        ssize_t count = take(descriptor, landing, &wanted);
         if (count < 0) {
             if (errno == EINTR)
                 continue;
@@ -71,8 +85,7 @@ static int land(const struct ckpt_kernels *kernels, int descriptor, struct ckpt_
         if (count == 0)
             return CKPT_CLOSED;
         landing->filled += (size_t)count;
-        if ((size_t)count < wanted)
-            return EAGAIN;
+        more = (size_t)count == wanted;
     }
 }
 
