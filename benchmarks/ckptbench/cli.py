@@ -29,22 +29,22 @@ def _imported(module: str, *before: str) -> Callable[..., int]:
     # Some C modules crash when Ctrl-C cuts their import: it waits until that is done.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        found = importlib.import_module(f"ckptbench.commands.{module}")
+        found = importlib.import_module(module)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return partial(found.run_preset, *before) if before else found.main
 
 
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
-    "burst": lambda words: _imported("goals", "burst")(words),
-    "restore": lambda words: _imported("goals", "restore")(words),
-    "roofline": lambda words: _imported("roofline")(words),
-    "growth": lambda words: _imported("growth")(words),
-    "gpu": lambda words: _imported("gpu")(words),
-    "repair": lambda words: _imported("repair")(words),
-    "compare": lambda words: _imported("compare")(words),
-    "plan": lambda words: _imported("plan")(words),
-    "agent": lambda words: _imported("agent")(words),
+    "burst": lambda words: _imported("ckptbench.commands.goals", "burst")(words),
+    "restore": lambda words: _imported("ckptbench.commands.goals", "restore")(words),
+    "roofline": lambda words: _imported("ckptbench.commands.roofline")(words),
+    "growth": lambda words: _imported("ckptbench.commands.growth")(words),
+    "gpu": lambda words: _imported("ckptbench.commands.gpu")(words),
+    "repair": lambda words: _imported("ckptbench.commands.repair")(words),
+    "compare": lambda words: _imported("ckptbench.commands.compare")(words),
+    "plan": lambda words: _imported("ckptbench.commands.plan")(words),
+    "agent": lambda words: _imported("ckptbench.commands.agent")(words),
 }
 """Everything else is a job file, a verb or a flag."""
 
@@ -56,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(words[0]) if words else None
 
     def asked() -> int:
-        return command(words[1:]) if command is not None else _imported("run")(words)
+        return (
+            command(words[1:])
+            if command is not None
+            else _imported("ckptbench.commands.run")(words)
+        )
 
     try:
         return answered("ckptbench", asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptbench.gpu.plan import CPU_WIDTH, GPU_WIDTH, GpuPlan, usual_width
-from ckptbench.gpu.progress import Progress
+from ckptbench.gpu.progress import RoundProgress
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 def test_rounds_are_told_with_what_is_left_of_them() -> None:
     said: list[str] = []
     clock = Clock()
-    for number in Progress(said.append, clock).rounds("training", 3):
+    for number in RoundProgress(said.append, clock).rounds("training", 3):
         clock.now_s += 90.0 if number else 30.0
     assert said == [
         "training: round 0 of 3, which does not count",

@@ -31,7 +31,7 @@ from ckptbench.gpu.plan import (
     StagingRow,
     TrainingRow,
 )
-from ckptbench.gpu.progress import Progress
+from ckptbench.gpu.progress import RoundProgress
 from ckptbench.gpu.savers import Saver, plain_copy_s, state_of, synchronize
 from ckptbench.gpu.training import GpuTraining, expected_s
 from ckptbench.run.counters import ARENA_NAME
@@ -45,7 +45,7 @@ def measure(plan: GpuPlan, url: str, keep_file: Path) -> GpuFigures:
     Raises CkptError where a save fails.
     """
     large = _large(plan)
-    progress = Progress()
+    progress = RoundProgress()
     takes = format_seconds(expected_s(plan))
     progress.say(f"the training's {plan.training_steps} steps are to take about {takes}")
     first = [_first(plan, progress, url, large, prepared=prepared) for prepared in (False, True)]
@@ -82,7 +82,7 @@ def _private_bytes() -> int:
 
 
 def _first(
-    plan: GpuPlan, progress: Progress, url: str, tensors: Tensors, *, prepared: bool
+    plan: GpuPlan, progress: RoundProgress, url: str, tensors: Tensors, *, prepared: bool
 ) -> FirstRow:
     """Of a launch of its own, for which no stager is there."""
     progress.say("first save, prepared" if prepared else "first save")
@@ -105,7 +105,7 @@ def _first(
 
 
 def _staging(
-    plan: GpuPlan, progress: Progress, saver: Saver, name: str, tensors: Tensors
+    plan: GpuPlan, progress: RoundProgress, saver: Saver, name: str, tensors: Tensors
 ) -> list[StagingRow]:
     plain_s = plain_copy_s(list(tensors.values()), plan.loops)
     before = _private_bytes()
@@ -150,7 +150,7 @@ def _load(saver: Saver, tensors: Tensors, keep_file: Path) -> LoadRow:
 # --------------------------------------------------------------------------- training
 
 
-def _training(plan: GpuPlan, progress: Progress, saver: Saver) -> list[TrainingRow]:
+def _training(plan: GpuPlan, progress: RoundProgress, saver: Saver) -> list[TrainingRow]:
     training = GpuTraining(plan.device, plan.width)
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     plain: list[float] = []

@@ -15,7 +15,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-class Progress:
+class RoundProgress:
     """I say how far a measurement is."""
 
     def __init__(

@@ -1,10 +1,13 @@
-"""What people and tools see of the drain: one record for each object store."""
+"""What people and tools see of the drain: one record for each object store, and what is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, ServedStore, Unreached
-from ckpt.protocol.coordinator.reading.answers import StoreStatus
+from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
+from ckpt.protocol.coordinator.reading.checks import check, quoted
 
 UNSERVED_US = 60_000_000
 """A store that has a backlog and no worker for so long is a fault."""
@@ -59,3 +62,18 @@ def _state(store: ServedStore, has_backlog: bool, is_draining: bool) -> str:
     if store.error:
         return "failing"
     return "waiting" if has_backlog else "idle"
+
+
+def drain_checks(stores: Sequence[StoreStatus], address: str) -> Iterator[Check]:
+    """No command forgets a store that may come back: what waits for it could be evicted."""
+    for store in stores:
+        url = quoted(store.url)
+        end = f"end {', '.join(store.workers)}, then " if store.workers else ""
+        forget = f"when the store is gone for good: {end}ckpt drain forget {url}"
+        if store.error:
+            remedy = f"mend it, it is tried again by itself; {forget}"
+            yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, "")
+        elif store.backlog and store.unserved_s * US_PER_S >= UNSERVED_US:
+            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
+            command = f"ckptd drain --to {url} --coordinator {address}"
+            yield check("DRAIN_STOPPED", text, f"start a worker; {forget}", command)

@@ -34,7 +34,7 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import at_host, check, connections_full, quoted
-from ckpt.protocol.coordinator.reading.drain_views import UNSERVED_US
+from ckpt.protocol.coordinator.reading.drain_views import drain_checks
 from ckpt.protocol.coordinator.reading.repair_views import repaired
 from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
@@ -103,7 +103,7 @@ class Health:
         yield from self._redundancy(address, now_us)
         yield from self._paused()
         yield from self._unfinished()
-        yield from _drain_checks(stores, address)
+        yield from drain_checks(stores, address)
         yield from _unsaid_checks(self._retaining.lost())
 
     def _catalog(self, address: str) -> Iterator[Check]:
@@ -403,21 +403,6 @@ def _full_check(target: Target) -> Check:
     limit = target.counters.get("descriptor_limit", 0)
     text = f"target {target.id} has no room for trainers and readers (descriptor limit {limit})"
     return connections_full(text, target.pid, target.address)
-
-
-def _drain_checks(stores: Sequence[StoreStatus], address: str) -> Iterator[Check]:
-    """No command forgets a store that may come back: what waits for it could be evicted."""
-    for store in stores:
-        url = quoted(store.url)
-        end = f"end {', '.join(store.workers)}, then " if store.workers else ""
-        forget = f"when the store is gone for good: {end}ckpt drain forget {url}"
-        if store.error:
-            remedy = f"mend it, it is tried again by itself; {forget}"
-            yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, "")
-        elif store.backlog and store.unserved_s * US_PER_S >= UNSERVED_US:
-            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
-            command = f"ckptd drain --to {url} --coordinator {address}"
-            yield check("DRAIN_STOPPED", text, f"start a worker; {forget}", command)
 
 
 def _unsaid_checks(runs: Sequence[RunName]) -> Iterator[Check]:
