@@ -189,6 +189,9 @@ def _value(name: str, hint: object, given: object) -> object:
             raise Refused(f"{name} = {given!r}: true or false")
         return found
     if hint is Path:
+        if not str(given):
+            # It would be the directory that the daemon happens to start in.
+            raise Refused(f"{name} is empty", hint="is a variable of the shell not set?")
         return Path(str(given))
     if hint in (int, int | None):
         if name.endswith("_bytes"):

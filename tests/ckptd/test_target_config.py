@@ -233,6 +233,7 @@ def test_what_nobody_knows_is_a_usage_error_also_in_json(argv: list[str]) -> Non
     ("argv", "code", "text"),
     [
         (["local", "{file}"], 2, "cannot make {file}: a file is there"),
+        (["local", ""], 2, "directory is empty; is a variable of the shell not set?"),
         (["local", "{file}/below"], 2, "cannot make {file}/below: Not a directory"),
         (["local", "{folder}"], 2, "cannot make {folder}/supervisor.lock: Is a directory"),
         (["coordinator", "--directory", "{file}"], 2, "cannot make {file}: a file is there"),

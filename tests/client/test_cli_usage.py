@@ -262,6 +262,22 @@ def test_a_name_that_begins_as_an_option_goes_after_two_dashes(
     assert asked[-2:] == [(None, "x"), ("a", store)]
 
 
+@pytest.mark.parametrize("line", [
+    ["init", "", "target"], ["export", "run@1", "", "--format", "zarr"], ["import", "", "run@1"],
+    ["demo", "--directory", ""], ["local", "stop", ""], ["catalog", "backup", ""],
+    ["catalog", "backup", "--to="],
+], ids=" ".join)  # fmt: skip
+def test_an_empty_word_names_no_directory(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A script's variable that is not set must not mean where the script happens to run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(line) == 2
+    assert "it is empty: is a variable of the shell not set?" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_of_the_system_names_the_file_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -35,6 +35,7 @@ from ckpt_client.cli.cluster import (
 )
 from ckpt_client.cli.daemons import printed_by
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output, Tone, counted
 from ckpt_client.cli.upkeep.local import cluster_directory
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
@@ -95,7 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = ("rebuild", "backup", "restore", "copy")
     parser.add_argument("action", choices=actions, help="what to do")
     parser.add_argument(
-        "directories", nargs="*", metavar="DIR",
+        "directories", nargs="*", metavar="DIR", type=given_place,
         help="of the catalog; else that of --store. copy: FROM TO, one of which is etcd://...",
     )  # fmt: skip
     parser.add_argument(
@@ -104,9 +105,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="HOST:PORT of each running target, with spaces between",
     )
 
-    parser.add_argument("--to", metavar="FILE", help="backup: where to; else a file in DIR/backups")
     parser.add_argument(
-        "--from", dest="backup", metavar="FILE", help="restore: a copy that backup made"
+        "--to",
+        metavar="FILE",
+        type=given_place,
+        help="backup: where to; else a file in DIR/backups",
+    )
+    parser.add_argument(
+        "--from",
+        dest="backup",
+        metavar="FILE",
+        type=given_place,
+        help="restore: a copy that backup made",
     )
 
 

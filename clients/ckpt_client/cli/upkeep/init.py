@@ -14,6 +14,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean
 from ckpt_client.cli.daemons import printed_by
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt init /etc/ckpt coordinator target"
@@ -22,7 +23,9 @@ DAEMONS: Final = ("coordinator", "target", "drain", "repair", "local")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", help="for the files; made when missing")
+    parser.add_argument(
+        "directory", metavar="DIR", type=given_place, help="for the files; made when missing"
+    )
     parser.add_argument(
         "daemons", nargs="*", metavar="DAEMON", help=f"{', '.join(DAEMONS)} [all of them]"
     )

@@ -18,6 +18,7 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output
 from ckpt_client.local.cluster import SUPERVISOR_LOCK_NAME, is_supervised
 from ckpt_client.url import LocalUrl, parse_url
@@ -30,7 +31,11 @@ POLL_S = 0.02
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("stop",), help="what to do")
     parser.add_argument(
-        "directory", nargs="?", metavar="DIR", help="of the cluster; else that of --store"
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        type=given_place,
+        help="of the cluster; else that of --store",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output
 from ckpt_client.demo.director import run as run_demo
 from ckpt_client.demo.options import DemoOptions
@@ -23,7 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         text = f"{what} [{default}]"
         parser.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
 
-    parser.add_argument("--directory", metavar="DIR", help="work here; it must be empty")
+    parser.add_argument(
+        "--directory", metavar="DIR", type=given_place, help="work here; it must be empty"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     number("--seed", defaults.seed, "NUMBER", "of the model and its data")
     number("--steps", defaults.steps, "STEPS", "of training")

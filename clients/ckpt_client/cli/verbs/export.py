@@ -23,6 +23,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.objects.source import Source
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.cli.source import opened_source
 
@@ -32,7 +33,9 @@ FORMATS = ("safetensors", "npz", "zarr", "dcp")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="RUN@STEP", help="which one, or its URL")
-    parser.add_argument("destination", metavar="DEST", help="a directory, a file or a URL")
+    parser.add_argument(
+        "destination", metavar="DEST", type=given_place, help="a directory, a file or a URL"
+    )
     parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
     parser.add_argument("--prefix", metavar="PATH", default="", help="only what lies below it")
     parser.add_argument(

@@ -23,6 +23,7 @@ from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.exchange.arrays import Incoming, byte_count
 from ckpt_client.exchange.incoming import FORMATS, guess_format, incoming
@@ -33,7 +34,9 @@ COMMIT_TIMEOUT_S = 3600.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="PLACE", help="a directory, a file or a Zarr URL")
+    parser.add_argument(
+        "place", metavar="PLACE", type=given_place, help="a directory, a file or a Zarr URL"
+    )
     parser.add_argument("checkpoint", metavar="RUN@STEP", help="what to save it as")
     parser.add_argument("--format", choices=FORMATS, help="its format [found out from PLACE]")
     parser.add_argument(
