@@ -326,3 +326,10 @@ def test_pending_uploads_are_shown_and_removed(
     assert main([*line, "--yes"]) == 0
     assert not sink.pending_uploads("")
     upload.__exit__(None, None, None)
+
+
+def test_a_group_in_a_store_that_cannot_be_reached_is_no_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["import", "http://127.0.0.1:1/g", "run@1", "--format", "zarr"]) == 75
+    assert "ckpt: http://127.0.0.1:1/g: ClientConnectorError: " in capsys.readouterr().err

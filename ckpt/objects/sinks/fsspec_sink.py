@@ -206,7 +206,7 @@ class FsspecSink:
         return self._asked(f"{self.url}/{what}", once)
 
     def _asked(self, where: str, once: Callable[[], Value]) -> Value:
-        return retried(f"asking {self.url}", lambda: _told(where, once), self._patience)
+        return retried(f"asking {self.url}", lambda: in_our_words(where, once), self._patience)
 
 
 class _Exists(CkptError):
@@ -252,7 +252,7 @@ def _with_defaults(scheme: str, options: Mapping[str, object]) -> dict[str, obje
     return {**options, "config_kwargs": {**ours, **given}}
 
 
-def _told(what: str, once: Callable[[], Value]) -> Value:
+def in_our_words(what: str, once: Callable[[], Value]) -> Value:
     """Its value, with a library's error in our words: what may pass is Unavailable."""
     try:
         return once()
@@ -269,10 +269,10 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
     except (NotImplementedError, TypeError) as error:
         raise Refused(f"{what}: the store cannot do this: {error}") from None
     except Exception as error:  # Each library has its own tree of errors for a bad connection.
-        raise _in_our_words(what, error) from error
+        raise _meant(what, error) from error
 
 
-def _in_our_words(what: str, error: Exception) -> CkptError:
+def _meant(what: str, error: Exception) -> CkptError:
     """What an answer's status and code mean; without them the store was not reached."""
     status, code = _answer_of(error)
     if status in (401, 403):

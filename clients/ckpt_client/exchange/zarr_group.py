@@ -6,9 +6,11 @@ A checkpoint of our own drained format is more than its arrays (trees, packed te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from ckpt.objects.names import COMMITTED
 from ckpt.objects.source import Array
 from ckpt_client.exchange.arrays import HeldArray
 
+Value = TypeVar("Value")
+
 
 def read_zarr(place: str) -> Sequence[HeldArray]:
     """Every array below a group; its path is its name. Raises NotFound, Corrupt, Refused."""
@@ -27,24 +31,39 @@ def read_zarr(place: str) -> Sequence[HeldArray]:
 
     if "://" not in place and (Path(place) / COMMITTED).exists():
         raise Refused(f"{place} is a drained checkpoint", hint="ckpt fetch URL/RUN@STEP")
-    try:
-        group = zarr.open_group(place, mode="r")
-        members = [(name, node) for name, node in group.members(max_depth=None)]
-    except FileNotFoundError:
-        raise NotFound(f"there is no Zarr group at {place}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{place}: {error}") from None
+
+    def opened() -> list[tuple[str, object]]:
+        try:
+            return [*zarr.open_group(place, mode="r").members(max_depth=None)]
+        except FileNotFoundError:
+            raise NotFound(f"there is no Zarr group at {place}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{place}: {error}") from None
+
+    members = _in_our_words(place, opened)
     arrays = [(name, node) for name, node in members if isinstance(node, zarr.Array)]
     if not arrays:
         raise NotFound(f"{place} has no arrays")
     return [
-        HeldArray(name, _dtype(place, name, node.dtype), tuple(node.shape), partial(_load, node))
+        HeldArray(
+            name, _dtype(place, name, node.dtype), tuple(node.shape), partial(_load, place, node)
+        )
         for name, node in sorted(arrays)
     ]
 
 
-def _load(node: object) -> Array:
-    return np.ascontiguousarray(node[...])  # type: ignore[index]  # zarr.Array
+def _load(place: str, node: object) -> Array:
+    read = partial(operator.getitem, node, ...)  # zarr.Array
+    return np.ascontiguousarray(_in_our_words(place, read))
+
+
+def _in_our_words(place: str, once: Callable[[], Value]) -> Value:
+    """Its value; raises CkptError for what a store's library says, each in its own way."""
+    if "://" not in place:
+        return once()
+    from ckpt.objects.sinks.fsspec_sink import in_our_words
+
+    return in_our_words(place, once)
 
 
 def _dtype(place: str, name: str, dtype: np.dtype[np.generic]) -> str:
