@@ -310,3 +310,11 @@ def test_cells_that_were_asked_for_are_taken_as_they_are() -> None:
     bench.policy = replace(bench.policy, cell_bytes=2 * MiB)
     bench.restart(*bench.targets)
     assert cell_bytes(bench, 1 << 30) == 2 * MiB
+
+
+def test_a_process_with_several_sessions_is_one_member() -> None:
+    bench = Bench()
+    for name in ("host:7", "host:7", "host:8"):
+        bench.session(Role.STAGER, name=name)
+    named = [each["name"] for each in view(bench)["members"] if each["kind"] == "stager"]
+    assert named == ["host:7", "host:8"]

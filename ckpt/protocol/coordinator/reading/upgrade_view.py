@@ -19,10 +19,13 @@ def upgrade_view(upgrading: Upgrading, members: Membership, needs: int) -> Upgra
         UpgradeMember("target", target.id, upgrading.spoke.get(target.id), target.state.value)
         for target in members.all()
     ]
+    # A process has several sessions, such as one for each payload that a worker repairs.
     others = sorted(
-        (peer.kind, peer.name, peer.version)
-        for peer in upgrading.peers.values()
-        if peer.kind != "target"
+        {
+            (peer.kind, peer.name, peer.version)
+            for peer in upgrading.peers.values()
+            if peer.kind != "target"
+        }
     )
     return UpgradeView(
         protocol=PROTOCOL_VERSION,
