@@ -273,9 +273,10 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " targets",
         cause="a target proves that a newer catalog existed: this one was removed, emptied or"
         " restored from a copy; or somebody removed some of its keys from etcd",
-        mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines `ckpt catalog"
-        " rebuild DIR --targets 'HOST:PORT …'`; with `--catalog` see first whether that is right,"
-        " then `ckpt catalog rebuild etcd://… --targets 'HOST:PORT …'`",
+        mend="`ckpt local stop DIR && ckpt catalog rebuild DIR`, on other machines end the"
+        " coordinator, `ckpt catalog rebuild DIR --targets 'HOST:PORT …'`, start it again; with"
+        " `--catalog` see first whether that is right, then `ckpt catalog rebuild etcd://…"
+        " --targets 'HOST:PORT …'`",
         clears="when the coordinator has started with the catalog that was made again",
     ),
     "CATALOG_UNPROVED": CheckKind(

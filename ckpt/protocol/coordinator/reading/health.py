@@ -116,8 +116,10 @@ class Health:
             yield check("CATALOG_UNPROVED", problem.message, remedy, "ckpt status")
             return
         if self._vouching.standing is CatalogStanding.OLD:
-            remedy = "make it again from what the targets hold"
-            yield check("CATALOG_OLD", problem.message, remedy, self._vouching.remedy())
+            remedy, command = "make it again from what the targets hold", self._vouching.remedy()
+            if command.startswith("ckpt catalog rebuild ") and "etcd://" not in command:
+                remedy = f"end this coordinator, {remedy}, and start it again"
+            yield check("CATALOG_OLD", problem.message, remedy, command)
             return
         away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
         # Before others have come nobody knows what their old directories are needed for.
