@@ -88,7 +88,9 @@ def test_commands_say_show_and_take_back_what_stays(store: Store, url: str) -> N
     ]  # fmt: skip
     rules = ("--last", "1", "--every", "20", "--best", "loss:min:3", "--age", "7d")
     tried = run("keep", RUN, *rules, "--dry-run", "--store", url)
-    assert "the last 1; every 20; the best 3 by loss (min); younger than 7d" in tried.out
+    text = "the last 1; every 20; the best 3 by loss (min); younger than 7d"
+    assert tried.out.splitlines()[0] == f"{RUN} would keep {text} (its own rules)"
+    assert "ckpt gc" not in tried.out, "that tells of the rules in force, and the reasons follow"
     dry = run("keep", RUN, "--last", "1", "--every", "20", "--dry-run", "--json", "--store", url)
     going = [(one["step"], one["reason"]) for one in dry.document()["steps"] if not one["stays"]]
     why = "not among the last 1; every 20"

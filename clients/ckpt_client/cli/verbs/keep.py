@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             retention.say(talk.control, name, rules)
         view = before or retention.stays(talk.control, name)
     output.document(view)
-    _print(view, output, is_done=changes and not arguments.dry_run)
+    _print(view, output, changes=changes, tries=arguments.dry_run)
     if arguments.dry_run:
         print_verdicts([view], output)
     return ExitCode.OK
@@ -78,9 +78,11 @@ def _rules(arguments: argparse.Namespace) -> Retention | None:
     return None if found == ALL_STAYS else check_retention(found)
 
 
-def _print(view: RetentionView, output: Output, *, is_done: bool) -> None:
-    output.line(f"{view.run} keeps {view.text} ({SOURCES[view.source]})")
+def _print(view: RetentionView, output: Output, *, changes: bool, tries: bool) -> None:
+    """`tries`: the reasons follow, and nothing is changed."""
+    keeps = "would keep" if changes and tries else "keeps"
+    output.line(f"{view.run} {keeps} {view.text} ({SOURCES[view.source]})")
     going = sum(not one.stays for one in view.steps)
     verb = "goes" if going == 1 else "go"
-    now = "" if is_done or not going else f"; why: ckpt gc {view.run} --dry-run"
-    output.line(f"{len(view.steps) - going} stay, {counted(going, 'checkpoint')} {verb}{now}")
+    why = "" if changes or tries or not going else f"; why: ckpt gc {view.run} --dry-run"
+    output.line(f"{len(view.steps) - going} stay, {counted(going, 'checkpoint')} {verb}{why}")
