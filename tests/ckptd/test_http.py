@@ -196,7 +196,7 @@ def test_the_token_opens_metrics_and_the_page_but_no_question(plane: Plane) -> N
     assert b"&lt;t0&gt;" in page
     assert b"2 KiB" in page
     assert b"<t0>" not in page
-    assert b"<td>&lt;t1&gt;<td>" in page
+    assert b"<td class=words>&lt;t1&gt;<td" in page
     assert b"<code>kill -CONT 7</code>" in page
 
 
