@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt.protocol.coordinator.reading.checks import check
+from ckpt.protocol.coordinator.reading.checks import check, new_target
 from ckpt.protocol.coordinator.reading.repair_views import START_WORKER
 from ckpt_client.cli.advice import Local
 
@@ -22,6 +22,11 @@ def test_a_drain_beside_a_local_cluster_is_told_where_the_secret_is() -> None:
     command = "ckptd drain --to s3://b/runs --coordinator 127.0.0.1:7"
     found = HERE.advise(check("DRAIN_STOPPED", "waits", "start a worker", command))
     assert found.command == f"{command} --secret-file '/scratch/my burst/secret'"
+
+
+def test_a_local_cluster_takes_in_a_new_target_by_its_own_command() -> None:
+    full = check("TARGET_FULL", "taken", "add targets", new_target("127.0.0.1:7"))
+    assert HERE.advise(full).command == "ckpt target add NEW_DIR"
 
 
 def test_other_advice_stays_as_it_is() -> None:

@@ -108,7 +108,8 @@ def test_a_device_full_of_the_newest_step_of_each_run_wants_more_targets() -> No
     bench.save(1)
     fill(bench, "t0", taken=0.99, columns=600 * MiB)
     full = checks(bench)["TARGET_FULL"]
-    assert full["command"].startswith("ckptd target --directory NEW_DIR --coordinator ")
+    assert full["command"].startswith("ckptd target --id NEW_ID --directory NEW_DIR --coordinator ")
+    assert full["command"].endswith(" --listen HOST:PORT"), "nobody reaches the loopback's"
 
 
 def test_targets_of_one_device_are_told_as_one() -> None:

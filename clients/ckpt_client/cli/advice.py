@@ -17,7 +17,7 @@ from ckpt.aio.process_identity import process_state
 from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
-from ckpt.protocol.coordinator.reading.checks import check, quoted
+from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, check, quoted
 from ckpt.protocol.coordinator.reading.repair_views import START_WORKER
 from ckpt_client.local.cluster import last_line
 
@@ -55,6 +55,8 @@ class Local:
         """The same check, with the next step that fits this cluster."""
         if found.name == "DEVICE_FAILING" and not self._restarts:
             return replace(found, command=self._anew)
+        if found.command.startswith(NEW_TARGET):
+            return replace(found, command="ckpt target add NEW_DIR")
         if found.command.startswith("ckptd repair "):
             remedy = found.remedy.replace(START_WORKER, "its supervisor starts a worker: wait")
             return replace(found, remedy=remedy, command="ckpt repair --wait")

@@ -23,6 +23,7 @@ DEGRADED_CODE: Final = 3
 LOST_CODE: Final = 4
 TRY_LATER_CODE: Final = 75
 DESCRIPTORS_ENOUGH: Final = 1 << 20
+NEW_TARGET: Final = "ckptd target --id NEW_ID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +363,12 @@ def connections_full(message: str, pid: int, address: str) -> Check:
     """The daemon at that address turns peers away."""
     command = f"prlimit --pid {pid} --nofile={DESCRIPTORS_ENOUGH}:{DESCRIPTORS_ENOUGH}"
     return check("CONNECTIONS_FULL", message, DESCRIPTORS_REMEDY, at_host(address, command))
+
+
+def new_target(address: str) -> str:
+    """The command that adds one; whoever runs it fills in what is in capitals."""
+    placed = f"--directory NEW_DIR --coordinator {address}"
+    return f"{NEW_TARGET} {placed} --listen HOST:PORT"
 
 
 def at_host(address: str, command: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
-from ckpt.base.units import US_PER_S, format_age, format_seconds
+from ckpt.base.units import US_PER_S, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
 from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
@@ -33,9 +33,16 @@ from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
-from ckpt.protocol.coordinator.reading.checks import at_host, check, connections_full, quoted
+from ckpt.protocol.coordinator.reading.checks import (
+    at_host,
+    check,
+    connections_full,
+    new_target,
+    quoted,
+)
 from ckpt.protocol.coordinator.reading.drain_views import drain_checks
 from ckpt.protocol.coordinator.reading.repair_views import repaired
+from ckpt.protocol.coordinator.reading.scrub_views import late_check
 from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
@@ -92,7 +99,7 @@ class Health:
         yield from (_claim_check(each, each.target in served) for each in self._members.claims())
         yield from map(_device_check, self._members.failing())
         yield from self._rot(address, now_us)
-        yield from map(_late_check, [t for t in self._members.live() if t.scrub and t.scrub.late_s])
+        yield from map(late_check, [t for t in self._members.live() if t.scrub and t.scrub.late_s])
         # An old catalog's targets are not counted, and a new one beside them mends nothing.
         if self._vouching.standing is not CatalogStanding.OLD:
             yield from self._too_few(down, address)
@@ -172,7 +179,7 @@ class Health:
             command = _device_check(failing[0]).command
             yield check("TOO_FEW_TARGETS", text + resort, remedy, command, ())
         else:
-            command = f"ckptd target --directory NEW_DIR --coordinator {address}"
+            command = new_target(address)
             remedy = "add targets, each with a directory"
             if self._members.leaving_text():
                 remedy += ", or take those back that are drained or out (ckpt target undrain, in)"
@@ -203,7 +210,7 @@ class Health:
         oldest = self._oldest_on({id for device in devices for id in device.targets})
         if oldest is None:
             remedy = "the newest step of each run holds it: add targets, each with a directory"
-            return remedy, f"ckptd target --directory NEW_DIR --coordinator {address}"
+            return remedy, new_target(address)
         remedy = f"{OWN_HOLD}; the oldest that is not the newest of its run"
         return remedy, f"ckpt rm {_step(oldest)}"
 
@@ -390,15 +397,6 @@ def _device_check(target: Target) -> Check:
 def _rot_text(target: Target, rot: Rot) -> str:
     of = rot.damage.kind if rot.rank is None else f"column {rot.column} of rank {rot.rank}"
     return f"{target.id}: {rot.damage.region} of {of} of {rot.checkpoint} ({rot.damage.why})"
-
-
-def _late_check(target: Target) -> Check:
-    assert target.scrub is not None
-    late, period = format_seconds(target.scrub.late_s), format_age(int(target.scrub.period_s))
-    text = f"{target.id}: a file was to be read {late} ago, within a period of {period}"
-    remedy = "have it read while nobody saves or loads; where that is too slow give it more of the"
-    remedy += " device (--scrub-percent), or a longer period (--scrub-period-s)"
-    return check("SCRUB_LATE", text, remedy, f"ckpt scrub {quoted(target.id)}")
 
 
 def _full_check(target: Target) -> Check:

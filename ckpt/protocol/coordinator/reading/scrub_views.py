@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ckpt.base.ids import TargetId
+from ckpt.base.units import format_age, format_seconds
 from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
-from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
-from ckpt.protocol.coordinator.reading.answers import ReadingView, RotView, ScrubView
+from ckpt.protocol.coordinator.reading.answers import Check, ReadingView, RotView, ScrubView
+from ckpt.protocol.coordinator.reading.checks import check, quoted
 
 
 def reading_view(
@@ -72,3 +74,13 @@ def _rot_view(rot: Rot) -> RotView:
         end=damage.end,
         why=damage.why,
     )
+
+
+def late_check(target: Target) -> Check:
+    """A file of the target waits for its scrub longer than it should."""
+    assert target.scrub is not None
+    late, period = format_seconds(target.scrub.late_s), format_age(int(target.scrub.period_s))
+    text = f"{target.id}: a file was to be read {late} ago, within a period of {period}"
+    remedy = "have it read while nobody saves or loads; where that is too slow give it more of the"
+    remedy += " device (--scrub-percent), or a longer period (--scrub-period-s)"
+    return check("SCRUB_LATE", text, remedy, f"ckpt scrub {quoted(target.id)}")
