@@ -29,11 +29,12 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt
 import ckpt_jax
+from ckpt.base.units import MiB
 from ckpt_client.save.copying import HalfWriter
 from ckpt_client.save.packing import plan_packing
 from ckpt_client.save.state import flatten
 from ckpt_jax import copying
-from ckpt_jax.copying import PART_BYTES, JaxCopier
+from ckpt_jax.copying import JaxCopier
 from tests.frameworks.jax_trees import bits, like
 from tests.waiting import wait_until
 
@@ -364,10 +365,19 @@ def test_a_script_that_leaves_its_store_open_ends_without_an_error(
     wait_until(lambda: store.latest(run) == 1, "the stager's commit", WAIT_S)
 
 
+PART_BYTES = MiB
 LARGE = 2 * PART_BYTES + 4096
 
 
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of arrays; as many of them as of arrays that are eight times as large."""
+    assert copying.PART_BYTES == 8 * PART_BYTES
+    monkeypatch.setattr(copying, "PART_BYTES", PART_BYTES)
+
+
 @both
+@pytest.mark.usefixtures("small_parts")
 def test_arrays_of_many_parts_come_back_whole(store: ckpt.Store, staging: str) -> None:
     maker = np.random.default_rng(5)
     state = {
@@ -383,6 +393,7 @@ def test_arrays_of_many_parts_come_back_whole(store: ckpt.Store, staging: str) -
     check_loads(store, "jax/parts", 1, state)
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_large_arrays_are_copied_by_several_threads_side_by_side(
     store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,16 +411,18 @@ def test_large_arrays_are_copied_by_several_threads_side_by_side(
     check_loads(store, "jax/met", 1, state)
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_a_copy_that_fails_leaves_nothing_under_way(
     store: ckpt.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(place: Any, value: Any) -> None:
         raise MemoryError("no room for a part")
 
+    copy_part = copying._copy_part
     monkeypatch.setattr(copying, "_copy_part", failing)
     state = {"w": jnp.zeros(LARGE, jnp.uint8)}
     with pytest.raises(MemoryError, match="no room"):
         ckpt_jax.save(store, "jax/fails", 1, state)
-    monkeypatch.undo()
+    monkeypatch.setattr(copying, "_copy_part", copy_part)
     ckpt_jax.save(store, "jax/fails", 1, state).wait(WAIT_S)
     assert store.steps("jax/fails")[0].step == 1
