@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 
 import ckpt
+from ckpt_torch.device import gathering
+from ckpt_torch.reading import device_reads
 from tests.frameworks.device.emulated import Emulated
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
-from tests.gpu import test_ranks, test_saves
+from tests.gpu import test_loads, test_preparing, test_ranks, test_saves
 from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
@@ -46,6 +48,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_ranks, "KILLS", 1)
     monkeypatch.setattr(test_ranks, "STEPS", 8)
     monkeypatch.setattr(test_saves, "SMALL", 700)
+    # Tensors are as large as on an accelerator beside buffers that small ones meet in, and rings.
+    sizes = [(module, "MIB") for module in (test_saves, test_loads, test_preparing)]
+    sizes += [(gathering, name) for name in ("GATHER_BYTES", "GATHERED_BYTES")]
+    sizes += [(device_reads, "RING_BYTES_MIN")]
+    for module, name in sizes:
+        monkeypatch.setattr(module, name, getattr(module, name) // 4)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ KINDS = (
     "complex64", "int64", "int8", "uint8", "bool",
 )  # fmt: skip
 MIB = 1 << 20
+"""Elements of a large tensor, and a unit of others."""
 SMALL = 2000
 """Tensors without neighbours of their kind."""
 
@@ -46,12 +47,12 @@ def bits(tensor: Any) -> Any:
 
 def every_kind(seed: int) -> dict[str, Any]:
     """Small, large, strided, tied, empty and 0-d tensors, beside some of the host."""
-    large = of_kind("float32", 3 * MIB, seed).view(1024, 3 * 1024)
+    large = of_kind("float32", 3 * MIB, seed).view(1024, -1)
     return {
         **{f"small/{name}": of_kind(name, 1000 + n, seed + n) for n, name in enumerate(KINDS)},
         **{f"large/{name}": of_kind(name, MIB + n, seed - n) for n, name in enumerate(KINDS)},
         "turned": large.t(),
-        "turned half": of_kind("float16", MIB, seed).view(1024, 1024).t(),
+        "turned half": of_kind("float16", MIB, seed).view(1024, -1).t(),
         "turned small": of_kind("bfloat16", 10000, seed).view(100, 100).t(),
         "every other": large[:, ::2],
         "tied": large,
