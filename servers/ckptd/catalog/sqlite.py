@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import sync_directory
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.catalog import CatalogEntry, CatalogOutdated, Persist
@@ -133,12 +134,13 @@ class SqliteCatalog:
     def start(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
     ) -> None:
-        """Begin to write. The callbacks come from the writer's thread."""
+        """Begin to write. The callbacks come from the writer's thread. Raises Scarce."""
         assert self._writer is None
-        self._writer = threading.Thread(
+        writer = threading.Thread(
             target=self._write_all, args=(on_durable, on_failed), name="catalog", daemon=True
         )
-        self._writer.start()
+        start_thread(writer)
+        self._writer = writer
 
     def submit(self, persist: Persist) -> None:
         """Queue one ticket; returns at once. Raises the error that ended the writer."""

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from ckpt.aio.clock import draw
 from ckpt.aio.net.rpc import RpcClient
+from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, Fenced, PeerError
 from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
@@ -200,7 +201,7 @@ class RepairHeartbeat:
         self._renew_us = max(RENEW_US_MIN, leased.pace.renew_us)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ckpt-repair-lease", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         self._closing.set()

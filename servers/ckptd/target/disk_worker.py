@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ckpt.aio.clock import now_us
 from ckpt.aio.disk import Disk
 from ckpt.aio.disk_actions import perform
+from ckpt.aio.threads import start_thread
 from ckpt.protocol.target.disk_events import DiskAction, DiskDone, DiskFailed
 
 Done = Callable[[DiskDone | DiskFailed], None]
@@ -47,7 +48,7 @@ class DiskWorker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="ckpt-disk", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def put(self, action: DiskAction) -> None:
         """Perform it after all that was put before."""
