@@ -3,6 +3,7 @@ in ranges."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -27,7 +28,8 @@ WHOLE_BYTES_MAX: Final = 1 * MiB
 PART_BYTES: Final = 1 * MiB
 """Bytes that one question asks for."""
 PATIENCE_S: Final = (1.5, 10.0)
-"""Patience with one answer: while other copies are left, and after each was tried once."""
+"""Patience with one answer: while other copies are left, and after each was tried once. Then it
+ends with the time of who asks."""
 
 
 class IndexUnreadable(Unavailable):
@@ -91,9 +93,9 @@ class IndexSource:
             names = ", ".join(self._holders)
             raise Unavailable(f"the index lies on targets {names}, none of which is live")
         problem: CkptError | None = None
-        for patience_s in PATIENCE_S:
+        for patience_s, end_s in zip(PATIENCE_S, (math.inf, deadline), strict=True):
             try:
-                return self._reader(patience_s)
+                return self._reader(patience_s, end_s)
             except CkptError as error:
                 problem = error
                 if not error.retryable or time.monotonic() > deadline:
@@ -127,20 +129,23 @@ class IndexSource:
         is_whole = digest.digest() == self._record.index_digest
         return "" if is_whole else "it is not what was committed"
 
-    def _reader(self, patience_s: float) -> IndexReader:
+    def _reader(self, patience_s: float, end_s: float) -> IndexReader:
         if self._record.index_bytes > WHOLE_BYTES_MAX:
             fetches = [_Fetch(client, self._checkpoint, patience_s) for client in self._ordered()]
             return IndexReader(*fetches)
-        return IndexReader(*self._whole_copies(patience_s))
+        return IndexReader(*self._whole_copies(patience_s, end_s))
 
-    def _whole_copies(self, patience_s: float) -> list[_Memory]:
+    def _whole_copies(self, patience_s: float, end_s: float) -> list[_Memory]:
         """One copy with the right digest, else all that could be read: their parts may mend each
         other."""
         size, damaged = self._record.index_bytes, []
         away: Unavailable = IndexUnreadable("no copy of the index")
         for client in self._ordered():
+            left_s = min(patience_s, end_s - time.monotonic())
+            if left_s <= 0:
+                break
             try:
-                document = bytes(_Fetch(client, self._checkpoint, patience_s)(0, size))
+                document = bytes(_Fetch(client, self._checkpoint, left_s)(0, size))
             except (IndexUnreadable, Scarce) as error:
                 away = error
                 continue
