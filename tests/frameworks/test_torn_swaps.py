@@ -5,6 +5,7 @@ the call, or nothing is.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,10 @@ import torch
 
 import ckpt
 import ckpt_torch
+from ckpt_client.save.copying import HalfWriter
+from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.state import flatten
+from ckpt_torch.staging.copying import TorchCopier
 from tests.frameworks.device.emulated import NAME, Emulated
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torn_states import WAIT_S, HeldCopier, outcome
@@ -172,3 +177,49 @@ def test_a_device_s_memory_that_was_swapped_is_not_committed(
         )
         assert "p changed while rank 0 staged it" in said
         ckpt_torch.save({"p": parameter}, checkpoint_id=f"swapped-{size}/{step}", store=store)
+
+
+def averages_there(tensor: torch.Tensor) -> Undo:
+    """As `averages`; over when it returns, like its undoing."""
+    undo = averages(tensor)
+    torch.accelerator.synchronize()
+
+    def undo_there() -> None:
+        undo()
+        torch.accelerator.synchronize()
+
+    return undo_there
+
+
+@pytest.mark.parametrize("size", [1000, 1_500_000])
+def test_what_was_written_to_a_device_s_memory_and_back_is_not_committed(
+    device: Emulated, store: ckpt.Store, size: int
+) -> None:
+    """Past torch's counting; small tensors are gathered on the device first."""
+    parameter = torch.nn.Parameter(torch.full((size,), 3.0, device=NAME))
+    state = {"p": parameter, "none": torch.zeros(0, device=NAME), "here": torch.ones(5)}
+    for step in (1, 2):
+        said = swapped_save(
+            f"written-{size}", step, state, lambda: averages_there(parameter), store
+        )
+        assert "p changed while rank 0 staged it" in said
+        said = swapped_save(f"written-{size}", step, state, lambda: lambda: None, store)
+        assert said == f"step {step}"
+
+
+def test_a_part_of_a_device_s_tensor_that_was_written_and_back_is_a_change(
+    device: Emulated,
+) -> None:
+    tensor = torch.full((600, 1000), 3.0, dtype=torch.float64, device=NAME)
+    plan = plan_packing(flatten({"w": np.zeros((600, 1000))}, replicated=True), 1, 2)
+    assert plan.layout.parts
+    packing = dataclasses.replace(plan, arrays=(tensor,))
+    half = HalfWriter(memoryview(bytearray(packing.layout.half_bytes)))
+    for swap in (averages_there, lambda _: lambda: None):
+        copier = TorchCopier(packing.arrays, watched=True)
+        undo = swap(tensor)
+        half.write(packing, copier)
+        copier.finish()
+        undo()
+        assert bool(copier.changed()) == (swap is averages_there)
+    half.release()

@@ -154,6 +154,28 @@ class TorchAccelerator:
             self._stream.wait_event(after.event)
             return _bytes_of(tensor)
 
+    def joined(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """One after the other, on the caller's stream; None if there is no memory for it. Raises
+        Aborted.
+        """
+        with _device_errors(self.name), torch.no_grad():
+            try:
+                return torch.cat(list(tensors))
+            except torch.OutOfMemoryError:
+                return None
+
+    def bring(
+        self, source: torch.Tensor, target: torch.Tensor, after: StreamPoint
+    ) -> TorchStreamPoint:
+        """Queue one copy into locked memory, after `after` and the copies out before. Raises
+        Aborted.
+        """
+        assert isinstance(after, TorchStreamPoint)
+        with _device_errors(self.name), self._on_stream():
+            self._stream.wait_event(after.event)
+            target.copy_(source, non_blocking=True)
+            return self._record(self._stream)
+
     def follow(self, moment: StreamPoint) -> None:
         assert isinstance(moment, TorchStreamPoint)
         with _device_errors(self.name):

@@ -18,6 +18,7 @@ from ckpt_client.save.copying import NUMPY, Bytes, copy_bytes
 from ckpt_client.save.packing import Picker, picker
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
+from ckpt_torch.staging.device_samples import DeviceSample
 from ckpt_torch.staging.watch import TensorWatch, Whole
 from ckpt_torch.tensors import as_array, from_array
 
@@ -49,7 +50,8 @@ class _Prepared:
     host_places: list[torch.Tensor]
     plain: tuple[tuple[int, AnyArray], ...]
     """(number of a numpy array, its place)."""
-    queued: tuple[tuple[torch.device, Picker, OutPlan], ...]
+    queued: tuple[tuple[torch.device, Picker, list[torch.Tensor], OutPlan], ...]
+    """(device, what takes its tensors, their places, how)."""
 
 
 class TorchCopier:
@@ -65,6 +67,12 @@ class TorchCopier:
         self.kind: Hashable = "torch", devices
         elsewhere = set(devices or ()) - {CPU}
         self._accelerators = {device: accelerator_of(device) for device in elsewhere}
+        self._samples: dict[torch.device, DeviceSample] = {}
+        if watched and devices is not None:
+            self._samples = {
+                device: DeviceSample(arrays, devices, device, one)
+                for device, one in self._accelerators.items()
+            }
         self._begun = {device: one.now() for device, one in self._accelerators.items()}
         #: What the devices were asked to copy, and when each is through.
         self._queued: list[tuple[TorchAccelerator, StreamPoint]] = []
@@ -100,16 +108,24 @@ class TorchCopier:
         queued = []
         for device, numbers in by_device.items():
             pick = picker(tuple(numbers))
-            plan = self._accelerators[device].plan_out(pick(arrays), pick(places))
-            queued.append((device, pick, plan))
+            targets = list(cast(Sequence[torch.Tensor], pick(places)))
+            plan = self._accelerators[device].plan_out(pick(arrays), targets)
+            queued.append((device, pick, targets, plan))
         host_places = [cast(torch.Tensor, places[number]) for number in host]
         return _Prepared(picker(tuple(host)), host_places, tuple(plain), tuple(queued))
 
     def copy(self, prepared: object, arrays: Sequence[object]) -> None:
         """What devices copy is queued first, so that they do it beside the host's part."""
         assert isinstance(prepared, _Prepared)
-        for device, pick, plan in prepared.queued:
-            self._queue(device, plan, self._held(pick(arrays)))
+        for device, pick, places, plan in prepared.queued:
+            mine = pick(arrays)
+            self._queue(device, plan, self._held(mine))
+            if sample := self._samples.get(device):
+                sample.note_copied(mine, places)
+        for device, sample in self._samples.items():
+            moment = sample.cross(self._begun[device])
+            if moment is not None:
+                self._queued.append((self._accelerators[device], moment))
         for number, place in prepared.plain:
             array = cast(AnyArray, arrays[number])
             np.copyto(place, array)
@@ -136,6 +152,8 @@ class TorchCopier:
                 else:
                     self._watch.note_array_part(plain, start, target)
             return
+        if sample := self._samples.get(array.device):
+            sample.note_part(tensor, target.ctypes.data, range(start, start + target.size))
         accelerator, place = self._accelerators[array.device], torch.from_numpy(target)
         source = accelerator.flat_bytes(array, self._begun[array.device])
         part = source[start : start + target.size]
@@ -146,6 +164,9 @@ class TorchCopier:
         for _, moment in self._queued:
             moment.wait()
         self._kept.clear()
+        if self._watch is not None:
+            for sample in self._samples.values():
+                self._watch.note_unlike(sample.unlike())
 
     def follow(self) -> None:
         self.changed()

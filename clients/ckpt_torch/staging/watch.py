@@ -8,7 +8,8 @@ addresses    `parameter.data = other` puts other memory under a tensor, and coun
              devices as well
 
 Elements and addresses are compared with what is copied as well: averages of weights that are
-swapped in for an evaluation, and out again, are gone when all is copied.
+swapped in for an evaluation, and out again, are gone when all is copied. Of tensors on devices the
+copy alone is looked at (device_samples).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class TensorWatch:
         """wholes: what some of the arrays are local parts of."""
         self._marks = _Marks(arrays, wholes)
         self._watch = ChangeWatch(self._marks.now)
+        #: What `note_unlike` has said.
+        self._unlike: set[int] = set()
         watch_steps(self)
 
     def note_step(self, addresses: set[int]) -> None:
@@ -82,9 +85,13 @@ class TensorWatch:
         if differs(before, array, self._marks.shift, start, target):
             self._watch.note([mark])
 
+    def note_unlike(self, numbers: Iterable[int]) -> None:
+        """Note arrays of which a device has copied something else, at any time."""
+        self._unlike = self._unlike.union(numbers)
+
     def changed(self) -> list[int]:
-        """Their numbers, once."""
-        return sorted(set(map(self._marks.owner, self._watch.changed())))
+        """Their numbers, once, but for what `note_unlike` says later."""
+        return sorted({*map(self._marks.owner, self._watch.changed()), *self._unlike})
 
 
 class _Marks:
