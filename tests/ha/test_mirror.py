@@ -15,6 +15,7 @@ from ckpt.base.errors import Unavailable
 from ckpt.protocol.coordinator.catalog import AttemptDecided
 from ckpt.testing.catalog_contract import on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint, every_entry
+from ckptd.catalog.etcd import mirror
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.mirror import Mirror
@@ -207,6 +208,35 @@ async def test_it_goes_to_another_member_when_its_own_is_gone_or_hangs(tmp_path:
             standby.mirror.expects(0)
             await standby.check()
             etcd.members[0].go_on()
+
+
+@on_a_loop
+async def test_it_stays_with_an_etcd_that_was_put_back_and_has_fewer_revisions_now(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is late for what there was before, and only until who looks at the key says less."""
+    monkeypatch.setattr(mirror, "LATE_S", 0.05)
+    monkeypatch.setattr(mirror, "REST_S", (0.01, 0.01))
+    place = Prefix(etcd.addresses)
+    async with writing(place) as writer, standing_by(place.url) as standby:
+        await writer.write(attempt(0))
+        await reads(standby, 1)
+        standby.mirror.expects(1 << 40)
+        await reads(standby, 3)
+        standby.mirror.expects(1)
+        before = standby.mirror.reads
+        for step in range(1, 40):
+            await writer.write(attempt(step))
+            there = lambda step=step: step_of(standby) == step  # noqa: E731
+            await asyncio.to_thread(wait_until, there, "it has followed")
+        # One may have been under way.
+        assert standby.mirror.reads <= before + 1
+
+
+def step_of(standby: Standby) -> int:
+    """The newest that the copy has a row of."""
+    rows = [name.split("/")[2] for name in standby.mirror._values if name.startswith("row/")]
+    return max(map(int, rows), default=0)
 
 
 @on_a_loop

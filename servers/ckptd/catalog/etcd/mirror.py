@@ -67,8 +67,10 @@ class Mirror:
             await asyncio.gather(task, return_exceptions=True)
 
     def expects(self, revision: int) -> None:
-        """Note that etcd has reached at least this revision."""
-        self._expected = max(self._expected, revision)
+        """Note that etcd has reached at least this revision; 0: nobody knows. One that was put back
+        to a snapshot has fewer than before.
+        """
+        self._expected = revision or self._expected
 
     async def pairs_at(self, fence: Fence, patience_s: float) -> list[tuple[str, bytes]] | None:
         """All (name, value) as the transaction left them that took this fence, after which nobody
