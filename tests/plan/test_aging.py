@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ckpt.base.ids import Generation
 from ckpt.base.units import US_PER_S
-from ckpt.plan.keeping.aging import AgeClock
+from ckpt.plan.keeping.aging import LOST_S, AgeClock, newest_commit_s
 
 DAY_S = 86_400.0
 LONG_AGO_S = 1e9
@@ -60,3 +61,12 @@ def test_one_that_begins_on_a_clock_that_is_ahead_begins_at_the_newest_commit() 
 def test_a_commit_that_is_dated_ahead_holds_nothing_up() -> None:
     hands = Hands(LONG_AGO_S + DAY_S, LONG_AGO_S)
     assert hands.live(10) == LONG_AGO_S + 10
+
+
+def test_it_begins_at_the_newest_commit_unless_that_is_of_a_clock_that_had_lost_the_time() -> None:
+    one, two = Generation(1, 1), Generation(2, 1)
+    assert newest_commit_s([]) is None
+    assert newest_commit_s([(two, LONG_AGO_S), (one, LONG_AGO_S + DAY_S)]) == LONG_AGO_S
+    assert newest_commit_s([(one, LONG_AGO_S), (two, LONG_AGO_S + DAY_S)]) == LONG_AGO_S + DAY_S
+    lost_s = LONG_AGO_S - LOST_S - 1
+    assert newest_commit_s([(one, LONG_AGO_S), (two, lost_s)]) == LONG_AGO_S

@@ -202,6 +202,22 @@ def test_a_commit_that_a_wrong_clock_has_dated_makes_no_next_coordinator_believe
     assert steps(bench) == [3, 4, 5], "what it dated is old when that day is over"
 
 
+def test_a_commit_of_a_clock_that_was_late_by_years_holds_no_next_coordinator_up() -> None:
+    """As a host's is whose battery is empty, until it has asked others for the time."""
+    bench = Bench()
+    bench.save(1)
+    keep(bench, Retention(age_s=3600))
+    bench.wall_s -= 300 * DAY_S
+    bench.save(2)
+    bench.wall_s += 300 * DAY_S
+    bench.restart("t0", "t1", "t2", "t3")
+    look(bench)
+    assert steps(bench) == [1, 2]
+    live(bench, 3601)
+    look(bench)
+    assert steps(bench) == [2]
+
+
 def test_what_a_wrong_clock_makes_old_is_repaired_all_the_same() -> None:
     bench = Bench()
     bench.save(1)

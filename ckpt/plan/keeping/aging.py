@@ -8,19 +8,33 @@ So a clock that is a day ahead is believed after a day; until then more stays, a
 clock is late. After a time in which no coordinator ran the ceiling is late by as much.
 
 A commit has the wall clock's date, for people, and where that is not believed the age clock's as
-well: the next coordinator begins there, not where a wrong clock was.
+well: the next coordinator begins there, not where a wrong clock was. Nor where one was that was
+late by weeks, as after a battery went empty: what is dated right would not age before that caught
+up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
+from ckpt.base.ids import Generation
 from ckpt.base.units import US_PER_S
 
 CATCH_UP: Final = 2
 """So much faster than time passes the ceiling follows a wall clock that is ahead of it."""
 DOUBT_S: Final = 3600.0
 """A wall clock that is ahead by less is as good as right: ages are days."""
+LOST_S: Final = 7 * 86_400.0
+"""A wall clock that is late by more has lost the time; by less, it is caught up with soon."""
+
+
+def newest_commit_s(dated: Collection[tuple[Generation, float]]) -> float | None:
+    """When the newest commit was, by the clocks that dated them all; None without any."""
+    if not dated:
+        return None
+    newest, latest = max(dated)[1], max(at_s for _, at_s in dated)
+    return latest if latest - newest > LOST_S else newest
 
 
 class AgeClock:

@@ -28,7 +28,7 @@ from ckpt.format.messages.keeping import (
     check_retention,
 )
 from ckpt.format.messages.saving import AgedAt, CommitInfo
-from ckpt.plan.keeping.aging import AgeClock
+from ckpt.plan.keeping.aging import AgeClock, newest_commit_s
 from ckpt.plan.keeping.foresight import foreseen
 from ckpt.plan.keeping.retention import Expirable, Verdict, judged
 from ckpt.protocol.coordinator.catalog import RowState
@@ -83,7 +83,7 @@ class Retaining:
             for run in self._checkpoints.runs()
             for one in self._checkpoints.of_run(run, RowState.COMMITTED)
         ]
-        self._ages = AgeClock(max(dates)[1] if dates else None)
+        self._ages = AgeClock(newest_commit_s(dates))
 
     def aged_at_s(self) -> AgedAt:
         """What a commit of now is to say of its time beside the wall clock's."""
