@@ -124,3 +124,18 @@ async def test_a_defect_of_the_writer_is_not_waited_for_in_silence(etcd: Etcd) -
     assert [str(each) for each in met] == ["ticket 1"]
     await catalog.close()
     assert set((await found(place)).rows) == {checkpoint(1)}
+
+
+@pytest.mark.parametrize("below", ["/b", "-2"])
+@on_a_loop
+async def test_a_catalog_below_another_s_prefix_is_apart_from_it(etcd: Etcd, below: str) -> None:
+    """Whichever was there first: neither takes the other's keys for its own."""
+    for first in ("", below):
+        outer = Prefix(etcd.addresses)
+        inner = Prefix(etcd.addresses, f"{outer.name}{below}")
+        places = (inner, outer) if first else (outer, inner)
+        for step, place in enumerate(places):
+            async with writing(place) as writer:
+                await writer.write(attempt(step))
+        for step, place in enumerate(places):
+            assert set((await found(place)).rows) == {checkpoint(step)}
