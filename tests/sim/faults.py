@@ -71,9 +71,12 @@ def host_killed(world: World) -> Strike | None:
 
 
 def target_lost(world: World) -> Strike | None:
-    """F21: for good, at most once in a history."""
+    """F21: for good, at most once in a history; not with a column that has rotted where that may be
+    one too many: nobody would say any more that all must be read.
+    """
     target = _live(world)
-    if target is None or any(t.lost or t.wiped for t in world.targets.values()):
+    many = world.rotted and world.coordinator.machine.policy.code.m < 2
+    if target is None or many or any(t.lost or t.wiped for t in world.targets.values()):
         return None
     target.crash(Keep.SOME)
     target.lost = True
