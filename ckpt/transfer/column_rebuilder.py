@@ -17,6 +17,7 @@ checksums 0.06, send 0.25 GB 0.05. Memory: two windows, and the parity of one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -45,6 +46,8 @@ from ckpt.transfer.target_links import SenderOptions
 
 WINDOW_BYTES: Final = 16 * MiB
 """Bytes of payload in a window; at least one stripe."""
+TAIL_SHARE: Final = 4
+"""A last stripe of at most this part of a window is read with the window before it."""
 WINDOWS: Final = 2
 """One window is read while the other is sent."""
 
@@ -105,7 +108,7 @@ class RebuildRoom:
     def bytes_for(layout: Layout) -> int:
         """What I grow to: windows, parity of one, and as much for cells that are decoded."""
         columns = WINDOWS * layout.code.k + 2 * layout.code.m
-        return _window_stripes(layout) * columns * layout.cell_bytes
+        return columns * max(_padded_bytes(layout, one) for one in _windows_of(layout))
 
     def __enter__(self) -> RebuildRoom:
         return self
@@ -145,8 +148,9 @@ class RebuildRoom:
         return self._windows[number % WINDOWS][:size]
 
     def parity(self, layout: Layout) -> Bytes:
-        """Cells of each stripe of a window: stripe, row, bytes."""
-        shape = _window_stripes(layout), layout.code.m, layout.cell_bytes
+        """Cells of each stripe of a window: stripe, row, bytes. What is not used is not touched."""
+        stripes = max(map(len, _windows_of(layout)))
+        shape = stripes, layout.code.m, layout.cell_bytes
         size = shape[0] * shape[1] * shape[2]
         if len(self._parity) < size:
             self._parity = np.empty(size, np.uint8)
@@ -213,8 +217,10 @@ class SourceWindows:
         self._room = room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckpt-rebuild")
         self._alone = lost.read_alone
-        stripes = _window_stripes(source.layout)
-        self._starts = range(0, source.layout.stripe_count, stripes)
+        #: Stripes of each.
+        self._windows = [stripes for stripes in _windows_of(source.layout) if stripes]
+        #: Decoded once: of the digest that the index has there is one.
+        self._manifest: RankManifest | None = None
         room.begin()
 
     def __enter__(self) -> SourceWindows:
@@ -226,30 +232,31 @@ class SourceWindows:
     @property
     def document(self) -> bytes:
         """The manifest, once a window was read; of an empty payload at once."""
-        if not self._starts:
+        if not self._source.layout.stripe_count:
             return _manifest_of_nothing(self._source, self._launch)
         return self._room.manifests[self._source.manifest_digest]
 
     @property
     def manifest(self) -> RankManifest:
-        return decode_manifest(self.document)
+        if self._manifest is None:
+            self._manifest = decode_manifest(self.document)
+        return self._manifest
 
     def __iter__(self) -> Iterator[tuple[int, Bytes]]:
         """First stripe and padded bytes of each window, of one column where it moves; they stay
         until the next is asked for.
         """
         ahead: Future[Bytes] | None = None
-        for number, first in enumerate(self._starts):
-            memory = self._read(first) if ahead is None else ahead.result()
-            later = self._starts[number + 1 : number + 2]
-            ahead = self._thread.submit(self._read, later[0]) if later else None
-            yield first, memory
+        for number, stripes in enumerate(self._windows):
+            memory = self._read(number) if ahead is None else ahead.result()
+            is_last = number + 1 == len(self._windows)
+            ahead = None if is_last else self._thread.submit(self._read, number + 1)
+            yield stripes.start, memory
 
-    def _read(self, first: int) -> Bytes:
-        layout, step = self._source.layout, self._starts.step
-        stripes = range(first, min(first + step, layout.stripe_count))
+    def _read(self, number: int) -> Bytes:
+        layout, stripes = self._source.layout, self._windows[number]
         columns = layout.code.k if self._alone is None else 1
-        memory = self._room.window(first // step, columns * _padded_bytes(layout, stripes))
+        memory = self._room.window(number, columns * _padded_bytes(layout, stripes))
         runs = _runs_of(layout, self._alone, stripes)
         size = int(runs.lengths.sum())
         memory[size:] = 0
@@ -290,8 +297,14 @@ def _runs_of(layout: Layout, column: ColumnNumber | None, stripes: range) -> _Ru
     return _Runs(starts[real], lengths[real], destinations[real])
 
 
-def _window_stripes(layout: Layout) -> int:
-    return max(1, WINDOW_BYTES // layout.stripe_bytes)
+def _windows_of(layout: Layout) -> list[range]:
+    """Their stripes, in order; of an empty payload one without any."""
+    count, step = layout.stripe_count, max(1, WINDOW_BYTES // layout.stripe_bytes)
+    starts = list(range(0, max(1, count), step))
+    tail_bytes = layout.code.k * layout.tail_cell_bytes
+    if len(starts) > 1 and starts[-1] == count - 1 and tail_bytes <= WINDOW_BYTES // TAIL_SHARE:
+        starts.pop()
+    return [range(first, end) for first, end in itertools.pairwise((*starts, count))]
 
 
 class _Cells(Protocol):

@@ -41,7 +41,7 @@ def data() -> Columns:
 
 @pytest.fixture(autouse=True)
 def _several_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of four stripes each; the last is not whole."""
+    """Of four stripes each; the last one has a short one as well."""
     monkeypatch.setattr(column_rebuilder, "WINDOW_BYTES", MiB)
     before = threading.active_count()
     yield
@@ -76,7 +76,18 @@ def test_what_is_made_again_is_what_was_lost(data: Columns, lost: tuple[int, ...
     faults = dict.fromkeys(lost, "absent")
     with holders(data, faults) as sources, targets(len(lost)) as made:
         turns = rebuilt(data, sources, made, lost)
-    assert (sum(turns), len(turns)) == (SIZE, 7), "each byte of the payload is read once"
+    assert (sum(turns), len(turns)) == (SIZE, 6), "each byte of the payload is read once"
+
+
+@pytest.mark.parametrize(("tail", "turns"), [(1, 2), (MiB // 4, 2), (MiB // 4 + 1, 3), (MiB, 3)])
+@pytest.mark.parametrize("column", [1, 4])
+def test_a_short_last_stripe_is_read_with_the_window_before_it(
+    tail: int, turns: int, column: int
+) -> None:
+    """Each read costs questions to all sources."""
+    large = Columns.make(CODE, 2 * MiB + tail, MiB // CODE.k, seed=7)
+    with holders(large, {column: "absent"}) as sources, targets(1) as made:
+        assert len(rebuilt(large, sources, made, (column,))) == turns
 
 
 @pytest.mark.parametrize("column", [0, 2, 3])
