@@ -23,6 +23,7 @@ def built(folder: Path, *compiler: str) -> Path:
     program = folder / "harness"
     sources = [HARNESS, *sorted(SOURCE.glob("*.c"))]
     options = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{SOURCE}"]
+    options.append("-DTAKE_BYTES=7001")
     done = subprocess.run(
         [*compiler, *options, "-o", program, *sources], capture_output=True, text=True,
         timeout=TIMEOUT_S, check=False,

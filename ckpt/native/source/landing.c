@@ -24,7 +24,9 @@ static int guarded(const struct ckpt_guard *guard, unsigned char *bytes, size_t 
 /* What is taken at once, before it is summed. Each time the kernel lets the peer know that there is
  * room again: by blocks of 128 KiB that cost both ends more than to sum what has left the
  * second-level cache (docs/decisions/0050). */
-#define TAKE_BYTES ((size_t)2 << 20)
+#ifndef TAKE_BYTES
+#define TAKE_BYTES ((size_t)2 << 20) /* Fewer for the harness, whose sockets never hold so many. */
+#endif
 
 /* The tail comes along with the last bytes. */
 static ssize_t take(int descriptor, const struct ckpt_landing *landing, size_t *wanted)
