@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import NotFound
 from ckpt.base.printable import printable, printable_json
-from ckpt_client.cli.output import Output, Tone, table_lines
+from ckpt_client.cli.output import Output, Tone, Toned, table_lines
 from ckptd.http.page import render_page
 from tests.client.clikit import fill, run
 from tests.client.test_end_to_end import stop
@@ -99,6 +99,16 @@ def test_a_table_is_as_wide_as_what_is_shown() -> None:
     head, row, other = table_lines(("run", "step"), [("a\u202eb", "1"), ("c", "2")])
     assert row == "a\\u202eb  1"
     assert other.index("2") == row.index("1") == head.index("step")
+
+
+def test_a_cell_is_in_colour_and_as_wide_as_its_text() -> None:
+    written = io.StringIO()
+    written.isatty = lambda: True  # type: ignore[method-assign]
+    output = Output(json=False, stdout=written, stderr=written, environ={"TERM": "xterm"})
+    output.table(("a", "b"), [(Toned("good", Tone.GOOD), "1"), ("\x1b[32m", "2")])
+    head, *rows = written.getvalue().splitlines()
+    assert head == "\x1b[1ma         b\x1b[0m"
+    assert rows == ["\x1b[32mgood\x1b[0m      1", "\\x1b[32m  2"]
 
 
 def test_a_line_keeps_our_own_colours_and_no_other_escape() -> None:

@@ -16,7 +16,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final, TextIO
+from typing import Final, NamedTuple, TextIO
 
 import msgspec
 
@@ -39,6 +39,13 @@ class Tone(Enum):
     WARN = "33"
     BAD = "31"
     HEAD = "1"
+
+
+class Toned(NamedTuple):
+    """A cell of a table that is in colour where the terminal wants it."""
+
+    text: str
+    tone: Tone
 
 
 AHEAD_S: Final = 60.0
@@ -81,9 +88,11 @@ class Output:
             encoded = msgspec.json.encode({"message_type": message_type, **value})
             self._put(printable_json(encoded.decode()), now=True)
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence[str | Toned]], indent: str = ""
+    ) -> None:
         """Columns as wide as needed; a column whose head starts with `>` is right-aligned."""
-        for number, text in enumerate(table_lines(head, rows, indent)):
+        for number, text in enumerate(table_lines(head, rows, indent, self.tone)):
             self.line(self.tone(text, Tone.HEAD) if number == 0 else text)
 
     def tone(self, text: str, tone: Tone) -> str:
@@ -176,20 +185,24 @@ class Output:
 
 
 def table_lines(
-    head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = ""
+    head: Sequence[str],
+    rows: Sequence[Sequence[str | Toned]],
+    indent: str = "",
+    paint: Callable[[str, Tone], str] = lambda text, _tone: text,
 ) -> Iterator[str]:
     """The head, then the rows, without trailing spaces."""
-    rows = [[printable(cell) for cell in row] for row in rows]
     right = [title.startswith(">") for title in head]
     titles = [title.removeprefix(">") for title in head]
-    widths = [max(map(columns_of, column)) for column in zip(titles, *rows, strict=True)]
-    for row in (titles, *rows):
-        cells = [
-            " " * (width - columns_of(cell)) + cell
-            if flush_right
-            else cell + " " * (width - columns_of(cell))
-            for cell, width, flush_right in zip(row, widths, right, strict=True)
-        ]
+    texts = [
+        [printable(each.text if isinstance(each, Toned) else each) for each in row] for row in rows
+    ]
+    widths = [max(map(columns_of, column)) for column in zip(titles, *texts, strict=True)]
+    for row, shown in zip((titles, *rows), (titles, *texts), strict=True):
+        cells = []
+        for cell, text, width, flush_right in zip(row, shown, widths, right, strict=True):
+            space = " " * (width - columns_of(text))
+            painted = paint(text, cell.tone) if isinstance(cell, Toned) else text
+            cells.append(space + painted if flush_right else painted + space)
         yield indent + "  ".join(cells).rstrip()
 
 

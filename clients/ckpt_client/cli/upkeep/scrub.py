@@ -22,7 +22,7 @@ from ckpt.base.errors import CkptError, NotFound, PeerError, Unavailable
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import Conversation, conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.output import Output, Tone, Toned, counted
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _show(asked: Sequence[_Asked], output: Output) -> None:
     tones = {"whole": Tone.GOOD, "damaged": Tone.BAD, "away": Tone.WARN}
     rows = [
         (
-            one.target, output.tone(one.state, tones.get(one.state, Tone.WARN)), str(one.files),
+            one.target, Toned(one.state, tones.get(one.state, Tone.WARN)), str(one.files),
             format_bytes(one.bytes), format_seconds(one.seconds) if one.seconds else "-",
             one.error or (counted(one.rot_count, "part") + " damaged" if one.rot_count else ""),
         )
