@@ -71,6 +71,20 @@ def leaves(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, tree
 
 
+def empty_mappings(tree: object, name: str = "") -> Iterator[str]:
+    """Paths of mappings that hold nothing, such as the state of an optimizer before a step."""
+    if isinstance(tree, Mapping):
+        if not tree and name:
+            yield name
+        for key, child in tree.items():
+            if isinstance(child, Mapping | list | tuple):
+                yield from empty_mappings(child, below(name, key))
+    elif isinstance(tree, list | tuple):
+        for position, child in enumerate(tree):
+            if isinstance(child, Mapping | list | tuple):
+                yield from empty_mappings(child, below(name, SequenceIndex(position)))
+
+
 def replaced(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
     """A tree of plain dicts, lists and tuples in which `leaf(name, value)` stands for each leaf."""
     if isinstance(tree, Mapping):

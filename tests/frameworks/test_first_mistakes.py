@@ -58,3 +58,18 @@ def test_what_dcp_wrote_as_files_is_not_missed_but_named(cluster: str) -> None:
         dcp.save({"w": torch.ones(3)}, checkpoint_id=name)
     with pytest.raises(ckpt.Refused, match=r"the checkpoint has no w; .*dcp\.load\(.*URL"):
         ckpt_torch.load({"w": torch.zeros(3)}, checkpoint_id=name, no_dist=True)
+
+
+def test_a_new_optimizer_s_state_is_said_to_take_nothing(cluster: str) -> None:
+    """Its moments would be zero after a resume that ended well."""
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    name = f"{cluster}/new-optimizer"
+    ckpt_torch.save({"o": optimizer, "none": {}}, checkpoint_id=f"{name}/1")
+    ckpt_torch.load({"o": optimizer, "none": {}}, checkpoint_id=f"{name}/1")  # Nothing is lost.
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+    ckpt_torch.save({"o": optimizer}, checkpoint_id=f"{name}/2")
+    new = torch.optim.AdamW(net.parameters())
+    with pytest.warns(UserWarning, match=r"o/state is empty here: o/state/=0/exp_avg, .* is not l"):
+        ckpt_torch.load({"o": new}, checkpoint_id=f"{name}/2")

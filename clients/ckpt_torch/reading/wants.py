@@ -20,13 +20,14 @@ from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
 from ckpt_client.load.trees import listed
 from ckpt_client.save.state import AnyArray
+from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
 from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
-from ckpt_torch.tree import is_plain, leaves, pickle_name, unpickled
+from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class StateWants:
                 if not self._look_up(name, leaf, mine, values)
             ]  # fmt: skip
         self._check_names(strict, values)
+        self._warn_of_empty(state, values)
         self.found.check_pickles(allow_pickle)
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
@@ -124,6 +126,18 @@ class StateWants:
             hint = "leave out of the state dict what was not saved"
         if problems:
             raise Refused("; ".join(problems), hint=hint)
+
+    def _warn_of_empty(self, state: Mapping[str, object], values: Mapping[str, Scalar]) -> None:
+        empty = list(empty_mappings(state))
+        stored = {tensor.name for tensor in self.contents.tensors()} | set(values) if empty else ()
+        for name in empty:
+            below = sorted(one for one in stored if one.startswith(f"{name}/"))
+            if below:
+                warn(
+                    f"{name} is empty here: {listed(below)} is not loaded. A new optimizer has no "
+                    "state: load into what torch.distributed.checkpoint.state_dict's "
+                    "get_state_dict(model, optimizer) gives"
+                )
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
         """Plan one leaf; False when the checkpoint has nothing of that name."""
