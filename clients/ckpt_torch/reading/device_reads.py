@@ -147,9 +147,9 @@ class _Lane:
         wants, sources, targets = list(also), [], []
         for whole, piece in pieces:
             memory = slot[piece.first : piece.end].view(whole.tensor.dtype).view(piece.shape)
-            wants.append(_part(whole.want, piece, as_array(memory)))
+            wants.append(part_of(whole.want, piece, as_array(memory)))
             sources.append(memory)
-            targets.append(_narrowed(whole.tensor, piece))
+            targets.append(narrowed(whole.tensor, piece))
         contents.fill(wants)
         if self._before is not None:
             self._before.wait()
@@ -161,12 +161,14 @@ class _Lane:
         return locked_memory(self._device, self._needed_bytes)
 
 
-def _part(whole: Want, piece: BoxPart, array: AnyArray) -> Want:
+def part_of(whole: Want, piece: BoxPart, array: AnyArray) -> Want:
+    """The same want of a part of its box, into the array."""
     offset = tuple(map(add, whole.offset, piece.start))
     return Want(whole.name, array, offset, whole.rank, whole.replica)
 
 
-def _narrowed(tensor: torch.Tensor, piece: BoxPart) -> torch.Tensor:
+def narrowed(tensor: torch.Tensor, piece: BoxPart) -> torch.Tensor:
+    """A view of a part of a box's tensor."""
     for axis, (start, length) in enumerate(zip(piece.start, piece.shape, strict=True)):
         if length != tensor.shape[axis]:
             tensor = tensor.narrow(axis, start, length)

@@ -27,6 +27,7 @@ from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.twins import check_twins
 from ckpt_torch.reading.wants import NewLeaves, StateWants
 from ckpt_torch.tree import asked, is_stateful, leaves, refill
 
@@ -65,7 +66,8 @@ def load(
 
     Raises Refused, with the path, for a name that the checkpoint lacks, another dtype or global
     shape, and pickles that are not allowed, before anything is changed; NotFound, Unavailable,
-    Lost; Aborted when a device fails. After a later error the tensors may hold anything.
+    Lost; Aborted when a device fails; Refused for names that are one tensor here and two in the
+    checkpoint, which differ. After a later error the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)
@@ -136,6 +138,9 @@ class LoadJob:
                 devices.fill(contents, part.new, ())
                 continue
             devices.fill(contents, [*part.in_place, *part.new], part.on_devices)
+            if part.twins:
+                devices.wait_copied()
+                check_twins(contents, part.twins)
             if self.order.hands_out:
                 devices.wait_copied()
                 self.order.hand_out(number, generation)

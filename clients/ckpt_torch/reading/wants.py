@@ -6,10 +6,11 @@ the boxes that it holds, whatever the sharding that they were saved with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
@@ -26,6 +27,7 @@ from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.twins import Twin, place_of
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
 
@@ -69,6 +71,17 @@ class Part:
     """The caller's own memory, elsewhere."""
     new: list[Want] = field(default_factory=list)
     """What is given to the caller when the load is through."""
+    twins: list[Twin] = field(default_factory=list)
+    """Names of the caller's own memory that others fill, in this part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """The caller's own memory, and what it wants under one name."""
+
+    part: int
+    tensor: torch.Tensor
+    want: Want
 
 
 @dataclass(slots=True)
@@ -82,6 +95,7 @@ class StateWants:
     found: NewLeaves = field(default_factory=NewLeaves)
     _seen: set[str] = field(default_factory=set)
     _absent: list[str] = field(default_factory=list)
+    _places: list[_Place] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.parts = [Part() for _ in range(self.order.part_count)]
@@ -106,6 +120,21 @@ class StateWants:
         self._check_names(strict, values)
         self._warn_of_empty(state, values)
         self.found.check_pickles(allow_pickle)
+        self._part()
+
+    def _part(self) -> None:
+        """Memory is filled once, in the first part that names it."""
+        first: dict[Hashable, _Place] = {}
+        for place in sorted(self._places, key=lambda place: place.part):
+            here = place_of(place.tensor)
+            filler = place if here is None else first.setdefault(here, place)
+            part = self.parts[filler.part]
+            if filler is not place:
+                part.twins.append(Twin(filler.want.name, place.tensor, place.want))
+            elif is_apart(place.tensor.device):
+                part.on_devices.append(DeviceWant.of(self.contents, place.tensor, place.want))
+            else:
+                part.in_place.append(place.want)
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
         if not (strict or self._absent):
@@ -190,7 +219,7 @@ class StateWants:
         return True
 
     def _want(self, name: str, box: LocalBox, rank: Rank, replica: bool) -> None:
-        target, part = box.tensor.detach(), self.parts[self.order.part_of(name)]
+        target = box.tensor.detach()
         try:
             array = as_shape(target) if is_apart(target.device) else as_array(target)
         except Refused as error:
@@ -198,10 +227,7 @@ class StateWants:
         if not target.is_contiguous():
             check_places(name, target.shape, target.stride())
         want = Want(name, array, box.offset, rank, replica)
-        if is_apart(target.device):
-            part.on_devices.append(DeviceWant.of(self.contents, target, want))
-        else:
-            part.in_place.append(want)
+        self._places.append(_Place(self.order.part_of(name), target, want))
 
     def _array(self, leaf: str, name: str, rank: Rank) -> AnyArray:
         """A new one for what is stored under the name, for a leaf."""

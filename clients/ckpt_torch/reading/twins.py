@@ -1,0 +1,76 @@
+"""Names that stand for one piece of memory, as those of tied weights do.
+
+The name whose part comes first fills it. What the checkpoint has under the others is read aside in
+pieces and compared: where it differs, the memory cannot hold both, and none may win without a
+word. Names that share a part of their memory alone are not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ckpt.base.errors import Refused
+from ckpt.base.units import MiB
+from ckpt_client.load.batches import WholeBox, batches
+from ckpt_client.load.contents import Contents, Want
+from ckpt_client.save.state import AnyArray
+from ckpt_torch.reading.device_reads import narrowed, part_of
+from ckpt_torch.tensors import as_array
+
+PIECE_BYTES: Final = 128 * MiB
+"""What is read aside at a time, whatever the tensor's size: of many pieces each costs a launch's
+ranks a word with the coordinator."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Twin:
+    """A name whose memory another one fills."""
+
+    filled_by: str
+    tensor: torch.Tensor
+    """Detached, of the box's shape and the stored dtype; any strides, any device."""
+    want: Want
+    """Its array has the shape and dtype; nothing is written to it."""
+
+
+def place_of(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors that are the same elements of the same memory; None where there are
+    none."""
+    if not tensor.numel():
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def check_twins(contents: Contents, twins: Iterable[Twin]) -> None:
+    """Their memory is filled. Raises Refused naming two names that differ, and as
+    `Contents.fill`.
+    """
+    for twin in twins:
+        if not all(_agree(contents, twin)):
+            raise Refused(
+                f"{twin.want.name} and {twin.filled_by} are one tensor here, and two in the "
+                "checkpoint, which differ",
+                hint="load into a state that does not tie them, or leave out the name that is not "
+                "wanted",
+            )
+
+
+def _agree(contents: Contents, twin: Twin) -> Iterator[bool]:
+    box = WholeBox(tuple(twin.tensor.shape), twin.tensor.itemsize)
+    for pieces in batches([box], PIECE_BYTES):
+        for piece in pieces:
+            aside = contents.new_array(piece.shape, twin.want.array.dtype)
+            contents.fill([part_of(twin.want, piece, aside)])
+            here = as_array(narrowed(twin.tensor, piece).cpu())
+            yield np.array_equal(_bits(here), _bits(aside))
+
+
+def _bits(array: AnyArray) -> NDArray[np.uint8]:
+    """NaN equals itself, and 0.0 is not -0.0."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

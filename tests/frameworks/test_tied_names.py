@@ -1,0 +1,95 @@
+"""One tensor under several names: its checkpoint has each of them, and a load takes none of two
+that differ for the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt_torch
+from ckpt.base.errors import Refused
+from ckpt.base.units import MiB
+from ckpt_torch.reading import twins
+from tests.frameworks.device.emulated import Emulated
+
+
+def made(value: float, where: str = "cpu") -> torch.Tensor:
+    """Some pieces' worth, rows of which one or the other end within a piece."""
+    tensor = torch.full((300, 1000), value, dtype=torch.bfloat16)
+    tensor[7] = float("nan")
+    return tensor.to(where)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "PIECE_BYTES", MiB // 8)
+
+
+def tied(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"head": tensor, "layers": {"embedding": tensor.detach()}, "bias": made(3.0)}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().contiguous().view(torch.uint8)
+
+
+def check_comes_back(name: str, where: str) -> None:
+    ckpt_torch.save(tied(made(1.0, where)), checkpoint_id=name)
+    found = made(0.0, where)
+    ckpt_torch.load(tied(found), checkpoint_id=name)
+    assert torch.equal(bits(found), bits(made(1.0)))
+
+
+def check_is_refused(name: str, where: str, **options: Any) -> None:
+    """The last row alone differs."""
+    head, embedding = made(1.0, where), made(1.0, where)
+    embedding[-1, -1] = 2.0
+    state = {"head": head, "layers": {"embedding": embedding}, "bias": made(3.0)}
+    ckpt_torch.save(state, checkpoint_id=name)
+    with pytest.raises(Refused, match=r"layers/embedding and head are one tensor here, and two"):
+        ckpt_torch.load(tied(made(0.0, where)), checkpoint_id=name, **options)
+    apart = {"head": made(0.0, where), "layers": {"embedding": made(0.0, where)}}
+    ckpt_torch.load(apart, checkpoint_id=name)
+    assert torch.equal(bits(apart["layers"]["embedding"]), bits(embedding))
+
+
+def test_tied_tensors_come_back(cluster: str) -> None:
+    check_comes_back(f"{cluster}/tied/1", "cpu")
+
+
+def test_tied_tensors_of_a_device_come_back(cluster: str, device: Emulated) -> None:
+    check_comes_back(f"{cluster}/tied-there/1", "emulated")
+
+
+def test_two_that_differ_are_not_loaded_into_one(cluster: str) -> None:
+    """Which one it held afterwards was chance; of large ones it could be parts of both."""
+    check_is_refused(f"{cluster}/untied/1", "cpu")
+
+
+def test_two_that_differ_are_not_loaded_into_one_of_a_device(
+    cluster: str, device: Emulated
+) -> None:
+    check_is_refused(f"{cluster}/untied-there/1", "emulated")
+
+
+def test_who_uses_a_part_before_the_rest_is_there_gets_it_whole(cluster: str) -> None:
+    """The name whose part comes first fills the memory, whatever its place in the state."""
+    name = f"{cluster}/tied-parts/1"
+    ckpt_torch.save(tied(made(1.0)), checkpoint_id=name)
+    found = made(0.0)
+    loading = ckpt_torch.async_load(tied(found), checkpoint_id=name, order=["layers"])
+    loading.prefixes["layers"].result(60.0)
+    assert torch.equal(bits(found), bits(made(1.0)))
+    loading.result(60.0)
+
+
+def test_views_of_one_storage_are_filled_each(cluster: str) -> None:
+    name = f"{cluster}/views/1"
+    whole = torch.arange(3000.0)
+    ckpt_torch.save({"q": whole[:1000], "k": whole[1000:]}, checkpoint_id=name)
+    found = torch.zeros(3000)
+    ckpt_torch.load({"q": found[:1000], "k": found[1000:]}, checkpoint_id=name)
+    assert torch.equal(found, whole)
