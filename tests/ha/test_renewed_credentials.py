@@ -15,10 +15,12 @@ from ckpt.base.errors import Unauthorized, Unavailable
 from ckpt.testing.catalog_contract import on_a_loop
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.url import parse_etcd_url
+from ckptd.catalog.etcd.words import Range, RangeFound
 from tests.ha.certificates import Certificates
 from tests.ha.members import Etcd, Member
 from tests.ha.places import Prefix, asked
 from tests.ha.test_admission import admit, file_with
+from tests.stores.proxy import Proxy, Request
 
 KEY = b"mine:meta"
 UP_S = 30.0
@@ -63,6 +65,38 @@ async def test_a_password_that_changes_in_etcd_first_is_waited_for(tmp_path: Pat
                 await known.one(KEY, -1.0)
             file_with(file, "another-word")
             assert await known.one(KEY, -1.0) is None
+
+
+@on_a_loop
+async def test_a_log_in_that_takes_longer_than_an_attempt_is_not_begun_again(
+    tmp_path: Path,
+) -> None:
+    """A busy etcd checks a password for longer than it may take to keep a lease: each attempt to do
+    so took the token of all, began to log in and was cut off.
+    """
+    with Etcd(tmp_path / "etcd") as etcd:
+        (member,) = etcd.members
+        admit(member)
+        file = file_with(tmp_path / "password", "ckpt-word")
+        proxy = Proxy(member.port)
+        proxy.delay_s = lambda request: 1.0 if _logs_in(request) else 0.0
+        place = Prefix(f"127.0.0.1:{proxy.port}", "mine", f"?user=ckpt&password_file={file}")
+        try:
+            async with asking(place) as client:
+                deadline = asyncio.get_running_loop().time() + UP_S
+                asks = (
+                    client.call("kv/range", Range(KEY), RangeFound, deadline, attempt_s=0.4)
+                    for _ in range(8)
+                )
+                found = await asyncio.gather(*asks)
+        finally:
+            proxy.close()
+        assert not any(answer.kvs for answer in found)
+        assert sum(_logs_in(request) for request, _ in proxy.log) < 4
+
+
+def _logs_in(request: Request) -> bool:
+    return request.path == "/v3/auth/authenticate"
 
 
 @on_a_loop

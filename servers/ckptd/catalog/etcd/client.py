@@ -57,6 +57,8 @@ MEMBERS_S: Final = 2.0
 """Patience with all of them, when they are asked whether they are of one etcd."""
 KEEP_ATTEMPT_S: Final = 0.5
 """The same for keeping a lease: one of several members that hangs must not cost it."""
+LOG_IN_S: Final = 5.0
+"""Patience with a member that checks a password, which takes it long where processors are few."""
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 1.0
 ANSWER_BYTES_MAX: Final = 512 * MiB
@@ -100,6 +102,8 @@ class EtcdClient:
         """Nobody is turned away for good any more: people change rights and passwords."""
         #: etcd asks nobody for a name yet.
         self._is_open = False
+        #: By member; whoever lacks a token waits for the one that is under way.
+        self._log_ins: dict[str, asyncio.Task[None]] = {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
@@ -112,6 +116,8 @@ class EtcdClient:
 
     async def close(self) -> None:
         """End the connections."""
+        for log_in in self._log_ins.values():
+            log_in.cancel()
         await self._session.close()
 
     async def call(
@@ -215,7 +221,7 @@ class EtcdClient:
         """
         member = self.url.members[turn % len(self.url.members)]
         if self._lacks_token:
-            await self._authenticate(member)
+            await self._authenticate(member, self._token)
         headers = {"Authorization": self._token} if self._token else {}
         url = f"{self.url.scheme}://{member}/v3/watch"
         asked = self._session.post(
@@ -295,22 +301,37 @@ class EtcdClient:
 
     async def _post(self, member: str, path: str, request: Struct) -> bytes:
         if self._lacks_token:
-            await self._authenticate(member)
+            await self._authenticate(member, self._token)
+        token = self._token
         try:
             return await self._say(member, "POST", path, encode(request))
         except _StaleToken:
-            await self._authenticate(member)
+            await self._authenticate(member, token)
         try:
             return await self._say(member, "POST", path, encode(request))
         except _StaleToken as error:
             raise Unavailable(error.message) from None
 
-    async def _authenticate(self, member: str) -> None:
+    async def _authenticate(self, member: str, stale: str) -> None:
+        """Have another token than that one, or know that none is needed. A log-in goes on when who
+        waits for it gives up: a password is checked for long, and no sooner when begun again.
+        """
+        log_in = self._log_ins.get(member)
+        if log_in is None or log_in.done():
+            if self._token != stale:
+                return
+            log_in = self._log_ins[member] = asyncio.create_task(self._log_in(member))
+            # Whoever still waits hears of its error.
+            log_in.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(log_in)
+
+    async def _log_in(self, member: str) -> None:
         self._token, self._is_open = "", False
         self._credentials.renew()
         request = Authenticate(self.url.user, self._credentials.password)
         try:
-            content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
+            async with asyncio.timeout(LOG_IN_S):
+                content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
         except Unauthorized as error:
             if _NOT_ENABLED in error.message:
                 self._is_open = True
