@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt.protocol.coordinator.reading.checks import check, new_target
-from ckpt.protocol.coordinator.reading.repair_views import START_WORKER
+from ckpt.protocol.coordinator.reading.checks import START_WORKER, check, new_target
 from ckpt_client.cli.advice import Local
 
 HERE = Local(Path("/scratch/my burst"), restarts=True, targets=())

@@ -17,8 +17,7 @@ from ckpt.aio.process_identity import process_state
 from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
-from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, check, quoted
-from ckpt.protocol.coordinator.reading.repair_views import START_WORKER
+from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, START_WORKER, check, quoted
 from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB

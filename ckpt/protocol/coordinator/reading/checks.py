@@ -24,6 +24,7 @@ LOST_CODE: Final = 4
 TRY_LATER_CODE: Final = 75
 DESCRIPTORS_ENOUGH: Final = 1 << 20
 NEW_TARGET: Final = "ckptd target --id NEW_ID"
+START_WORKER: Final = "start a worker, on any host that reaches the targets: it makes it again"
 
 
 @dataclass(frozen=True, slots=True)

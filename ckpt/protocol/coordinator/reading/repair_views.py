@@ -7,12 +7,12 @@ from typing import Final
 from msgspec import UnsetType
 
 from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.reading.checks import START_WORKER
 from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairTaskView, RepairView
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
-START_WORKER: Final = "start a worker, on any host that reaches the targets: it makes it again"
 HEARD_US: Final = 60 * US_PER_S
 """A worker that was heard within this time works, or asks again soon."""
 
