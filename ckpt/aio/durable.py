@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+_UNSYNCED: Final = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 
 
 def sync_directory(directory: Path | str) -> None:
     """What was made, renamed or linked in it stays so."""
     _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_names(directory: Path) -> None:
+    """The same of a directory of the user's, as far as it can be had: what may be written and not
+    be read cannot be opened for it, and some file systems sync no directory.
+    """
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        if error.errno not in _UNSYNCED:
+            raise
 
 
 def make_directories(directory: Path, mode: int = 0o777) -> None:
@@ -25,9 +40,7 @@ def make_directories(directory: Path, mode: int = 0o777) -> None:
     for one in reversed(missing):
         with suppress(FileExistsError):
             one.mkdir(mode)
-        # What may be written and not be read cannot be opened to sync it.
-        with suppress(PermissionError):
-            sync_directory(one.parent)
+        sync_names(one.parent)
     directory.mkdir(mode, exist_ok=True)
 
 
@@ -36,7 +49,7 @@ def sync_tree(directory: Path) -> None:
     for folder, _, files in os.walk(directory):
         for name in files:
             _sync(Path(folder, name), os.O_RDONLY)
-        sync_directory(folder)
+        sync_names(Path(folder))
 
 
 def write_aside(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import make_directories, sync_directory, sync_tree
+from ckpt.aio.durable import make_directories, sync_names, sync_tree
 from ckpt.base.errors import Refused
 from ckpt.format.messages.saving import CommitInfo
 
@@ -50,7 +50,7 @@ def put_folder(folder: Path, info: CommitInfo, write: Callable[[Path], None]) ->
         sync_tree(aside)
         with _locked(folder.parent):
             _rename(aside, folder, mark, boot)
-        sync_directory(folder.parent)
+        sync_names(folder.parent)
 
 
 def _rename(aside: Path, folder: Path, mark: Mark, boot: str) -> None:

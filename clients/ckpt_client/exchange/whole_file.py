@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ckpt.aio.durable import make_directories, sync_directory
+from ckpt.aio.durable import make_directories, sync_names
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
 
@@ -53,4 +53,4 @@ class WholeFile:
         if not self._file.closed:
             self.finish()
         self._aside.rename(self.path)
-        sync_directory(self.path.parent)
+        sync_names(self.path.parent)
