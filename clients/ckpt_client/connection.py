@@ -6,8 +6,6 @@ whom readers ask.
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from ckpt.aio.inherited import hold_standard_numbers
 from ckpt.aio.secret import find_secret_file
 from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.ids import Rank, RunName
-from ckpt.base.printable import printable
 from ckpt.base.rests import shortened
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
@@ -27,24 +24,24 @@ from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.local.cluster import is_supervised, opened_cluster, serving
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
+from ckpt_client.waiting import Waiting
 
 REACHED_S_MIN: Final = 2.0
 """Whatever the patience, so long is tried to reach a coordinator: a lost packet alone takes one."""
-QUIET_S: Final = 2.0
-"""Who waits longer for an answer hears why."""
-_log = logging.getLogger("ckpt.store")
 
 
 class Impatience:
-    """I say once, in the log, that a coordinator does not answer yet, and why; and I give up one
-    that nobody has reached for `patience_s`.
+    """I log once that a coordinator does not answer yet, and why; and I give up one that nobody
+    has reached for `patience_s`.
     """
 
     def __init__(self, control: Control, patience_s: float) -> None:
         self._control = control
         self._patience_s = max(patience_s, REACHED_S_MIN)
         self._begun_s = time.monotonic()
-        self._speaks_at_s = self._begun_s + QUIET_S
+        self._waiting = Waiting(
+            f"ckpt.open waits for the coordinator at {control.locator.address()}"
+        )
 
     def look(self) -> None:
         """Nobody answers. Raises Unavailable once that has lasted too long."""
@@ -53,11 +50,8 @@ class Impatience:
         self.say(self._control.trouble)
 
     def say(self, why: str) -> None:
-        """It is not time yet, or it is said."""
-        if time.monotonic() >= self._speaks_at_s:
-            self._speaks_at_s = math.inf
-            who = f"the coordinator at {self._control.locator.address()}"
-            _log.warning("%s", printable(f"ckpt.open waits for {who}{why and ': '}{why}"))
+        """As `Waiting.say`."""
+        self._waiting.say(why)
 
 
 class Connection:

@@ -36,6 +36,7 @@ from ckpt.protocol.handshake import Caller, Established
 from ckpt_client.environment import process_name
 from ckpt_client.local.cluster import revive
 from ckpt_client.locate import Locator, client_name
+from ckpt_client.waiting import Waiting
 
 Reply = TypeVar("Reply")
 Seat = tuple[RunName, Rank, int]
@@ -111,8 +112,7 @@ class Control:
     @property
     def trouble(self) -> str:
         """Why there is no session; empty while there is one, and until a try has failed."""
-        error = self._connection().last_error
-        return "" if error is None else error.message
+        return self._connection().trouble
 
     @property
     def protocol(self) -> int:
@@ -245,7 +245,14 @@ class Control:
 
     def _joined(self, seat: Seat) -> LaunchJoined:
         known = self._launches.get(seat)
-        joined, _ = self.call(self._joining(seat), LaunchJoined)
+        address = self._connection().address
+        waiting = Waiting(f"a rank of {seat[0]} waits for the coordinator at {address}")
+
+        def look() -> None:
+            self._revive()
+            waiting.say(self.trouble)
+
+        joined, _ = self.call(self._joining(seat), LaunchJoined, look=look)
         if known is None:
             self._came_us[seat] = now_us()
         else:

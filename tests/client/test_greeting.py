@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 from pathlib import Path
 from typing import cast
@@ -11,8 +12,12 @@ import pytest
 import ckpt
 from ckpt.aio.secret import make_secret
 from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.ids import RunName
 from ckpt_client.connection import Impatience, _greet
 from ckpt_client.control import Control
+from ckpt_client.load import pin
+from ckpt_client.load.checkpoint import resolve
+from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.locate import Locator
 
 
@@ -69,7 +74,7 @@ class _HeardError(Exception):
     """All that was waited for."""
 
 
-def test_who_waits_for_a_coordinator_that_is_not_there_is_told_why_and_once(
+def test_who_waits_for_a_coordinator_that_is_not_there_hears_why_and_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_secret(tmp_path / "secret")
@@ -97,3 +102,30 @@ def test_who_waits_for_a_coordinator_that_is_not_there_is_told_why_and_once(
     assert (record.name, record.levelname) == ("ckpt.store", "WARNING")
     assert record.getMessage().startswith(f"ckpt.open waits for the coordinator at {address}: ")
     assert "refused" in record.getMessage()
+
+
+def test_a_load_says_in_the_log_that_nobody_answers_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pin, "ANSWER_SLACK_S", 3.5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there.
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        context = ReaderContext(lambda: address, bytes(32), "a cluster", "a reader")
+        with pytest.raises(Unavailable, match="no answer"):
+            resolve(context, RunName("llama/7b"), timeout_s=0.0)
+    (record,) = caplog.records
+    start = f"the load of llama/7b waits for the coordinator at {address}: "
+    assert record.getMessage().startswith(start)
+    assert "refused" in record.getMessage()
+
+
+def test_an_open_says_in_the_log_that_another_one_holds_the_cluster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another process is still starting"):
+            ckpt.open(f"ckpt+local://{tmp_path}", start_timeout_s=2.5)
+    (record,) = caplog.records
+    assert record.getMessage() == f"another process opens or starts the cluster in {tmp_path}"

@@ -155,6 +155,12 @@ class RpcClient:
         """False once other code of this process has closed my descriptors: I am of no use then."""
         return self._mark.is_ours
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no session; empty while there is one, and until a try has failed."""
+        error = self.last_error
+        return "" if error is None else error.message
+
     def call(
         self,
         message: Message,
