@@ -107,6 +107,9 @@ def test_commands_give_list_move_and_remove_names(store: Store, url: str) -> Non
     assert [each["name"] for each in left["names"]] == [PATH]
     missing = run("show", f"{RUN}@best", "--store", url)
     assert (missing.code, "is called 'best'" in missing.err) == (10, True)
+    unknown = run("tag", "toy/rum", "--store", url)
+    assert (unknown.code, "there is no run 'toy/rum'" in unknown.err) == (10, True)
+    assert f"runs with checkpoints: {RUN}" in unknown.err
     assert run("tag", RUN, "best", "--store", url).code == 2
     assert run("tag", RUN, "--remove", "--store", url).code == 2
 

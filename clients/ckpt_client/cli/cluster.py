@@ -300,6 +300,12 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
         control.close()
 
 
+def no_run(run: str, known: list[RunView]) -> NotFound:
+    """That it is none of the known ones."""
+    names = ", ".join(view.run for view in known) or "none"
+    return NotFound(f"there is no run {run!r}", hint=f"runs with checkpoints: {names}")
+
+
 def named_local(arguments: argparse.Namespace, command: str) -> Path:
     """DIR of the local cluster that --store names. Raises Refused for another store, NotFound."""
     url = parse_url(arguments.store)

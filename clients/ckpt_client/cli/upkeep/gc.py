@@ -15,12 +15,12 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from ckpt.base.errors import NotFound, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.ids import check_run_name
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import RetentionView
 from ckpt_client import retention
-from ckpt_client.cli.cluster import conversation
+from ckpt_client.cli.cluster import conversation, no_run
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 
@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         hint = "--dry-run shows which steps go by themselves; --multipart URL ends uploads"
         raise Refused("say what shall be removed", hint=hint)
     with conversation(arguments, output) as talk:
-        known = [view.run for view in talk.runs()]
-        wanted = known if arguments.what is None else [check_run_name(arguments.what)]
-        views = [retention.stays(talk.control, check_run_name(name)) for name in wanted]
+        known = talk.runs()
+        asked = [view.run for view in known] if arguments.what is None else [arguments.what]
+        wanted = [check_run_name(name) for name in asked]
+        views = [retention.stays(talk.control, name) for name in wanted]
     if arguments.what is not None and not views[0].steps:
-        hint = f"runs with checkpoints: {', '.join(known) or 'none'}"
-        raise NotFound(f"there is no run {arguments.what!r}", hint=hint)
+        raise no_run(arguments.what, known)
     output.document({"runs": views})
     print_verdicts(views, output)
     return ExitCode.OK

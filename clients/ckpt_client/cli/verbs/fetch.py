@@ -33,7 +33,7 @@ from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client import labels
-from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
+from ckpt_client.cli.cluster import Conversation, conversation, no_run, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted, show_error
 from ckpt_client.load.from_store import open_url
@@ -189,9 +189,10 @@ def _fetch_lost(arguments: argparse.Namespace, output: Output) -> int:
     wanted = None if arguments.checkpoint is None else check_run_name(arguments.checkpoint)
     begun_s, done = time.monotonic(), _Done()
     with conversation(arguments, output) as talk:
-        runs = [RunName(view.run) for view in talk.runs()]
+        known = talk.runs()
+        runs = [RunName(view.run) for view in known]
         if wanted is not None and wanted not in runs:
-            raise NotFound(f"there is no run {wanted!r}", hint="see ckpt ls")
+            raise no_run(wanted, known)
         for name in runs if wanted is None else [wanted]:
             lost = list(_lost(talk, name, done))
             if arguments.dry_run:

@@ -15,12 +15,11 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from ckpt.base.errors import NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step, check_run_name
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt.protocol.losses import loss_reason
-from ckpt_client.cli.cluster import conversation
+from ckpt_client.cli.cluster import conversation, no_run
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, age_text, counted
 
@@ -46,8 +45,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         steps = [as_shown(view) for name in names for view in talk.steps(check_run_name(name))]
     attempts = [view for view in status.attempts if wanted in (None, view.run)]
     if wanted is not None and not steps and not attempts:
-        known = ", ".join(view.run for view in known_runs) or "none"
-        raise NotFound(f"there is no run {wanted!r}", hint=f"runs with checkpoints: {known}")
+        raise no_run(wanted, known_runs)
     runs = [view for view in known_runs if wanted in (None, view.run)]
     output.document({"runs": runs, "steps": steps, "attempts": attempts})
     if not (steps or attempts):

@@ -14,7 +14,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Step
 from ckpt.protocol.coordinator.reading.answers import NameView
 from ckpt_client import labels
-from ckpt_client.cli.cluster import conversation, parse_which
+from ckpt_client.cli.cluster import conversation, no_run, parse_which
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
 
@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         elif names and step is not None:
             labels.tag(talk.control, run_name, step, names, generation)
         known = labels.names_of(talk.control, run_name).values()
+        if not known and not talk.steps(run_name):
+            raise no_run(run_name, talk.runs())
     found = [view for view in known if names or step in (None, view.step)]
     output.document({"run": run_name, "names": found})
     if found:
