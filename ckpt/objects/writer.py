@@ -178,7 +178,8 @@ def write_checkpoint(
 
 
 def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
-    """The marker of this very checkpoint, or None. Raises Refused when it is another's."""
+    """The marker of this very checkpoint, which stays, or None. Raises Refused when it is
+    another's."""
     key = prefix + names.COMMITTED
     try:
         raw = sink.get(key)
@@ -186,6 +187,7 @@ def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
         return None
     marker = decode(Marker, raw, f"{sink.url}/{key}")
     _check_same(marker.header, header, f"{sink.url}/{key}")
+    sink.settle(key)
     return marker
 
 

@@ -11,6 +11,17 @@ PUT = [
     "FileSink(Path('store').absolute()).put('run/1/array', b'x')",
 ]
 MARKED = [*PUT[:2], "assert FileSink(Path('store').absolute()).put_if_absent('run/1/MARK', b'x')"]
+SHOWN = [
+    "os.makedirs('store/run/1'); sync()",
+    "write('store/run/1/MARK.part-1', b'x', sync=True)",
+    "os.link('store/run/1/MARK.part-1', 'store/run/1/MARK')",
+]
+"""A writer that is killed before it has synced what others see already."""
+RELIED_ON = [
+    *PUT[:2],
+    "from ckpt.objects.sinks.sink import create_once",
+    "assert create_once(FileSink(Path('store').absolute()), 'run/1/MARK', b'x') is None",
+]
 EXPORTED = [
     "from pathlib import Path",
     "from ckpt_client.exchange.whole_file import WholeFile",
@@ -27,6 +38,13 @@ def test_an_object_of_a_folder_s_store_stays(recorder: Recorder) -> None:
 def test_a_marker_of_a_folder_s_store_stays(recorder: Recorder) -> None:
     run(recorder, *MARKED)
     # Its other name, under which it was written, may be back.
+    assert left(recorder, ordered=False)["store/run/1/MARK"] == b"x"
+
+
+def test_a_marker_that_a_killed_writer_has_shown_stays_once_another_relies_on_it(
+    recorder: Recorder,
+) -> None:
+    run(recorder, *SHOWN, *RELIED_ON)  # The journal that says what is synced is a process's.
     assert left(recorder, ordered=False)["store/run/1/MARK"] == b"x"
 
 

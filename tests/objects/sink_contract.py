@@ -23,6 +23,8 @@ class SinkContract:
         sink.put("a/b", memoryview(b"second"))
         assert sink.get("a/b") == b"second"
         assert sink.head("a/b") == 6
+        sink.settle("a/b")
+        assert sink.get("a/b") == b"second"
 
     def test_an_empty_object_is_an_object(self, sink: Sink) -> None:
         sink.put("empty", b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,20 @@ class TestDirectory(SinkContract):
         for place in (tmp_path / "file", tmp_path / "file/below"):
             with pytest.raises(NotFound, match=f"folder {place} cannot be made"):
                 FileSink(place).put("a", b".")
+
+    def test_a_file_system_without_links_is_named_before_a_marker_is_made(
+        self, sink: Sink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_links(_self: Path, _target: Path) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")  # As vfat says it.
+
+        monkeypatch.setattr(Path, "hardlink_to", no_links)
+        with pytest.raises(Refused, match="makes no links"):
+            sink.put_if_absent("run/MARK", b".")
+        assert (list(sink.list("")), sink.pending_uploads("")) == ([], [])
+
+    def test_names_below_a_directory_that_is_not_synced_are_shown_as_they_are(self) -> None:
+        FileSink(Path("/proc")).settle("self/status")  # The kernel syncs no directory of it.
 
     def test_workers_that_write_and_delete_side_by_side_remove_no_folder_from_each_other(
         self, sink: Sink

@@ -82,6 +82,9 @@ class FakeSink:
             return not self.conditional
         return True
 
+    def settle(self, key: str) -> None:
+        """Nothing here is lost."""
+
     def upload(self, key: str) -> FakeUpload:
         return FakeUpload(self, key)
 

@@ -8,6 +8,7 @@ links; NFS too. Objects go around the page cache (direct_file.py), documents do 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from ckpt.aio.durable import make_directories, sync_directory
+from ckpt.aio.durable import make_directories, sync_names
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
 from ckpt.format.checksum import Buffer
 from ckpt.objects.sinks.direct_file import Blocks, DirectWriter, checksum, read_range
@@ -26,6 +27,8 @@ from ckpt.objects.sinks.sink import PendingUpload, Upload, at_once
 PART: Final = ".part-"
 FOLDER_TRIES: Final = 64
 """Tries to make a folder that others remove."""
+_LINKLESS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""What a file system without hard links says; vfat and many that lie in user space have none."""
 Value = TypeVar("Value")
 
 
@@ -48,6 +51,12 @@ class FileSink:
         with _FileUpload(self._path(key), self._blocks) as upload:
             upload.part(data)
             return upload.link()
+
+    def settle(self, key: str) -> None:
+        for folder in self._path(key).parents:
+            _told(str(folder), partial(sync_names, folder))
+            if folder == self._root:
+                break
 
     def upload(self, key: str) -> Upload:
         return _FileUpload(self._path(key), self._blocks)
@@ -175,7 +184,7 @@ class _FileUpload:
             self._writer.finish()
             os.fsync(self._descriptor)
             self._aside.rename(self._path)
-            sync_directory(self._path.parent)
+            sync_names(self._path.parent)
 
         _told(str(self._path), finish)
 
@@ -189,7 +198,15 @@ class _FileUpload:
                 self._path.hardlink_to(self._aside)
             except FileExistsError:
                 return False
-            sync_directory(self._path.parent)
+            except OSError as error:
+                if error.errno not in _LINKLESS:
+                    raise
+                raise Refused(
+                    f"{self._path.parent}: its file system makes no links, without which two "
+                    "writers of one checkpoint cannot be kept apart",
+                    hint="name the bucket by its own URL, or a directory of another file system",
+                ) from None
+            sync_names(self._path.parent)
             return True
 
         return _told(str(self._path), finish)

@@ -98,6 +98,9 @@ class FsspecSink:
             return False
         return True
 
+    def settle(self, key: str) -> None:
+        """It stays as well as the store keeps it."""
+
     def upload(self, key: str) -> Upload:
         if self._is_s3:
             return S3Upload(self.call_s3, *self._bucket_key(key), self._checksum)

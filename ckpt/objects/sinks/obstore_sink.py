@@ -107,6 +107,9 @@ class ObstoreSink:
             return False
         return True
 
+    def settle(self, key: str) -> None:
+        """A store shows nothing that it could lose."""
+
     def upload(self, key: str) -> Upload:
         return GatheredUpload(partial(self._put_pieces, key), self._gatherings)
 

@@ -75,6 +75,10 @@ class Sink(Protocol):
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         """Store an object unless there is one; False when there is."""
 
+    def settle(self, key: str) -> None:
+        """What is seen under this key stays from now on, whoever has put it there: a writer that
+        died may have shown it before it was durable."""
+
     def upload(self, key: str) -> Upload:
         """Store an object in parts; use it in a `with`."""
 
@@ -174,5 +178,8 @@ def create_once(sink: Sink, key: str, data: Buffer) -> bytes | None:
             found = sink.get(key)
         except NotFound:
             continue
-        return None if found == bytes(data) else found
+        if found != bytes(data):
+            return found
+        sink.settle(key)
+        return None
     raise Unavailable(f"{sink.url}/{key} cannot be created, and is not there")
