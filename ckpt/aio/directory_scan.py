@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ckpt.aio.disk import Disk
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import align_down
@@ -26,12 +28,13 @@ from ckpt.protocol.target.term import (
 
 
 def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded:
-    """Everything that the machine must know of the directory at start.
+    """Everything that the machine must know of the directory at start. It stays, from now on.
 
     Unreadable files are named, not fatal.
     """
     for directory in DIRECTORIES:
         disk.make_directory(directory)
+    _settle(disk)
     files: list[FoundFile] = []
     for directory in (COLUMNS, DOCUMENTS, STAGING):
         for name in disk.list_directory(directory):
@@ -45,6 +48,19 @@ def scan(disk: Disk, now_us: int, wall_us: int | None = None) -> DirectoryLoaded
     return DirectoryLoaded(
         now_us, tuple(files), term, position, process, scrub, protocol, wall_us, map
     )
+
+
+def _settle(disk: Disk) -> None:
+    """An earlier process may have been killed before it had synced what is seen here; it counts as
+    durable once it is listed. A device that refuses is found out by its probe (`disk_probe`).
+    """
+    for file in (TERM_FILE, COORDINATOR_FILE):  # On a full device they are written over.
+        with suppress(OSError):
+            disk.file_bytes(file)
+            disk.sync_file(file)
+    for directory in ("", *DIRECTORIES):
+        with suppress(OSError):
+            disk.sync_directory(directory)
 
 
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:

@@ -307,6 +307,28 @@ def test_a_file_whose_sync_failed_is_never_tried_again() -> None:
     assert again.messages(READER) == [ColumnVerified(column.id, False, size, ())]
 
 
+def test_what_the_next_process_lists_stays_wherever_the_one_before_was_killed() -> None:
+    """The kill leaves all that was written; the power is lost later."""
+    column, listed = Column(), []
+    for steps in range(100):
+        world = TargetWorld()
+        reserve(world, column)
+        write(world, column)
+        world.held = deque()
+        world.tell(WRITER, column.seal, column.manifest, request=20)
+        for _ in range(steps):
+            if world.held:
+                world.step()
+        ended = not world.held
+        again = TargetWorld(world.disk, boot=12)
+        listed.append(again.machine.column_count)
+        world.disk.crash(Keep.NOTHING)
+        assert TargetWorld(world.disk, boot=13).machine.column_count >= listed[-1]
+        if ended:
+            break
+    assert sorted(set(listed)) == [0, 1]
+
+
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_crash_at_any_action_leaves_a_whole_sealed_column_or_none(keep: Keep) -> None:
     """Every crash point from the reservation to after the proof, under each survival of the

@@ -72,6 +72,24 @@ def test_at_each_moment_a_crash_leaves_the_old_term_or_the_new_one(keep: Keep) -
             return
 
 
+def test_the_term_that_the_next_process_reads_stays_wherever_the_one_before_was_killed() -> None:
+    """The kill leaves all that was written; the power is lost later."""
+    for steps in count():
+        world = _full()
+        world.held = deque()
+        _come(world, 6, OTHER)
+        for _ in range(steps):
+            if world.held:
+                world.step()
+        ended = not world.held
+        read = scan(world.disk, 0)
+        world.disk.crash(Keep.NOTHING)
+        found = scan(world.disk, 0)
+        assert (found.term, found.coordinator) == (read.term, read.coordinator)
+        if ended:
+            return
+
+
 def test_a_term_file_that_is_torn_is_known_by_who_was_noted_before_it() -> None:
     whole, torn = encode_term(6), encode_term(6)[:9]
     assert noted_term(whole, b"") == 6
