@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from ckpt.aio import directory_scan
 from ckpt.base.ids import CheckpointId, ColumnNumber, Domain, Generation, TargetId
 from ckpt.erasure.codec import codec_for
 from ckpt.format.messages.reading import DocumentKind
@@ -327,6 +328,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("announce-before-durable", "P2", ((Desk, "persist", _persist_after),)),
     Plant("no-fsync-of-the-file", "P1", ((FakeDisk, "sync_file", _no_sync),)),
     Plant("no-fsync-of-the-directory", "P1", ((FakeDisk, "sync_directory", _no_directory_sync),)),
+    Plant("what-was-killed-is-durable", "P10", ((directory_scan, "_settle", lambda _: None),), 39),
     Plant(
         "accept-a-stale-epoch", "P10",
         # What an old coordinator reserves is given back by the new one; without that it stays.
@@ -344,7 +346,7 @@ PLANTS: tuple[Plant, ...] = (
             (ending, "check_not_fenced", lambda *_: None),
             (Ending, "fence_older", lambda *_: None),
         ),
-        begin=8,
+        begin=18,
     ),
     Plant(
         "mix-launches", "P2",
@@ -354,7 +356,7 @@ PLANTS: tuple[Plant, ...] = (
             (ending, "check_not_fenced", lambda *_: None),
             (Ending, "fence_older", lambda *_: None),
         ),
-        begin=8,
+        begin=16,
     ),
     Plant(
         "count-a-column-twice", "P1",
@@ -392,7 +394,7 @@ PLANTS: tuple[Plant, ...] = (
             (committing, "store_document", _one_copy_of(DocumentKind.INDEX)),
             (Checkpoints, "index_copies", _everywhere),
         ),
-        begin=979,
+        begin=981,
     ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),), 8),
@@ -411,7 +413,7 @@ PLANTS: tuple[Plant, ...] = (
             (Checks, "range_is_whole", lambda *_: True),
             (Checks, "fragment_is_right", lambda *_: True),
         ),
-        begin=48,
+        begin=87,
     ),
     Plant("older-when-out-of-reach", "P2", ((Resolver, "_reachable", _older_when_out_of_reach),)),
     Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),)),

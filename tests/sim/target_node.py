@@ -161,12 +161,15 @@ class TargetNode:
         return scan(self.disk, self._clock.now_us)
 
     def crash(self, keep: Keep = Keep.SOME) -> None:
-        """The process is killed; `keep` says what a power loss leaves of unsynced bytes."""
+        """The process is killed; `keep` says what a power loss leaves of unsynced bytes. With ALL
+        the power stays: the kernel holds them, and a later loss may take them.
+        """
         if self.up:
             self.up = False
             self.harmed_boot = self._number * 1000 + self._boots
             self._network.died(self)
-            self.disk.crash(keep)
+            if keep is not Keep.ALL:
+                self.disk.crash(keep)
 
     def wipe(self) -> None:
         """Another device, empty."""
