@@ -3,7 +3,7 @@
 Exit codes: 0; 1 when a checkpoint failed, bytes differ or do not add up, a figure is above its
 bound (and with --strict when a goal is missed or a rule broken), or the report could not be
 written; 2 for options that make no sense, or no job; else that of the error that ended the run; 130
-when interrupted, 141 when nobody reads its output.
+when interrupted, 143 by SIGTERM, 141 when nobody reads its output.
 
 Only the command that was typed is imported, and Ctrl-C meanwhile ends it as Ctrl-C later does.
 """
@@ -21,13 +21,13 @@ from typing import Final
 from ckpt.aio.inherited import answered
 from ckpt.base.errors import CkptError
 
-INTERRUPTED: Final = 130
+SIGNAL_BASE: Final = 128
 
 
 def _imported(module: str, *before: str) -> Callable[..., int]:
     """Its `main`, or `run_preset` with what goes before the words."""
     # Some C modules crash when Ctrl-C cuts their import: it waits until that is done.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         found = importlib.import_module(module)
     finally:
@@ -67,13 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CkptError as error:
         print(f"ckptbench: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         print("ckptbench: interrupted; everything that it started is gone", file=sys.stderr)
-        return INTERRUPTED
+        return SIGNAL_BASE + (end.args[0] if end.args else signal.SIGINT)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":

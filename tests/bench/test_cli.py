@@ -181,18 +181,19 @@ def test_a_report_that_a_full_disk_does_not_take_is_an_error() -> None:
     assert (ended.returncode, ended.stderr) == (1, said)
 
 
-def test_ctrl_c_while_it_still_imports_is_one_line() -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_still_imports_is_one_line(by: signal.Signals) -> None:
     command = [sys.executable, "-v", "-m", "ckptbench.cli", "--help"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if b"ckptbench/commands/" in line:
-                child.send_signal(signal.SIGINT)
+                child.send_signal(by)
                 break
         rest = child.stderr.read().decode()
     assert "Traceback" not in rest
     assert "ckptbench: interrupted; everything that it started is gone\n" in rest
-    assert child.returncode == 130
+    assert child.returncode == 128 + by
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
