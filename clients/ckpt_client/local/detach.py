@@ -12,18 +12,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import CkptError
+from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.system_errors import system_error
 
 #: Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
-#: Its stdout becomes the log, since our pipe must end when the relay does.
+#: It says the process's id, or the negative errno with which the system refused it. The process's
+#: stdout becomes the log, since our pipe must end when the relay does.
 #: Slurm sends SIGUSR1 to every process of a job and means the training: what runs beside it ignores
 #: the two signals that are nobody's, as do all whom it starts.
 _RELAY: Final = """
 import os, signal, sys
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
-child = os.fork()
+try:
+    child = os.fork()
+except OSError as error:
+    child = -error.errno
 if child:
     print(child)
     sys.exit()
@@ -39,10 +43,11 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
     Returns the process id.
     """
     command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
+    what = f"cannot start {arguments[1]}"
     try:
         log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise system_error(f"cannot start {arguments[1]}: {log}", error) from None
+        raise system_error(f"{what}: {log}", error) from None
     try:
         done = subprocess.run(
             command,
@@ -58,15 +63,28 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
         )
     except OSError as error:
         # Of the program, or of what the system gives this user: processes, descriptors, memory.
-        what = f"cannot start {arguments[1]} by {sys.executable!r}"
         is_program = error.errno in (errno.ENOENT, errno.EACCES)
         hint = "that is sys.executable" if is_program else ""
-        raise system_error(what, error, hint=hint) from None
+        raise system_error(f"{what} by {sys.executable!r}", error, hint=hint) from None
+    except subprocess.TimeoutExpired:
+        ended = f"it did not begin in {_RELAY_TIMEOUT_S:g} s"
+        raise Unavailable(f"{what}: {ended}", hint=f"see {log}") from None
     finally:
         os.close(log_descriptor)
-    if done.returncode != 0 or not done.stdout.strip().isdigit():
-        raise CkptError(f"cannot start {arguments[1]}", hint=f"see {log}")
-    return int(done.stdout)
+    return _started(what, done, log)
+
+
+def _started(what: str, relay: subprocess.CompletedProcess[bytes], log: Path) -> int:
+    """The process id, as the relay said it. Raises what kept it from being there."""
+    try:
+        said = int(relay.stdout)
+    except ValueError:
+        code = relay.returncode
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        raise CkptError(f"{what}: its start ended with {ended}", hint=f"see {log}") from None
+    if said < 0:
+        raise system_error(what, OSError(-said, os.strerror(-said)))
+    return said
 
 
 def is_stopped(pid: int) -> bool:
