@@ -371,6 +371,46 @@ def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_p
     assert len(hosts) == 3
 
 
+def test_a_copy_that_is_on_its_way_to_a_further_domain_is_waited_for() -> None:
+    bench = Bench(7, "2+2", hosts=4)
+    bench.policy = dataclasses.replace(bench.policy, level="host")
+    bench.restart(*bench.targets)
+    bench.tick(10)
+    (rank,) = ready(bench)
+    bench.persist_at_once = False
+    rank.certify()
+    bench.durable.extend(e for t in bench.tickets for e in t.entries)
+    bench.persist_at_once = True
+    bench.restart("t2", "t6", "t3")
+    bench.targets[TargetId("t0")].silent.add(PutDocument)
+    bench.start("t0")
+    bench.tick(10)
+    assert bench.states() == {"run@1#2.1": "decided"}, "its disk is slow"
+    bench.let_answer("t0")
+    assert bench.states() == {"run@1#2.1": "committed"}
+
+
+def test_a_record_waits_for_targets_that_may_still_come_behind_a_restart() -> None:
+    """Two are as many as its columns, and too few for all of whom one must know it."""
+    bench = Bench(4, "1+3")
+    (rank,) = team(bench, 1)
+    rank.open(1)
+    for column, place in list(rank.places().items())[:2]:
+        rank.seal(column, place)
+    bench.persist_at_once = False
+    rank.certify()
+    bench.durable.extend(e for t in bench.tickets for e in t.entries)
+    bench.persist_at_once = True
+    bench.restart("t0", "t1")
+    bench.tick(1)
+    assert bench.states() == {"run@1#1.1": "decided"}
+    bench.start("t2")
+    bench.start("t3")
+    bench.tick(1)
+    assert bench.states() == {"run@1#1.1": "committed"}
+    assert holders(bench, RECORD) == ["t0", "t1", "t2", "t3"]
+
+
 def test_a_decided_attempt_cannot_be_aborted() -> None:
     bench = Bench()
     (rank,) = ready(bench)

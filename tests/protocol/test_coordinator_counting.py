@@ -6,18 +6,20 @@ import pytest
 
 from ckpt.base.ids import BootId, ColumnId, ColumnNumber, TargetId
 from ckpt.erasure.code import Code
+from ckpt.format.documents.record import decode_record
 from ckpt.format.index.reader import decode_index
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import ColumnsLost
 from ckpt.format.messages.targets import (
     DropColumn,
+    PutDocument,
     RegisterTarget,
     Reserve,
 )
 from tests.protocol.coordinating import Bench, RankFake, ready
 
-INDEX = DocumentKind.INDEX
+INDEX, RECORD = DocumentKind.INDEX, DocumentKind.RECORD
 
 
 def test_columns_that_no_longer_count_are_streamed_again_onto_other_targets() -> None:
@@ -59,6 +61,50 @@ def test_a_proof_of_an_earlier_boot_does_not_count() -> None:
     second.certify()
     columns = {c for each in first.heard if isinstance(each, ColumnsLost) for c in each.columns}
     assert columns == {0}
+
+
+def test_what_a_stager_brings_of_an_earlier_boot_does_not_count() -> None:
+    """The target came back without the column before the stager had told of it."""
+    bench = Bench()
+    (rank,) = ready(bench)
+    lost = rank.places()[ColumnNumber(0)].target
+    bench.stop(lost)
+    bench.targets[lost].columns.clear()
+    bench.targets[lost].reboot()
+    bench.start(lost)
+    rank.certify()
+    assert rank.commits() == []
+    (again,) = [each for each in rank.heard if isinstance(each, ColumnsLost)]
+    assert again.columns == (0,)
+
+
+def test_columns_on_one_target_count_once() -> None:
+    """Whatever a domain may hold: that target may be lost."""
+    bench = Bench(3, hosts=1, max_per_domain=3)
+    (rank,) = ready(bench)
+    places = rank.places()
+    bench.targets[places[ColumnNumber(1)].target].columns.clear()
+    rank.seal(1, places[ColumnNumber(0)])
+    rank.certify()
+    assert rank.commits() == []
+    (again,) = [each for each in rank.heard if isinstance(each, ColumnsLost)]
+    assert again.columns == (1,)
+    assert [place.target for place in again.places] == [places[ColumnNumber(1)].target]
+
+
+def test_what_counted_for_the_index_is_counted_again_when_that_is_stored() -> None:
+    """A target went with its column meanwhile."""
+    bench = Bench()
+    (rank,) = ready(bench)
+    held = {place.target for place in rank.places().values()}
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    rank.certify()
+    lost = min(held)
+    bench.stop(lost)
+    for id in sorted(set(bench.targets) - {lost}):
+        bench.let_answer(id)
+    assert bench.states() == {"run@1#1.1": "open"}, "the floor is three of three"
 
 
 def test_a_target_that_attests_its_columns_after_a_reboot_counts_again() -> None:
@@ -205,6 +251,24 @@ def test_a_missing_column_is_stated() -> None:
     (commit,) = rank.commits()
     info = commit.info
     assert (info.columns_missing, info.targets_survivable, info.domains_survivable) == (1, 1, 1)
+
+
+def test_no_more_is_promised_than_the_copies_of_its_index_outlive() -> None:
+    """A target went with its column while these were stored: its columns are enough."""
+    bench = Bench(3, "1+2")
+    (rank,) = ready(bench)
+    bench.tick(10)
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    rank.certify()
+    bench.stop("t2")
+    bench.let_answer("t0")
+    bench.let_answer("t1")
+    (commit,) = rank.commits()
+    assert (commit.info.targets_survivable, commit.info.domains_survivable) == (1, 1)
+    record = next(d for (k, _), d in bench.targets[TargetId("t0")].documents.items() if k is RECORD)
+    kept = decode_record(record).info
+    assert (kept.targets_survivable, kept.domains_survivable) == (1, 1)
 
 
 def test_a_column_that_its_target_is_about_to_drop_does_not_count() -> None:

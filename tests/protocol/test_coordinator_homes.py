@@ -16,7 +16,7 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.saving import HomesRefused, PayloadGivenUp, PayloadPlanned
-from ckpt.format.messages.targets import DropGeneration
+from ckpt.format.messages.targets import DropGeneration, PutDocument
 from ckpt.format.table import Meaning, Piece, TensorEntry
 from tests.protocol.coordinating import RUN, Bench, RankFake, own_entry
 from tests.protocol.test_coordinator_deletion import delete, holders
@@ -385,6 +385,26 @@ def test_a_home_below_its_floor_is_waited_for_and_then_ends_the_attempt() -> Non
     assert not rank.aborts()
     bench.tick(10)
     assert "which it refers to, can lose 0 targets" in rank.aborts()[0].message
+
+
+def test_a_home_that_goes_below_its_floor_while_the_index_is_stored_is_waited_for() -> None:
+    bench = Bench(6)
+    first = bench.save(1)
+    rank = referring(bench, first)
+    rank.open(2)
+    rank.seal_all()
+    for target in bench.targets.values():
+        target.silent.add(PutDocument)
+    rank.certify()
+    lost = only_there(bench, first, rank.payload.checkpoint)[0]
+    bench.stop(lost)
+    for id in sorted(set(bench.targets) - {lost}):
+        bench.let_answer(id)
+    assert not rank.commits()
+    bench.start(lost)
+    bench.let_answer(lost)
+    bench.tick(1)
+    assert rank.commits()
 
 
 def test_it_cannot_be_read_while_its_home_cannot() -> None:

@@ -145,9 +145,30 @@ def test_a_target_does_not_vouch_before_it_has_the_term_on_stable_storage() -> N
     bench.tick(1)
     session = bench.session()
     assert newest(bench, session) == []
-    for id in ("t0", "t1", "t2"):
+    assert "CATALOG_UNPROVED" in checks(bench)
+    for id in ("t0", "t1"):
         bench.let_answer(id)
+    bench.tick(1)
+    assert "CATALOG_UNPROVED" in checks(bench)
+    bench.let_answer("t2")
     assert isinstance(bench.to(session)[-1], Resolved)
+
+
+def test_who_has_the_term_and_is_away_vouches_for_nobody() -> None:
+    """As many as are needed have it, and as many are here, but not the same ones."""
+    bench = Bench()
+    bench.save(1)
+    bench.restart("t0")
+    bench.stop("t0")
+    bench.start("t1")
+    bench.start("t2")
+    assert "CATALOG_UNPROVED" in checks(bench)
+    bench.targets[TargetId("t3")].silent.add(Attest)
+    bench.start("t3")
+    bench.tick(1)
+    assert "CATALOG_UNPROVED" in checks(bench)
+    bench.let_answer("t3")
+    assert_serves(bench, 1)
 
 
 def test_a_target_that_comes_again_in_one_life_is_taken_in_again() -> None:
@@ -245,6 +266,7 @@ def test_a_target_that_came_again_vouches_only_once_it_has_answered_again() -> N
     bench.tick()
     session = bench.session()
     assert newest(bench, session) == []
+    assert "CATALOG_UNPROVED" in checks(bench)
     bench.let_answer("t0")
     assert isinstance(bench.to(session)[-1], Resolved)
 

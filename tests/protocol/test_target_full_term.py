@@ -14,6 +14,7 @@ from ckpt.base.ids import Epoch
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import TargetRegistered
 from ckpt.protocol.events import SessionClosed, SessionOpened
+from ckpt.protocol.target.disk_events import SyncFile, WriteAt
 from ckpt.protocol.target.term import (
     COORDINATOR_FILE,
     TERM_FILE,
@@ -88,6 +89,21 @@ def test_the_term_that_the_next_process_reads_stays_wherever_the_one_before_was_
         assert (found.term, found.coordinator) == (read.term, read.coordinator)
         if ended:
             return
+
+
+def test_what_is_written_over_is_synced_before_the_other_is_touched() -> None:
+    """A crash may tear whatever is not synced."""
+    world = _full()
+    world.held = deque()
+    _come(world, 6, OTHER)
+    done = []
+    while world.held:
+        action = world.held[0]
+        if isinstance(action, WriteAt | SyncFile) and action.file in (COORDINATOR_FILE, TERM_FILE):
+            done.append((type(action), action.file))
+        world.step()
+    order = (COORDINATOR_FILE, TERM_FILE)
+    assert done == [(kind, file) for file in order for kind in (WriteAt, SyncFile)]
 
 
 def test_a_term_file_that_is_torn_is_known_by_who_was_noted_before_it() -> None:
