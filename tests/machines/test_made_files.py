@@ -1,7 +1,9 @@
-"""What a store or an export has said to be there is there after a loss of power."""
+"""What a store, an export or a command has said to be there is there after a loss of power."""
 
 from __future__ import annotations
 
+from ckptd.catalog.backup import read_backup
+from ckptd.catalog.sqlite import read_image
 from tests.machines.recorded import left, run
 from tests.machines.recorder import Recorder
 
@@ -27,6 +29,11 @@ EXPORTED = [
     "from ckpt_client.exchange.whole_file import WholeFile",
     "with WholeFile(Path('to/here/state.npz').absolute()) as file:",
     "    file.write(b'x'); file.complete()",
+]
+MAKES_CATALOGS = [
+    "from pathlib import Path",
+    "from ckpt.protocol.coordinator.image import CatalogImage",
+    "from ckptd.catalog.sqlite import create_catalog, write_copy",
 ]
 
 
@@ -62,3 +69,37 @@ def test_a_daemon_s_directory_stays(recorder: Recorder) -> None:
         "write('srv/ckpt/target/target.toml', b'x', sync=True); sync('srv/ckpt/target')",
     )
     assert left(recorder, ordered=False) == {"srv/ckpt/target/target.toml": b"x"}
+
+
+def test_a_small_file_that_was_replaced_is_the_new_one_whole(recorder: Recorder) -> None:
+    run(
+        recorder,
+        "from pathlib import Path",
+        "from ckpt.aio.durable import write_aside",
+        "write('target.toml', b'old', sync=True); sync()",
+        "write_aside(Path('target.toml').absolute(), b'the new one')",
+    )
+    assert left(recorder, ordered=False) == {"target.toml": b"the new one"}
+
+
+def test_a_copy_of_a_catalog_stays(recorder: Recorder) -> None:
+    run(
+        recorder,
+        *MAKES_CATALOGS,
+        "write_copy(Path('backups/catalog-3.sqlite').absolute(), 'c1', CatalogImage(3))",
+    )
+    assert list(left(recorder, ordered=False)) == ["backups/catalog-3.sqlite"]
+    assert read_backup(recorder.root / "backups/catalog-3.sqlite", "c1").term == 3
+
+
+def test_a_catalog_that_was_made_again_is_in_the_old_one_s_place(recorder: Recorder) -> None:
+    """The old one under its name would be a catalog that is older than its targets."""
+    run(
+        recorder,
+        *MAKES_CATALOGS,
+        "create_catalog(Path('catalog').absolute(), 'c1', CatalogImage(3))",
+        "create_catalog(Path('catalog').absolute(), 'c1', CatalogImage(9), keep_old=True)",
+    )
+    left(recorder, ordered=False)
+    cluster, image = read_image(recorder.root / "catalog")
+    assert (cluster, image.term) == ("c1", 9)

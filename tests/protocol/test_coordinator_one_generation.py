@@ -48,6 +48,20 @@ def test_what_the_launch_itself_has_saved_since_is_loaded_by_all() -> None:
     assert found == [own, own]
 
 
+def test_who_waits_to_return_what_its_launch_has_saved_again_since_is_told_to_load_that() -> None:
+    bench = Bench()
+    first = bench.save(STEP)
+    one, other = readers(bench)
+    one.begin()
+    other.begin()
+    assert one.finish() == [], "the other reads"
+    hand_over([one.rank, other.rank])
+    again = one.rank.commits()[0].info.checkpoint
+    assert other.again().load() == again != first
+    told = [answer for answer in bench.to(one.session) if isinstance(answer, LoadConfirmed)]
+    assert [str(again) in answer.superseded for answer in told] == [True]
+
+
 def test_the_launchs_own_commit_counts_behind_a_restart_too() -> None:
     bench = Bench()
     bench.save(STEP)
