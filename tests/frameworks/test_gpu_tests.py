@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
 import ckpt
 from ckpt_torch.device import gathering
@@ -14,6 +16,7 @@ from tests.frameworks.device.emulated import Emulated
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
 from tests.gpu import test_loads, test_preparing, test_ranks, test_saves
+from tests.gpu.finding import said
 from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
@@ -72,3 +75,16 @@ def url(cluster: str) -> str:
 @pytest.fixture
 def torchrun(warm: Warm) -> test_ranks.Torchrun:
     return partial(under_torchrun, warm)
+
+
+def test_make_test_gpu_says_first_what_it_runs_on_or_that_there_is_nothing(
+    emulated: Emulated,
+) -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    recipe = makefile.partition("\ntest-gpu:")[2].partition("\n\n")[0].splitlines()[1:]
+    assert recipe[0] == "\t$(BIN)/python -m tests.gpu.finding"
+    assert recipe[1].endswith(" tests/gpu")
+    with emulated.attached():
+        assert said() == "ACCELERATOR: emulated:0"
+    if not torch.accelerator.is_available():
+        assert said() == "NO ACCELERATOR: its tests are SKIPPED"
