@@ -180,7 +180,9 @@ def _copier_of(
     if watched and found.wholes:
         places = cast(Sequence[int], known.layout.place_of(found))
         wholes = [(places[number], cast(torch.Tensor, whole)) for number, whole in found.wholes]
-    return TorchCopier(packing.arrays, watched=watched, wholes=wholes)
+    return TorchCopier(
+        packing.arrays, watched=watched, wholes=wholes, all_here=known.devices is None
+    )
 
 
 def _copy_known(

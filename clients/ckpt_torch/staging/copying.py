@@ -58,12 +58,18 @@ class TorchCopier:
     """Of tensors on any device, and of numpy arrays, as they are when I am made."""
 
     def __init__(
-        self, arrays: Sequence[object], *, watched: bool = False, wholes: Sequence[Whole] = ()
+        self,
+        arrays: Sequence[object],
+        *,
+        watched: bool = False,
+        wholes: Sequence[Whole] = (),
+        all_here: bool = False,
     ) -> None:
         """watched: find what is changed while I copy; see OverlapCopier.
         wholes: what some of the arrays are local parts of.
+        all_here: it is known that all lie in host memory: they need not be asked.
         """
-        devices = devices_of(arrays)
+        devices = None if all_here else devices_of(arrays)
         self.kind: Hashable = "torch", devices
         elsewhere = set(devices or ()) - {CPU}
         self._accelerators = {device: accelerator_of(device) for device in elsewhere}
@@ -79,7 +85,9 @@ class TorchCopier:
         #: What they copy from beside `arrays`, until then.
         self._kept: list[torch.Tensor] = []
         self.watched = watched
-        self._watch = TensorWatch(arrays, wholes) if watched else None
+        self._watch: TensorWatch | None = None
+        if watched:
+            self._watch = TensorWatch(arrays, wholes, all_here=devices is None)
 
     @property
     def accelerators(self) -> Sequence[Accelerator]:

@@ -7,7 +7,7 @@ way. What is no plain tensor, one-box DTensor, numpy array or plain value goes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, cast
@@ -35,7 +35,7 @@ from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.exchange import Holders, Shape
 from ckpt_torch.place import Who
-from ckpt_torch.staging.copying import devices_of
+from ckpt_torch.staging.copying import Devices, devices_of
 from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import is_plain
 
@@ -52,6 +52,8 @@ class Known:
     """What other ranks know of this one."""
     plain: tuple[str, ...]
     """Names of the plain values, in the order of the walk."""
+    devices: Devices
+    """Of the arrays, in the order of the walk."""
     holders: Holders
     """What all ranks together came to; until they have met, what this one supposes."""
     supposed: bool = False
@@ -104,23 +106,23 @@ def remember(
     if walk.strange:
         return
     with torch.no_grad():
-        form = learn_form(root, state, _fits(state, root))
+        first = Found()
+        root.gather(state, first)
+        devices = devices_of(first.arrays)
+        form = learn_form(root, state, _fits(first.arrays, devices))
     if form is not None:
         plain = tuple(walk.plain)
         _known[store] = Known(
-            layout.rank, layout.world_size, form, layout, shape, plain, holders, supposed
+            layout.rank, layout.world_size, form, layout, shape, plain, devices, holders, supposed
         )
 
 
-def _fits(state: Mapping[str, object], root: Form) -> Callable[[list[object]], bool]:
+def _fits(first: Sequence[object], devices: Devices) -> Callable[[list[object]], bool]:
     """Whether all are numpy arrays, or dense tensors whose memory is what they say, each on the
-    device where it is in this state.
+    device where the first ones are.
     """
-    first = Found()
-    root.gather(state, first)
-    devices = devices_of(first.arrays)
     # Of another dtype none is taken for what it was.
-    has_complex = any(isinstance(one, torch.Tensor) and one.is_complex() for one in first.arrays)
+    has_complex = any(isinstance(one, torch.Tensor) and one.is_complex() for one in first)
 
     def all_fit(found: list[object]) -> bool:
         return _are_plain(found, has_complex) and devices_of(found) == devices

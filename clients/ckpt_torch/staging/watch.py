@@ -50,9 +50,13 @@ _memory_of: Final = torch.Tensor.untyped_storage
 class TensorWatch:
     """I find which of a save's arrays change, whoever changes them."""
 
-    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
-        """wholes: what some of the arrays are local parts of."""
-        self._marks = _Marks(arrays, wholes)
+    def __init__(
+        self, arrays: Sequence[object], wholes: Sequence[Whole], *, all_here: bool = False
+    ) -> None:
+        """wholes: what some of the arrays are local parts of.
+        all_here: it is known that all lie in host memory.
+        """
+        self._marks = _Marks(arrays, wholes, all_here)
         self._watch = ChangeWatch(self._marks.now)
         #: What `note_unlike` has said.
         self._unlike: set[int] = set()
@@ -101,7 +105,7 @@ class _Marks:
         | versions | addresses | versions of wholes | samples of numpy's | words of the host's |
     """
 
-    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole]) -> None:
+    def __init__(self, arrays: Sequence[object], wholes: Sequence[Whole], all_here: bool) -> None:
         self._numbers: Sequence[int] = range(len(arrays))
         self._tensors = cast(Sequence[torch.Tensor], arrays)
         #: (number, array) of those that are numpy's.
@@ -121,10 +125,12 @@ class _Marks:
         """Of the samples of numpy's arrays."""
         #: Nobody else gets this memory, so that an address stands for what lies there now.
         self._memory = list(map(_memory_of, self._tensors))
-        self._words = _Words(self._tensors)
+        self._words = _Words(self._tensors, all_here)
+        #: Where the tensors are, for the first `now`: to ask thousands of tensors takes a while.
+        self._known: list[int] | None = self._words.addresses
 
     def now(self) -> list[object]:
-        addresses = list(map(_address_of, self._tensors))
+        addresses, self._known = self._known or list(map(_address_of, self._tensors)), None
         return [
             *_versions(self._tensors),
             *addresses,
@@ -189,12 +195,12 @@ class _Marks:
 class _Words:
     """Some words of tensors in host memory, evenly spread; of small ones what there is."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], all_here: bool) -> None:
         self.addresses = list(map(_address_of, tensors))
         """Of all tensors."""
         #: Of the tensors that lie here.
         self._here: Sequence[int] = range(len(tensors))
-        if not all(map(_is_cpu, tensors)):
+        if not (all_here or all(map(_is_cpu, tensors))):
             self._here = [n for n, one in enumerate(tensors) if one.is_cpu]
             tensors = [tensors[n] for n in self._here]
         firsts = np.array([self.addresses[n] for n in self._here], np.int64)
