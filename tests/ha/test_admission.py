@@ -208,8 +208,11 @@ async def test_members_of_two_etcds_are_refused_by_name(
             await place.open()
         assert names_in(etcd, place) == set()
         second.kill()
-        async with writing(place) as writer:
+        with pytest.raises(Unavailable, match=f"do not answer: {NOWHERE}, {second.address}"):
+            await place.open(patience_s=0.5)
+        async with writing(Prefix(first.address, place.name)) as writer:
             await writer.write(attempt(1))
+        assert set((await found(place)).rows) == {checkpoint(1)}
 
 
 async def begin_as_before(place: Prefix) -> None:

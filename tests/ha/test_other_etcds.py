@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import Busy
-from ckpt.testing.catalog_contract import found, on_a_loop
+from ckpt.base.errors import Busy, Unavailable
+from ckpt.testing.catalog_contract import found, on_a_loop, writing
+from ckpt.testing.catalog_entries import attempt, checkpoint
 from ckpt_client.cli.main import main
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
@@ -24,9 +25,19 @@ from ckptd.catalog.etcd.folding import Writes
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.coordinators import Coordinators
 from tests.ha.members import Etcd, Member
-from tests.ha.places import Prefix, asked, in_base64, pairs_in, value_of
+from tests.ha.places import (
+    Prefix,
+    asked,
+    in_base64,
+    names_in,
+    no_fault,
+    pairs_in,
+    proxied,
+    value_of,
+)
 from tests.ha.test_mirror import WAIT_S
 from tests.ha.test_snapshots import kept, put_back
+from tests.stores.proxy import Fault, Request
 from tests.waiting import ASKED_S, wait_until
 
 
@@ -78,6 +89,41 @@ def test_a_member_that_is_an_etcd_of_its_own_is_no_member_of_the_one_there_is(
         assert two.leader() in "ab"
         assert not two.logged("a", "cannot lead")
         assert not two.logged("b", "cannot lead")
+
+
+@on_a_loop
+async def test_no_catalog_is_begun_where_one_member_answers_alone(tmp_path: Path) -> None:
+    """With an emptied disk it is an etcd of its own, and says that there is none."""
+    looks = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+
+    def decide(request: Request) -> Fault:
+        if request.path == "/v3/maintenance/status":
+            loop.call_soon_threadsafe(looks.release)
+        return Fault.NONE
+
+    with Etcd(tmp_path / "etcd", 3) as etcd:
+        alone, *majority = etcd.members
+        there = Prefix(",".join(member.address for member in majority))
+        async with writing(there) as writer:
+            await writer.write(attempt(1))
+        begun_again(alone)
+        for member in majority:
+            member.kill()
+        with proxied(alone, no_fault) as proxy:
+            addresses = [f"127.0.0.1:{proxy.port}", *(member.address for member in majority)]
+            place = there.by_way_of(",".join(addresses))
+            with pytest.raises(Unavailable, match="most members of"):
+                await place.open(patience_s=0.5)
+            proxy.decide = decide
+            start = asyncio.create_task(found(place))
+            for _ in range(3):
+                await looks.acquire()
+            assert names_in(etcd, place) == set()
+            alone.kill()
+            for member in majority:
+                member.start()
+            assert set((await start).rows) == {checkpoint(1)}
 
 
 def test_an_etcd_that_takes_the_place_of_another_is_followed_once_it_has_the_catalog(

@@ -152,22 +152,13 @@ class EtcdClient:
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
 
-    async def check_members(self) -> None:
-        """Raises Refused where those that answer in time are of several etcds."""
-        named = dict(zip(await self._etcds(), self.url.members, strict=True))
-        named.pop("", None)
-        if len(named) > 1:
-            raise Refused(
-                f"{' and '.join(named.values())} are members of different etcds",
-                hint="name the members of one etcd: they are started with one --initial-cluster",
-            )
-
-    async def _etcds(self) -> list[str]:
-        """Of each member of the URL."""
+    async def etcds(self) -> list[str]:
+        """The number of the etcd that each member of the URL is of; empty for one that does not say
+        so in time.
+        """
         return await asyncio.gather(*(self._etcd_of(member) for member in self.url.members))
 
     async def _etcd_of(self, member: str) -> str:
-        """Its number; empty when the member does not say."""
         with suppress(CkptError, TimeoutError):
             async with asyncio.timeout(MEMBERS_S):
                 said = await self._say(member, "POST", "/v3/maintenance/status", b"{}")
@@ -285,7 +276,7 @@ class EtcdClient:
         """Ask an etcd that some members are of instead, where it has the catalog, and none of them
         is of the one that was asked so far.
         """
-        if self.identity.id in await self._etcds():
+        if self.identity.id in await self.etcds():
             return
         for member, id in others.items():
             with suppress(CkptError, TimeoutError):

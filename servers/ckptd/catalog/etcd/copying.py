@@ -31,7 +31,7 @@ from ckptd.catalog.etcd.folding import BYTES_MAX, WRITES_MAX, Writes
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import load
-from ckptd.catalog.etcd.opening import all_keys
+from ckptd.catalog.etcd.opening import all_keys, ask_most
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.values import count_of, whole
 from ckptd.catalog.etcd.words import encode
@@ -100,6 +100,7 @@ async def _free_space(url: EtcdUrl) -> AsyncIterator[FencedSpace]:
         await client.check_version(_deadline())
         space = FencedSpace(client)
         await space.check_free(_deadline())
+        await ask_most(client, _deadline())
         await space.check_limits(_deadline())
         yield space
     finally:

@@ -4,12 +4,13 @@ there?
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused
+from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckptd.catalog.etcd import keys
-from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.client import RETRY_S, EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace, Meta
 from ckptd.catalog.etcd.url import EtcdUrl, mending_command, parse_etcd_url
 from ckptd.catalog.file import kept_cluster
@@ -44,8 +45,12 @@ async def admitted(
     Unavailable.
     """
     await client.check_version(deadline)
-    await client.check_members()
+    one_etcd(client, await client.etcds())
     found = await space.meta(deadline)
+    if found is None:
+        # A member that is an etcd of its own, since its disk was emptied, says so as well.
+        await ask_most(client, deadline)
+        found = await space.meta(deadline)
     _check_cluster(space, found, cluster)
     try:
         await space.check_limits(deadline)
@@ -58,6 +63,41 @@ async def admitted(
         _check_cluster(space, found, cluster)
     client.identity.cluster = found.cluster
     return found
+
+
+def one_etcd(client: EtcdClient, etcds: list[str]) -> str:
+    """The number that all have whose number is known; empty where none is. Raises Refused where
+    some have another one.
+    """
+    named = dict(zip(etcds, client.url.members, strict=True))
+    named.pop("", None)
+    if len(named) > 1:
+        raise Refused(
+            f"{' and '.join(named.values())} are members of different etcds",
+            hint="name the members of one etcd: they are started with one --initial-cluster",
+        )
+    return next(iter(named), "")
+
+
+async def ask_most(client: EtcdClient, deadline: float) -> None:
+    """Wait until most members of the URL are of one etcd, and ask that one from then on. Raises as
+    `one_etcd`; Unavailable naming those that do not answer.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        etcds = await client.etcds()
+        etcd = one_etcd(client, etcds)
+        if 2 * etcds.count(etcd) > len(etcds) and etcd:
+            client.identity.id = etcd
+            return
+        if clock() > deadline:
+            pairs = zip(client.url.members, etcds, strict=True)
+            silent = ", ".join(member for member, id in pairs if not id)
+            raise Unavailable(
+                f"most members of {client.url} do not answer: {silent}",
+                hint="what answers has no catalog, and none is begun there: start the others",
+            )
+        await asyncio.sleep(RETRY_S)
 
 
 def with_remedy(error: CkptError, url: EtcdUrl) -> CkptError:
