@@ -48,7 +48,7 @@ EVENTS: dict[str, LeadingEvent] = {
     "the key is free": HolderSeen(NOW_US, None),
     "the key is another's": HolderSeen(NOW_US, OTHER),
     "the key is mine, of a term that I gave up": HolderSeen(NOW_US, MINE),
-    "the process of who has the key is gone": HolderGone(NOW_US, OTHER.revision),
+    "the process of who has the key is gone": HolderGone(NOW_US, OTHER),
     "it is mine": CampaignEnded(NOW_US, MINE, LEASE_US),
     "it is not": CampaignEnded(NOW_US, None),
     "the image is there": ImageLoaded(NOW_US),
@@ -164,8 +164,29 @@ def test_a_campaign_and_an_unseating_that_failed_are_tried_again_later() -> None
 def test_only_the_leader_that_is_known_is_unseated() -> None:
     machine = LeadingMachine("me")
     machine.handle(HolderSeen(NOW_US, OTHER))
-    assert machine.handle(HolderGone(NOW_US, OTHER.revision - 1)) == []
-    assert machine.handle(HolderGone(NOW_US, OTHER.revision)) == [Unseat(OTHER.revision)]
+    assert machine.handle(HolderGone(NOW_US, replace(OTHER, revision=1))) == []
+    assert machine.leader == OTHER
+    assert machine.handle(HolderGone(NOW_US, OTHER)) == [Unseat(OTHER.revision)]
+    assert machine.leader is None
+
+
+def test_who_has_a_key_of_the_revision_of_one_that_is_gone_leads() -> None:
+    """etcd was put back to a snapshot, and counts once more."""
+    machine = LeadingMachine("me")
+    machine.handle(HolderSeen(NOW_US, OTHER))
+    machine.handle(HolderGone(NOW_US, OTHER))
+    after = KeyHolder(OTHER.revision, "third", "c", "h:3", OTHER.term)
+    assert machine.handle(HolderSeen(NOW_US, after)) == []
+    assert machine.leader == after
+    assert machine.handle(HolderGone(NOW_US, OTHER)) == []
+    assert machine.leader == after
+
+
+@pytest.mark.parametrize(
+    "state", [state for state in LeadingState if state is not LeadingState.FOLLOWING]
+)
+def test_nobody_is_sent_on_by_who_does_not_follow(state: LeadingState) -> None:
+    assert machine_in(state).leader is None
 
 
 # --------------------------------------------------------------------------- several of them
@@ -260,7 +281,7 @@ def do(parties: list[Party], index: int, step: str) -> None:
         case "down":
             party.feed(StepDownAsked(NOW_US - AFTER_YOU_US))
         case "gone" if store.holder is not None and store.holder.process != party.name:
-            party.feed(HolderGone(NOW_US, store.holder.revision))
+            party.feed(HolderGone(NOW_US, store.holder))
         case "silent":
             party.feed(Ticked(NOW_US + LEASE_US))
 

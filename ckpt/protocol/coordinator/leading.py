@@ -69,10 +69,10 @@ class HolderSeen:
 
 @dataclass(frozen=True, slots=True)
 class HolderGone:
-    """The process that had the key of this revision has ended."""
+    """The process that had the key has ended."""
 
     now_us: int
-    revision: int
+    holder: KeyHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +168,18 @@ class LeadingMachine:
         self.state = LeadingState.FOLLOWING
         self.holder: KeyHolder | None = None
         """Who has the key, as far as is known; myself from CAMPAIGNING's success on."""
+        self.gone: KeyHolder | None = None
+        """Whose process has ended. In an etcd that was put back to a snapshot, a key of the same
+        revision is another one's.
+        """
         self._process = process
         #: No campaign of mine before it.
         self._not_before_us = 0
         #: The lease was kept at, and lasts for.
         self._kept_us = self._lease_us = 0
-        #: The revision that I unseated last, and no sooner again than.
-        self._unseated, self._again_us = 0, 0
+        #: Whom I unseated last, and no sooner again than.
+        self._unseated: KeyHolder | None = None
+        self._again_us = 0
 
     def handle(self, event: LeadingEvent) -> list[LeadingAction]:
         """What to do now. An event that does not fit the state is late, and changes nothing."""
@@ -184,7 +189,8 @@ class LeadingMachine:
             case HolderSeen():
                 return self._see(event.now_us, event.holder)
             case HolderGone():
-                return self._unseat(event.now_us, event.revision)
+                self.gone = event.holder
+                return self._unseat(event.now_us, event.holder)
             case CampaignEnded():
                 return self._campaigned(event)
             case ImageLoaded() if self.state is LeadingState.LOADING:
@@ -207,6 +213,14 @@ class LeadingMachine:
         return self.state in (LeadingState.LOADING, LeadingState.LEADING)
 
     @property
+    def leader(self) -> KeyHolder | None:
+        """Who else leads, as far as is known: to watch, and to send everybody to."""
+        if self.state is not LeadingState.FOLLOWING or self.holder is None:
+            return None
+        leads = self.holder.process != self._process and self.holder != self.gone
+        return self.holder if leads else None
+
+    @property
     def due_us(self) -> int | None:
         """When Ticked is due; None: nothing comes by time alone."""
         return self._kept_us + self._lease_us if self._has_term else None
@@ -224,7 +238,7 @@ class LeadingMachine:
                 if holder is None:
                     return self._campaign(now_us)
                 if holder.process == self._process:
-                    return self._unseat(now_us, holder.revision)
+                    return self._unseat(now_us, holder)
             case LeadingState.LOADING | LeadingState.LEADING:
                 assert self.holder is not None
                 mine = self.holder.revision, self._process
@@ -239,15 +253,14 @@ class LeadingMachine:
         self._not_before_us = now_us + RETRY_US
         return [Campaign()]
 
-    def _unseat(self, now_us: int, revision: int) -> list[LeadingAction]:
+    def _unseat(self, now_us: int, holder: KeyHolder) -> list[LeadingAction]:
         """Only who has the key as far as I know, and not at every look."""
-        known = self.holder is not None and self.holder.revision == revision
-        if self.state is not LeadingState.FOLLOWING or not known:
+        if self.state is not LeadingState.FOLLOWING or holder != self.holder:
             return []
-        if revision == self._unseated and now_us < self._again_us:
+        if holder == self._unseated and now_us < self._again_us:
             return []
-        self._unseated, self._again_us = revision, now_us + RETRY_US
-        return [Unseat(revision)]
+        self._unseated, self._again_us = holder, now_us + RETRY_US
+        return [Unseat(holder.revision)]
 
     def _campaigned(self, event: CampaignEnded) -> list[LeadingAction]:
         assert self.state is LeadingState.CAMPAIGNING

@@ -151,8 +151,6 @@ class Contender:
         self._watch = LeaderWatch(caller, self._leader_gone, self._say_standing)
         #: What was begun and has not ended.
         self._jobs: set[asyncio.Task[None]] = set()
-        #: Of the key whose holder's process has ended: nobody is sent there any more.
-        self._gone = 0
         #: Who had the key when I looked last.
         self._predecessor: KeyHolder | None = None
         #: Why it was free when I campaigned last.
@@ -300,10 +298,9 @@ class Contender:
         due_us = self._machine.due_us
         return REST_S if due_us is None else (due_us - now_us()) / US_PER_S
 
-    def _leader_gone(self, revision: int) -> None:
-        self._report("warning", "the leader's process is gone", {"address": self._front.leader})
-        self._gone = revision
-        self._feed(HolderGone(now_us(), revision))
+    def _leader_gone(self, holder: KeyHolder) -> None:
+        self._report("warning", "the leader's process is gone", {"address": holder.address})
+        self._feed(HolderGone(now_us(), holder))
         self._hurry.set()
 
     def _say_standing(self, what: str) -> bytes | None:
@@ -326,12 +323,7 @@ class Contender:
 
     def _follow(self) -> None:
         """Send everybody to who leads, and watch that one."""
-        holder = self._machine.holder
-        other = holder if self.state is LeadingState.FOLLOWING else None
-        if other is not None and other.process == self._space.process:
-            other = None
-        if other is not None and other.revision == self._gone:
-            other = None
+        other = self._machine.leader
         if other is not None and other.address != self._front.leader:
             known = {"leader": other.id, "address": other.address}
             self._report("info", "stands by", {"id": self.id, "term": other.term, **known})
@@ -350,7 +342,7 @@ class Contender:
     def _perform(self, action: LeadingAction) -> None:
         match action:
             case Campaign():
-                self._why = why_free(self._predecessor, self._space.process, self._gone)
+                self._why = why_free(self._predecessor, self._space.process, self._machine.gone)
                 self._begin(self._campaign())
             case Unseat():
                 self._begin(self._unseat(action.revision))

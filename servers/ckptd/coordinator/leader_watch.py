@@ -32,10 +32,10 @@ REST_S: Final = (0.02, 0.5)
 
 
 class LeaderWatch:
-    """I watch one leader at a time. `on_gone` hears its key's revision, once."""
+    """I watch one leader at a time. `on_gone` hears who it was, once."""
 
     def __init__(
-        self, caller: Caller, on_gone: Callable[[int], None],
+        self, caller: Caller, on_gone: Callable[[KeyHolder], None],
         answer: Callable[[str], bytes | None],
     ) -> None:  # fmt: skip
         """caller: in the role of a coordinator, and for one. `answer` is what I say to what the
@@ -82,7 +82,7 @@ class LeaderWatch:
                 await ended.once.wait()
                 ended.once.clear()
                 if await _ends(dialer, holder.address):
-                    self._on_gone(holder.revision)
+                    self._on_gone(holder)
                     return
         finally:
             await dialer.close()

@@ -67,14 +67,14 @@ def name_of(holder: KeyValue) -> str:
     return f"the coordinator of term {leader.term} (pid {leader.pid} on {leader.host})"
 
 
-def why_free(before: KeyHolder | None, process: str, gone: int) -> str:
-    """Why nobody has it, as far as a process knows: who had it before, and of which revision's
-    holder the process has ended.
+def why_free(before: KeyHolder | None, process: str, gone: KeyHolder | None) -> str:
+    """Why nobody has it, as far as a process knows: who had it before, and whose process has
+    ended.
     """
     if before is None:
         return "nobody led"
     if before.process == process:
         return "its own term has ended"
-    if before.revision == gone:
+    if before == gone:
         return f"the process of {before.id} has ended"
     return f"{before.id} stepped down, or its lease ran out"
