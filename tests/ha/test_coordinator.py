@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,15 +155,46 @@ def test_an_etcd_that_was_emptied_is_missed_and_the_targets_fill_another_prefix(
     cluster.coordinator.end(signal.SIGTERM)
     empty(etcd, cluster.place)
     assert names_in(etcd, cluster.place) == set()
+    for _ in range(2):  # Also where keys of the first one are left.
+        cluster.start_coordinator()
+        wait_until(lambda: "CATALOG_OLD" in commands(cluster), "it is missed", poll_s=ASKED_S)
+        assert names_in(etcd, cluster.place) == {"coordinator/" + socket.gethostname()}
+        cluster.coordinator.end()
     cluster.start_coordinator()
-    wait_until(lambda: "CATALOG_OLD" in commands(cluster), "it is proved old", poll_s=ASKED_S)
-    _, *words = shlex.split(commands(cluster)["CATALOG_OLD"])
+    wait_until(lambda: "CATALOG_OLD" in commands(cluster), "it is missed", poll_s=ASKED_S)
+    targets = " ".join(each.address for each in cluster.targets.values())
+    _, *words = shlex.split(commands(cluster)["CATALOG_OLD"].replace("HOST:PORT ...", targets))
     cluster.coordinator.end(signal.SIGTERM)
     other = f"{cluster.place.url}-2"
     assert f"start the coordinators with --catalog {other}" in command(*words).out
     cluster.coordinator = started_at(cluster, "--catalog", other)
     cluster.wait_live()
     check_loads(cluster, 1)
+
+
+def test_no_empty_catalog_is_begun_where_another_prefix_is_named_by_mistake(
+    cluster: EtcdCluster, etcd: Etcd
+) -> None:
+    """Beside the right one it would lead, and keep whoever dials it from who does."""
+    save(cluster, 1)
+    other = Prefix(etcd.addresses)
+    directory = cluster.directory / "standby"
+    flags = ("--directory", str(directory), "--id", "standby", "--listen", "127.0.0.1:0")
+    standby = started_at(cluster, *flags, "--catalog", cluster.place.url)
+    assert standby.ready["leader"] == cluster.coordinator.address
+    standby.end(signal.SIGTERM)
+    standby = started_at(cluster, *flags, "--catalog", other.url)
+    try:
+        assert standby.ready["leader"] == ""
+        assert "meta" not in names_in(etcd, other)
+        with ckpt.open(f"ckpt://{standby.address},{cluster.coordinator.address}") as store:
+            store.save(RUN, 2, {"w": np.arange(100_000) * 2}).wait(WAIT_S)
+        check_loads(cluster, 1, 2)
+    finally:
+        standby.end(signal.SIGTERM)
+    said = cluster.log_of("another").read_text()
+    assert f"the catalog in {other.url} is gone" in said
+    assert "below another prefix" in said
 
 
 def test_the_targets_make_a_file_that_does_without_etcd(cluster: EtcdCluster) -> None:

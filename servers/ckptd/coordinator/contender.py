@@ -56,7 +56,7 @@ from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.mirror import Mirror
 from ckptd.catalog.etcd.opening import admitted, etcd_place, with_remedy
 from ckptd.catalog.etcd.roll import Coordinator, Roll
-from ckptd.catalog.file import keep_cluster
+from ckptd.catalog.file import keep_cluster, kept_cluster
 from ckptd.coordinator.colleagues import STANDING, Colleagues, CopyState
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.coordinator.disagreements import SecretWatch
@@ -99,7 +99,10 @@ async def contend(
     deadline = loop.time() + OPEN_S
     try:
         admission = FencedSpace(client)
-        meta = await admitted(client, admission, known, secrets.token_hex(8), deadline)
+        meta = await admitted(
+            client, admission, known, secrets.token_hex(8), deadline,
+            had_one=kept_cluster(config.directory, None) is not None,
+        )  # fmt: skip
         client.was_let_in = True
         keep_cluster(config.directory, meta.cluster)
         async with listening(config, secret, meta.cluster) as front:
@@ -159,7 +162,7 @@ class Contender:
         self._full: NoSpace | None = None
         #: Set when the key is to be looked at now.
         self._hurry = asyncio.Event()
-        #: I have led, or have seen who does.
+        #: I have led, or have seen who does, or why nobody can.
         self._settled = False
         #: Of my term, as far as it has come.
         self._fence: Fence | None = None
@@ -264,6 +267,7 @@ class Contender:
         if not self.missing:
             self._report("error", "cannot lead", {"why": error.message, "remedy": error.hint})
         self.missing = error.message
+        self._settle()
 
     def _note_silence(self, error: Unavailable | None) -> None:
         """etcd has no majority, where it stays silent: nobody can lead, nor read the key."""
@@ -332,8 +336,12 @@ class Contender:
             self._full, self.missing = None, ""
             self._front.reception.close()
         self._watch.follow(other)
-        settled = other is not None or self.state is LeadingState.LEADING
-        if settled and not self._settled and not self._end.stop.is_set():
+        if other is not None or self.state is LeadingState.LEADING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """I lead, or know who does, or why nobody can."""
+        if not self._settled and not self._end.stop.is_set():
             self._settled = True
             self._say_ready()
 

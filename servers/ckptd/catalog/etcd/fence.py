@@ -119,11 +119,13 @@ class FencedSpace:
 
     # ----------------------------------------------------------------------- reading
 
-    async def meta(self, deadline: float) -> Meta | None:
-        """What the catalog is; None for one that there is not yet. Raises Refused, Corrupt."""
+    async def meta(self, deadline: float, *, had_one: bool = False) -> Meta | None:
+        """What the catalog is; None for one that there is not yet, or, if it `had_one`, is not any
+        more, whatever is left of its keys. Raises Refused, Corrupt.
+        """
         found = await self._one(keys.META, deadline)
         if found is None:
-            await self._check_empty(deadline)
+            await self._check_empty(deadline, had_one=had_one)
             return None
         meta = self._value(keys.META, found, Meta)
         if meta.schema > keys.SCHEMA_VERSION:
@@ -134,7 +136,7 @@ class FencedSpace:
             )
         return meta
 
-    async def _check_empty(self, deadline: float) -> None:
+    async def _check_empty(self, deadline: float, *, had_one: bool = False) -> None:
         part = await self._one(keys.COPYING, deadline)
         if part is not None:
             source = part.value.decode(errors="replace")
@@ -142,7 +144,7 @@ class FencedSpace:
                 f"{self._client.url} has a part of a copy of {source}, which is not whole",
                 hint="run the same ckpt catalog copy, or rebuild, again: it clears that first",
             )
-        if await self.page(keys.FIRST, keys.LAST, 1, deadline):
+        if not had_one and await self.page(keys.FIRST, keys.LAST, 1, deadline):
             raise Refused(
                 f"{self._client.url} has keys that are no catalog's",
                 hint="name a prefix that nobody else uses",
@@ -312,8 +314,10 @@ class FencedSpace:
     async def _check_there(self, deadline: float) -> None:
         if await self._one(keys.META, deadline) is None:
             raise NotFound(
-                f"the catalog in {self._client.url} is gone: somebody has removed its keys",
-                hint="put them back; or make another one from the targets: ckpt catalog rebuild",
+                f"the catalog in {self._client.url} is gone: somebody has removed its keys, or it"
+                " was below another prefix",
+                hint="put them back, or name that one; or make another one from the targets: ckpt"
+                " catalog rebuild",
             )
 
     async def unseat(self, revision: int, deadline: float) -> None:

@@ -37,20 +37,21 @@ def etcd_place(directory: Path, cluster: str | None, url: str) -> tuple[EtcdUrl,
 
 
 async def admitted(
-    client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float
-) -> Meta:
-    """What the catalog is, which is begun where there is none. Raises Refused for one of another
-    cluster or a newer version, for members of several etcds, for an etcd that is too old or takes
-    too little at once; NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized,
-    Unavailable.
+    client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float,
+    *, had_one: bool = False,
+) -> Meta:  # fmt: skip
+    """What the catalog is, which is begun where there is none. `had_one`: that cluster had one, and
+    gets no other that is empty; what it must be then. Raises Refused for one of another cluster or
+    a newer version, for members of several etcds, for an etcd that is too old or takes too little
+    at once; NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
     """
     await client.check_version(deadline)
     one_etcd(client, await client.etcds())
-    found = await space.meta(deadline)
+    found = await space.meta(deadline, had_one=had_one)
     if found is None:
         # A member that is an etcd of its own, since its disk was emptied, says so as well.
         await ask_most(client, deadline)
-        found = await space.meta(deadline)
+        found = await space.meta(deadline, had_one=had_one)
     _check_cluster(space, found, cluster)
     try:
         await space.check_limits(deadline)
@@ -58,7 +59,9 @@ async def admitted(
         # A full etcd is led no sooner than it has room; until then there is one to follow.
         if found is None:
             raise
-    if found is None:
+    if found is None and had_one and cluster is not None:
+        found = Meta(keys.SCHEMA_VERSION, cluster)
+    elif found is None:
         found = await space.begin(Meta(keys.SCHEMA_VERSION, cluster or new_cluster), deadline)
         _check_cluster(space, found, cluster)
     client.identity.cluster = found.cluster
