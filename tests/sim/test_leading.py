@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,9 @@ from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.desk import Action
 from ckpt.protocol.coordinator.machine import Event
 from ckpt.protocol.events import Ticked
+from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.words import Range
+from ckptd.coordinator import contender
 from tests.landing import in_turn
 from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
 from tests.sim.leading.cluster import Request
@@ -155,6 +158,26 @@ def test_a_page_whose_answer_is_lost_is_asked_for_again_soon() -> None:
         world.end()
     assert lost
     assert took_us < 3_000_000
+
+
+def test_what_was_overwritten_goes_however_short_the_terms_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here after five seconds, of which no term has more than two."""
+    monkeypatch.setattr(contender, "RevisionHistory", partial(RevisionHistory, 5.0, 0.5))
+    with simulated():
+        world = LeadingWorld.made(1)
+        world.start()
+        began = world.etcd.store.revision
+        for _ in range(8):
+            leader = world.several.leader
+            assert leader is not None
+            leader.step_down()
+            world.clock.pass_time(2 * US_PER_S)
+        terms, compacted = len(_lines_of(world, "leads")), world.etcd.store.compacted
+        world.end()
+    assert terms == 9
+    assert compacted > began
 
 
 def test_who_renews_its_lease_does_not_say_that_etcd_is_silent() -> None:

@@ -146,6 +146,8 @@ class Contender:
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
         self._mirror = Mirror(client, self._space)
+        #: Of all that I have seen: a term may be shorter than what it keeps.
+        self._history = RevisionHistory()
         front.people = self._colleagues = Colleagues(
             front, client, self._space, self.roll, self, self._begin, report
         )
@@ -289,6 +291,8 @@ class Contender:
             return
         self._note_silence(None)
         self._secrets.look(holder, is_new=not self._settled)
+        if self._mirror.revision:
+            self._history.note(asyncio.get_running_loop().time(), self._mirror.revision)
         # What I took, or lost, meanwhile it may not know of.
         if before == (self.state, self._fence):
             self._mirror.expects(0 if holder is None else holder.revision)
@@ -375,8 +379,7 @@ class Contender:
             task.result()
 
     async def _campaign(self) -> None:
-        began_us = now_us()
-        self._began_us = began_us
+        began_us = self._began_us = now_us()
         won: KeyHolder | None = None
         try:
             deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
@@ -385,21 +388,18 @@ class Contender:
                 self.limits_checked = True
             self._fence = await self._space.try_to_take(deadline)
         except NoSpace as error:
-            self._fence = None
             self._note_full(error)
         except NotFound as error:
-            self._fence = None
             self._note_missing(error)
         except Unavailable:
             self._fence = None
         except CkptError as error:
-            self._fence = None
             self._catalog_failed(error)
         lease_us = 0
         self._took_us = now_us()
         if self._fence is not None:
             fence = self._fence
-            self._keeper = LeaseKeeper(self._space, fence, RevisionHistory(), began_us)
+            self._keeper = LeaseKeeper(self._space, fence, self._history, began_us)
             self._keeper.on_ended(self._hurry.set)
             lease_us = fence.lease_s * US_PER_S
             won = KeyHolder(fence.revision, self._space.process, self.id, self.address, fence.term)
