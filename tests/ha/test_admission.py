@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
 from ckptd.catalog.etcd import client, keys
+from ckptd.catalog.etcd.catalog import EtcdCatalog
+from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.history import RevisionHistory
+from ckptd.catalog.etcd.lease import LeaseKeeper
+from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.certificates import Certificates
 from tests.ha.members import Etcd, Member
 from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
@@ -213,6 +220,26 @@ async def test_members_of_two_etcds_are_refused_by_name(
         async with writing(Prefix(first.address, place.name)) as writer:
             await writer.write(attempt(1))
         assert set((await found(place)).rows) == {checkpoint(1)}
+
+
+@on_a_loop
+async def test_a_catalog_of_another_cluster_that_came_in_the_place_of_one_is_not_led(
+    etcd: Etcd,
+) -> None:
+    place = Prefix(etcd.addresses)
+    async with writing(place, new_cluster="c1") as writer:
+        await writer.write(attempt(1))
+    etcd_client = client.EtcdClient(parse_etcd_url(place.url))
+    space = FencedSpace(etcd_client)
+    deadline = asyncio.get_running_loop().time() + 30.0
+    began_us = now_us()
+    fence = await space.take(deadline)
+    keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+    with pytest.raises(Refused, match="is of cluster c1, not c2"):
+        await EtcdCatalog.load(space, fence, "c2", keeper, deadline)
+    await etcd_client.close()
+    assert value_of(etcd, place, "leader") is None
+    assert set((await found(place)).rows) == {checkpoint(1)}
 
 
 async def begin_as_before(place: Prefix) -> None:

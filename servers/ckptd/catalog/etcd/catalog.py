@@ -39,7 +39,7 @@ from ckptd.catalog.etcd.folding import Writes, fold
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import images_of
-from ckptd.catalog.etcd.opening import admitted, all_keys
+from ckptd.catalog.etcd.opening import admitted, all_keys, check_whose
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.values import Values, count_of
 from ckptd.catalog.etcd.words import encode
@@ -133,12 +133,14 @@ class EtcdCatalog:
     ) -> EtcdCatalog:  # fmt: skip
         """What there is, under a fence that was taken and is kept. `known`: all keys as the fence's
         own transaction left them; None: they are read. When it raises, the keeper is closed and the
-        leader's key free. Raises Busy when the fence is lost, Corrupt, Unavailable.
+        leader's key free. Raises Busy when the fence is lost, Refused for another cluster's, Corrupt,
+        Unavailable.
         """
         try:
             pairs = known
             if pairs is None:
                 pairs = await all_keys(space, deadline, fence.revision)
+            check_whose(space, pairs, cluster)
             # Not on the loop: while it stood still the lease would run out.
             images = await asyncio.to_thread(_images, fence.term, pairs)
             # Whoever took it over meanwhile may have written between two pages.

@@ -8,6 +8,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import RETRY_S, EtcdClient
@@ -118,6 +120,13 @@ def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) 
             f"the catalog in {space.url} is of cluster {found.cluster}, not {cluster}",
             hint="name its own prefix, or leave the other cluster's id out",
         )
+
+
+def check_whose(space: FencedSpace, pairs: list[tuple[str, bytes]], cluster: str) -> None:
+    """Raises Refused where these are another cluster's: it came when this one's had been removed."""
+    for name, value in pairs:
+        if name == keys.META:
+            _check_cluster(space, msgspec.json.decode(value, type=Meta), cluster)
 
 
 async def all_keys(space: FencedSpace, deadline: float, since: int = 0) -> list[tuple[str, bytes]]:
