@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -10,8 +14,12 @@ from ckpt.base.errors import Busy
 from ckpt.protocol.coordinator.catalog import RowAborted, RowState
 from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint, entries_by_chance
+from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.fence import FencedSpace
+from ckptd.catalog.etcd.folding import Writes
+from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, asked, no_fault, proxied, value_of
+from tests.ha.places import Prefix, asked, names_in, no_fault, proxied, value_of
 from tests.stores.proxy import Fault, Request
 
 TRANSACTION = "/v3/kv/txn"
@@ -96,6 +104,81 @@ async def test_a_late_request_of_who_was_deposed_does_nothing(etcd: Etcd) -> Non
             assert f"the coordinator of term {newer.catalog.image.term}" in str(older.failures[0])
             await older.catalog.close()
     assert set((await found(place)).rows) == {checkpoint(2), checkpoint(3)}
+
+
+@on_a_loop
+async def test_a_key_that_another_one_has_is_not_taken(etcd: Etcd) -> None:
+    """It was free when it was looked at."""
+    place = Prefix(etcd.addresses)
+    await found(place)
+    async with space_at(place) as space, space_at(place) as other:
+        fence = await space.take(math.inf)
+        assert await other.try_to_take(math.inf) is None
+        await space.write(fence, Writes(), math.inf)
+        assert value_of(etcd, place, "term") == b"%d" % fence.term
+
+
+@on_a_loop
+async def test_a_term_that_began_and_ended_meanwhile_is_not_begun_again(etcd: Etcd) -> None:
+    """Between the look at the term and the transaction that raises it, with the key free again."""
+    place = Prefix(etcd.addresses)
+    await found(place)
+    meanwhile: list[int] = []
+
+    async def lead() -> None:
+        async with space_at(place) as other:
+            fence = await other.take(math.inf)
+            meanwhile.append(fence.term)
+            await other.free(fence)
+
+    def decide(request: Request) -> Fault:
+        if request.path == TRANSACTION and not meanwhile:
+            asyncio.run(lead())
+        return Fault.NONE
+
+    with proxied(etcd.members[0], decide) as proxy:
+        async with space_at(place.by_way_of(f"127.0.0.1:{proxy.port}")) as space:
+            assert await space.try_to_take(math.inf) is None
+            fence = await space.take(math.inf)
+    assert [fence.term - 1] == meanwhile
+
+
+@on_a_loop
+async def test_who_unseats_a_leader_names_its_key_and_no_later_one(etcd: Etcd) -> None:
+    """Its request may come when another one leads."""
+    place = Prefix(etcd.addresses)
+    await found(place)
+    async with space_at(place) as space:
+        fence = await space.take(math.inf)
+        await space.unseat(fence.revision - 1, math.inf)
+        await space.write(fence, Writes({"label/one": b""}), math.inf)
+        await space.unseat(fence.revision, math.inf)
+        with pytest.raises(Busy):
+            await space.write(fence, Writes({"label/two": b""}), math.inf)
+    assert names_in(etcd, place) >= {"meta", "label/one"}
+    assert not names_in(etcd, place) & {"leader", "label/two"}
+
+
+@on_a_loop
+async def test_who_clears_what_it_copied_clears_no_catalog(etcd: Etcd) -> None:
+    """The answer to the last transaction of its copy may have been lost."""
+    place = Prefix(etcd.addresses)
+    async with writing(place) as writer:
+        await writer.write(attempt(1))
+    async with space_at(place) as space:
+        fence = await space.take(math.inf)
+        await space.clear(fence, math.inf)
+        await space.free(fence)
+    assert set((await found(place)).rows) == {checkpoint(1)}
+
+
+@asynccontextmanager
+async def space_at(place: Prefix) -> AsyncIterator[FencedSpace]:
+    client = EtcdClient(parse_etcd_url(place.url))
+    try:
+        yield FencedSpace(client)
+    finally:
+        await client.close()
 
 
 def _json(body: bytes) -> object:
