@@ -72,6 +72,9 @@ HEDGE_US = 2_000_000
 """A target that is silent for this long, while it owes something, loses its column to a spare."""
 BEAT_US = 500_000
 """A target says at least this often that it lives, to whoever waits for it."""
+SEAL_WAIT_US = 5_000_000
+"""What lies on a target counts only when it says so. What is on the disk's way then holds that up
+for at most so long."""
 RESOLVE_WAIT_US = 10_000_000
 STAGER_AWAY_US = 2_000_000
 """A stager that is away for longer was killed: readers do not wait for its attempt."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ckpt.base.ids import ColumnId
+from ckpt.base.limits import SEAL_WAIT_US
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.repairs import RepairNoted, SetRepair
 from ckpt.format.messages.targets import Attest, DropColumn, ReleaseReservation
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
-from tests.protocol.coordinating import RUN, Bench
+from tests.protocol.coordinating import RUN, SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import (
     AFTER_S,
     LOOK_S,
@@ -107,3 +109,22 @@ def test_a_copy_that_has_lost_its_place_leaves_its_column_due() -> None:
     again = worker.lease()
     assert again.payload is not None
     assert place not in worker.places
+
+
+def test_a_target_that_waits_for_its_disk_before_it_answers_is_waited_for() -> None:
+    """A worker died while the column's seal was on the disk's way; it counts all the same."""
+    bench = Bench(5)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    worker = Worker(bench)
+    leased = worker.lease()
+    assert leased.payload is not None
+    (lost,) = leased.lost
+    made = bench.targets[lost.place.target]
+    made.silent.add(Attest)
+    bench.close(worker.session)
+    bench.tick(SEAL_WAIT_US / SECOND_US)
+    column = ColumnId(leased.payload, lost.column)
+    made.columns[column] = made.proof(column, "2+1", 10_000)
+    bench.let_answer(made.id)
+    assert (missing(bench, id), bench.machine.repairs.counts.problems) == (0, {})

@@ -8,6 +8,7 @@ import pytest
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import BootId, ColumnId, Generation, ReservationId, RunName, TargetId
+from ckpt.base.limits import SEAL_WAIT_US
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import DocumentKind
@@ -32,7 +33,7 @@ from ckpt.protocol.target.core import Core
 from ckpt.protocol.target.disk_events import (
     SyncFile,
 )
-from ckpt.protocol.target.listing import ORDERS_MAX, WAIT_US, NameOrder, in_order
+from ckpt.protocol.target.listing import ORDERS_MAX, NameOrder, in_order
 from ckpt.testing.disk import Fault
 from tests.protocol.target_world import (
     CHECKPOINT,
@@ -138,7 +139,7 @@ def test_a_disk_that_hangs_holds_the_list_up_for_a_bounded_time() -> None:
     world.held = deque()
     world.tell(WRITER, column.seal, column.manifest, request=21)
     world.tell(READER, ListColumns())
-    world.tick(WAIT_US - 1)
+    world.tick(SEAL_WAIT_US - 1)
     assert _pages(world) == []
     world.tick(1)
     (page,) = _pages(world)

@@ -2,8 +2,8 @@
 proof for each column for one of an earlier version, else with one for each page of thousands. And
 which columns of those that it names lie here, proved again.
 
-    first page or columns asked for --on the disk's way is nothing, or nothing more, or WAIT_US-->
-                                                                                        answered
+    first page or columns asked for --nothing is on the disk's way, or nothing more, or
+                                      SEAL_WAIT_US has passed--> answered
 
 What an earlier coordinator, a stager of an attempt that has ended, or a worker whose lease has
 ended had stored while this one asks would be in no answer, and nobody would tell this one of it:
@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, ColumnId, RunName
+from ckpt.base.limits import SEAL_WAIT_US
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
     HELD_COLUMN,
@@ -50,8 +51,6 @@ from ckpt.protocol.target.core import (
     SealedColumn,
 )
 
-WAIT_US: Final = 5_000_000
-"""What lies here counts only when it is listed: a disk that hangs holds that up for so long."""
 ORDERS_MAX: Final = 8
 """Lists that are kept between their pages; a later page of another one puts the names in order."""
 
@@ -133,7 +132,7 @@ class Listing:
                 self._answer(one.session, one.request, one.message)
 
     def _still_waits(self, one: _Waiting) -> bool:
-        ends = self._core.now_us - one.asked_us >= WAIT_US
+        ends = self._core.now_us - one.asked_us >= SEAL_WAIT_US
         columns = one.columns & self._columns.sealing_now()
         documents = one.documents & self._core.replacing.keys()
         return not ends and bool(columns or documents)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.ids import ColumnNumber, PayloadId, TargetId
+from ckpt.base.limits import HEDGE_US, SEAL_WAIT_US
 from ckpt.format.messages.repairs import RepairPace
 from ckpt.format.messages.saving import Place
 from ckpt.protocol.coordinator.repairing.pacing import NO_LOAD, TaskLoad
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.events import Session
+
+PATIENCE_US: Final = SEAL_WAIT_US + HEDGE_US
+"""Patience with a place that is asked what there is: what it is sealing for a worker that is gone
+would else be made again, and be in nobody's books.
+"""
 
 
 @dataclass(slots=True)

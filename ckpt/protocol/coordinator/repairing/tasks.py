@@ -37,7 +37,6 @@ from ckpt.format.messages.repairs import (
 from ckpt.format.messages.saving import Place
 from ckpt.format.messages.targets import Attest, Attested
 from ckpt.format.messages.writing import ColumnProof
-from ckpt.protocol.coordinator.cluster.attesting import PATIENCE_US
 from ckpt.protocol.coordinator.cluster.rot import note_mended
 from ckpt.protocol.coordinator.keeping.evicting import RoomWanted
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
@@ -59,7 +58,7 @@ from ckpt.protocol.coordinator.repairing.places import RepairPlaces
 from ckpt.protocol.coordinator.repairing.rate import RepairRate
 from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.ruling import RepairRuling
-from ckpt.protocol.coordinator.repairing.task import RepairCounts, RepairTask
+from ckpt.protocol.coordinator.repairing.task import PATIENCE_US, RepairCounts, RepairTask
 from ckpt.protocol.events import Buffer, Session
 
 RepairRequest = LeaseRepair | RenewRepair | EndRepair | SetRepair | BalanceTargets
