@@ -40,16 +40,11 @@ def test_what_an_emptied_directory_held_is_made_again(url: str, tmp_path: Path) 
             lambda: run("target", "replace", lost, "--store", url).code == 0,
             f"{lost} has knocked", WAIT_S, ASKED_S,
         )  # fmt: skip
-        wait_until(
-            lambda: run("repair", "--json", "--store", url).document()["columns_due"] or made(url),
-            "it is due",
-            WAIT_S,
-            ASKED_S,
-        )
+        # At once, while the new directory has yet to join.
         ended = run("repair", "--wait", "--json", "--store", url)
         assert json.loads(ended.out.splitlines()[-1])["payloads_due"] == 0
         assert made(url) == 1
-        wait_until(lambda: is_whole(url), "nothing lacks", WAIT_S, ASKED_S)
+        assert is_whole(url)
         found = store.load("r", 1)
         assert np.array_equal(found["a"], state["a"])  # type: ignore[index]
     assert (tmp_path / "burst" / "logs" / "repair.log").exists()
@@ -138,6 +133,7 @@ def test_people_pause_it_and_set_its_pace_and_a_restart_knows(url: str, tmp_path
     shown = run("repair", "--store", url).out
     assert "takes   4 MiB/s of each target beside saves and loads, else 191 MiB/s\n" in shown
     assert "paused  " in shown
+    assert "worker  none was heard: one starts when it is needed\n" in shown
     resumed = run("repair", "resume", "--store", url)
     assert (resumed.code, "paused" in resumed.out) == (0, False)
     view = run("repair", "set", "--as-configured", "--json", "--store", url).document()

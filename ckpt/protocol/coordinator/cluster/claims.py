@@ -78,6 +78,8 @@ class Claims:
         self._reported: dict[tuple[TargetId, bytes, str], str] = {}
         #: When the session of each seat ended; no entry while it stands, or before it ever did.
         self._left_us: dict[TargetId, int] = {}
+        #: When each was let in by somebody's word that has not come since.
+        self._let_in_us: dict[TargetId, int] = {}
         #: When the first target asked for a seat; None before.
         self._born_us: int | None = None
 
@@ -95,6 +97,10 @@ class Claims:
     def replacements(self, target: TargetId, now_us: int) -> list[Claim]:
         """Directories that would take this target's place."""
         return [each for each in self.standing(now_us) if each.replaces and each.target == target]
+
+    def let_in(self, now_us: int) -> list[TargetId]:
+        """Those whose new directory was let in, which knocked lately and will do so again."""
+        return [id for id, us in self._let_in_us.items() if now_us - us < CLAIM_US]
 
     def is_renamed(self, message: RegisterTarget) -> bool:
         """Whether its directory is known under another target's name."""
@@ -138,6 +144,7 @@ class Claims:
     def took(self, seen: TargetSeen) -> bool:
         """This process has the seat; True when what is known of the target changes by it."""
         self._left_us.pop(seen.target, None)
+        self._let_in_us.pop(seen.target, None)
         self._reported.pop((seen.target, seen.incarnation, seen.place), None)
         return self._know(seen)
 
@@ -200,6 +207,7 @@ class Claims:
             target, claim.domain, claim.directory, claim.incarnation, claim.place, standing
         )
         self._know(seen)
+        self._let_in_us[target] = now_us
         self._refused = {k: c for k, c in self._refused.items() if c != claim}
         return seen
 

@@ -74,5 +74,7 @@ class RepairView(Struct, frozen=True):
     """Its columns are in `columns_due`, after all others."""
     rebuild_after_s: float | None = 300.0
     """How long a target that is away is waited for; None: nothing is ever made again."""
+    soon: tuple[str, ...] = ()
+    """Why more may be due in a moment; empty: nothing speaks for that."""
     measured: RepairMeasured | None = None
     """How fast lost columns were made again, also under earlier coordinators; None: unknown."""

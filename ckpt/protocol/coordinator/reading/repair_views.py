@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import UnsetType
 
 from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.reading.checks import START_WORKER
 from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairTaskView, RepairView
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
@@ -15,6 +17,8 @@ from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 HEARD_US: Final = 60 * US_PER_S
 """A worker that was heard within this time works, or asks again soon."""
+NAMED_MAX: Final = 3
+"""Most targets that one sentence names."""
 
 
 def repaired(repairs: Repairs, columns: bool, address: str, now_us: int) -> tuple[str, str] | None:
@@ -33,9 +37,9 @@ def repaired(repairs: Repairs, columns: bool, address: str, now_us: int) -> tupl
     return START_WORKER, f"ckptd repair --coordinator {address}"
 
 
-def repair_view(repairs: Repairs, now_us: int) -> RepairView:
+def repair_view(repairs: Repairs, members: Membership) -> RepairView:
     """All of it, as of now."""
-    waiting, counts = repairs.waiting(), repairs.counts
+    now_us, waiting, counts = members.now_us, repairs.waiting(), repairs.counts
     heard_us = repairs.heard_us
     rate, left, limits = repairs.rate, repairs.bytes_left(), repairs.ruling.limits
     measured = repairs.ruling.said.measured
@@ -61,9 +65,25 @@ def repair_view(repairs: Repairs, now_us: int) -> RepairView:
         paused_at_s=repairs.ruling.said.paused_at_s,
         skipped=tuple((str(id), why) for id, why in sorted(repairs.skipped.items())),
         balance=_balance(repairs.balancer),
+        soon=tuple(_soon(repairs, members)),
         rebuild_after_s=None if repairs.after_us is None else repairs.after_us / US_PER_S,
         measured=None if isinstance(measured, UnsetType) else measured,
     )
+
+
+def _soon(repairs: Repairs, members: Membership) -> Iterator[str]:
+    if repairs.after_us is None:
+        return
+    let_in = members.seats.let_in(members.now_us)
+    coming = sorted({*let_in, *(target.id for target in members.coming())})
+    if coming:
+        more = f" and {len(coming) - NAMED_MAX} more" if len(coming) > NAMED_MAX else ""
+        verb = "is" if len(coming) == 1 else "are"
+        yield f"{', '.join(coming[:NAMED_MAX])}{more} {verb} about to come"
+    if not repairs.is_settled:
+        yield "what is due is looked through again"
+    if not repairs.documents.is_settled:
+        yield "copies of indexes and commit records are looked through"
 
 
 def _balance(balancer: Balancer) -> BalanceView:

@@ -136,7 +136,7 @@ class Views:
 
     def repair(self) -> RepairView:
         """What lacks columns, and who makes them again."""
-        return repair_view(self._repairs, self._desk.now_us)
+        return repair_view(self._repairs, self._members)
 
     def status(self) -> StatusView:
         stores = self.stores()

@@ -30,6 +30,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.evicting import DueColumns, Evictor, RoomWanted
 from ckpt.protocol.coordinator.policy import SpreadRule
+from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.lacking import LackingPayload
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.coordinator.saving.space.standing import StandingSpace
@@ -146,3 +147,11 @@ class Clearing:
     def domain_of(self, target: TargetId) -> tuple[str, ...]:
         """Of the level that the rule counts."""
         return domain_key(target, self._members.targets[target].domain, self._rule.level)
+
+
+def clearing_of(context: RepairContext) -> Clearing:
+    """Who makes room for what that one hands out."""
+    return Clearing(
+        context.desk, context.members, context.checkpoints, context.evictor,
+        context.reserver.standing, context.policy.spread,
+    )  # fmt: skip

@@ -81,6 +81,8 @@ class Respreader:
         self._mender = mender
         #: When to look next; None before the first tick. Who has just begun has more urgent work.
         self._look_us: int | None = None
+        #: The version of the map when the last look began.
+        self._looked_at = -1
         #: What lacked copies at the last look, the newest last.
         self._left: list[CheckpointId] = []
         self._is_busy = False
@@ -97,6 +99,7 @@ class Respreader:
             self._look_us = now_us + LOOK_US
         if not self._left and now_us >= self._look_us:
             self._look_us = now_us + LOOK_US
+            self._looked_at = self._members.version
             kept = sorted(self._checkpoints.all(), key=lambda one: one.info.committed_at_s)
             counts = self._checkpoints.document_counts(staying=True)
             self._is_busy = True
@@ -105,6 +108,14 @@ class Respreader:
             self._look_on(iter([one.id for one in kept]), counts, self._record_domains())
         else:
             self._next()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no copy is due, as of a look since a target came or went."""
+        if self._after_us is None:
+            return True
+        is_idle = not (self._is_busy or self._left or self.problems)
+        return is_idle and self._looked_at == self._members.version
 
     def _look_on(
         self, ids: Iterator[CheckpointId], counts: DocumentCounts,

@@ -40,7 +40,7 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.rot import note_mended
 from ckpt.protocol.coordinator.keeping.evicting import RoomWanted
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
-from ckpt.protocol.coordinator.repairing.clearing import Clearing
+from ckpt.protocol.coordinator.repairing.clearing import clearing_of
 from ckpt.protocol.coordinator.repairing.context import RepairContext
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
 from ckpt.protocol.coordinator.repairing.doubting import Doubter
@@ -80,14 +80,6 @@ NOTHING: Final = RepairLeased()
 
 def nobody(_counted: int) -> None:
     """Waits for the end of a task whose worker is gone."""
-
-
-def clearing_of(context: RepairContext) -> Clearing:
-    """Who makes room."""
-    return Clearing(
-        context.desk, context.members, context.checkpoints, context.evictor,
-        context.reserver.standing, context.policy.spread,
-    )  # fmt: skip
 
 
 class Repairs:
@@ -283,6 +275,11 @@ class Repairs:
         return [
             one for one in self._due if one.payload in open_ones and one.payload not in self.tasks
         ]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `waiting` is as of the map as it is now."""
+        return self.after_us is None or self._looked[1] == self._members.version
 
     def _look(self) -> None:
         """The queue is made again when the map has changed, and now and then."""

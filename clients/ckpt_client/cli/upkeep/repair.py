@@ -23,6 +23,7 @@ from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, age_text, counted
 from ckpt_client.cli.upkeep.waiting import wait_for_repair
+from ckpt_client.url import LocalUrl
 
 EXAMPLE = (
     "ckpt repair\n"
@@ -68,14 +69,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         else:
             view = talk.repair()
             output.document(view)
-    _show(view, output)
+        _show(view, output, is_local=isinstance(talk.url, LocalUrl))
     return ExitCode.OK
 
 
 def _due(view: RepairView) -> str:
     """What is left to do, as progress; nothing when all is done."""
     if not (view.payloads_due or view.tasks):
-        return ""
+        return "; ".join(view.soon)
     waits = "; ".join(f"{name}: {why}" for name, why in view.problems[:1])
     due = f"{counted(view.columns_due, 'column')} of {counted(view.payloads_due, 'payload')} due"
     if view.tasks:
@@ -104,7 +105,7 @@ def _wanted(arguments: argparse.Namespace) -> SetRepair:
     return limits
 
 
-def _show(view: RepairView, output: Output) -> None:
+def _show(view: RepairView, output: Output, *, is_local: bool) -> None:
     if view.tasks:
         output.table(
             ("payload", "columns", "to", ">read", ">at most", ">for"),
@@ -112,7 +113,7 @@ def _show(view: RepairView, output: Output) -> None:
         )
         output.line()
     due = f"{counted(view.columns_due, 'column')} of {counted(view.payloads_due, 'payload')}"
-    output.line(f"due     {due}{_left_text(view)}")
+    output.line("; ".join((f"due     {due}{_left_text(view)}", *view.soon)))
     output.line(
         f"made    {counted(view.columns_made, 'column')}, {format_bytes(view.bytes_made)}, "
         f"{counted(view.documents_made, 'document')}; "
@@ -139,13 +140,15 @@ def _show(view: RepairView, output: Output) -> None:
     )  # fmt: skip
     if view.paused_at_s is not None:
         output.line(f"paused  {age_text(view.paused_at_s)}: ckpt repair resume")
-    heard = view.worker_heard_s
-    output.line(
-        "worker  none was heard: run ckptd repair" if heard is None
-        else f"worker  heard {format_seconds(heard)} ago"
-    )  # fmt: skip
+    output.line(f"worker  {_worker_text(view.worker_heard_s, is_local=is_local)}")
     for name, why in (*view.problems, *view.skipped):
         output.line(f"{name}: {why}")
+
+
+def _worker_text(heard_s: float | None, *, is_local: bool) -> str:
+    if heard_s is not None:
+        return f"heard {format_seconds(heard_s)} ago"
+    return f"none was heard: {'one starts when it is needed' if is_local else 'run ckptd repair'}"
 
 
 def _left_text(view: RepairView) -> str:

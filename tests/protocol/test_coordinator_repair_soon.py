@@ -1,0 +1,88 @@
+"""Nothing is due yet, but in a moment more may be: who waits for repair waits for that as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.reading import DocumentKind
+from ckpt.protocol.coordinator.cluster.claims import CLAIM_US
+from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
+from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
+from tests.protocol.coordinated_target import FakeTarget
+from tests.protocol.coordinating import SECOND_US, Bench
+from tests.protocol.test_coordinator_repairing import Worker, holders, missing
+from tests.protocol.test_coordinator_respreading import having, saved, wipe
+
+LOOK_S = LOOK_US / SECOND_US
+LEASE_S = 3.5
+
+
+def soon(bench: Bench) -> str:
+    view: Any = bench.ask("repair")
+    return "; ".join(view["soon"])
+
+
+def emptied(bench: Bench, target: FakeTarget) -> None:
+    """Another directory knocks under its name, and somebody says that it is the target."""
+    bench.stop(target.id)
+    target.incarnation = b"o" * 16
+    bench.start(target)
+    bench.tick(2 * LOOK_S)
+    assert soon(bench) == "", "all is as it was for long"
+    bench.stop(target.id)
+    bench.tick(2 * LEASE_S)
+    assert soon(bench) == "", "it is away, and waited for"
+    target.columns.clear()
+    target.documents.clear()
+    target.reboot()
+    target.incarnation, target.place = b"n" * 16, "host/fs/new"
+    bench.start(target)
+    (answer,) = bench.tell(bench.session(Role.ADMIN), ReplaceTarget(target.id))
+    assert isinstance(answer, TargetReplaced)
+
+
+def test_who_is_replaced_is_about_to_come_until_its_columns_are_due() -> None:
+    bench, id = saved()
+    lost = holders(bench, id)[1]
+    emptied(bench, lost)
+    assert f"{lost.id} is about to come" in soon(bench)
+    bench.start(lost)
+    bench.tick()
+    view: Any = bench.ask("repair")
+    assert view["columns_due"] or view["soon"], "it has listed nothing, and nobody has looked"
+    bench.tick(LOOK_S)
+    worker = Worker(bench)
+    worker.lease()
+    worker.seal()
+    worker.end()
+    bench.tick(2 * LOOK_S)
+    assert (missing(bench, id), soon(bench)) == (0, "")
+
+
+def test_a_directory_that_does_not_come_is_not_expected_for_long() -> None:
+    bench, id = saved()
+    emptied(bench, holders(bench, id)[1])
+    bench.tick(CLAIM_US / SECOND_US + LOOK_S)
+    assert soon(bench) == ""
+
+
+def test_copies_of_documents_are_made_before_nothing_is_to_come() -> None:
+    bench, id = saved()
+    lost = having(bench, DocumentKind.RECORD, id)[0]
+    bench.tick(LOOK_S)
+    wipe(bench, lost)
+    assert "copies of indexes and commit records" in soon(bench)
+    bench.tick(2 * LOOK_S)
+    assert len(having(bench, DocumentKind.RECORD, id)) == 2
+    assert soon(bench) == ""
+
+
+def test_who_has_just_begun_waits_for_all_that_it_knows() -> None:
+    bench, _ = saved()
+    bench.restart("t0", "t1", "t2", "t3", "t4")
+    bench.tick(GATHERING_US / SECOND_US + LOOK_S)
+    assert "t5 is about to come" in soon(bench)
+    bench.tick(60)
+    assert soon(bench) == ""
