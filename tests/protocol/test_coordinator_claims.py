@@ -256,7 +256,20 @@ def test_nothing_is_replaced_blindly(bench: Bench) -> None:
     live = replace_it(bench)
     assert isinstance(live, Failed)
     assert "t1 is live, from d/t1" in live.message
+    assert live.hint == "it has no need of that: no other directory asks for its place"
+    bench.stop("t2")
+    bench.tick(LEASE_S * 1.1)
+    refused(bench, replace(bench.targets[TargetId("t2")], incarnation=incarnation(7)))
+    other = replace_it(bench)
+    assert isinstance(other, Failed)
+    assert other.hint.endswith("asks for its place, one asks for that of t2")
+    refused(bench, replace(bench.targets[T1], incarnation=incarnation(8), boot=BootId(99)))
+    meant = replace_it(bench)
+    assert isinstance(meant, Failed)
+    assert meant.hint.startswith("end it first, for good: kill ")
+    bench.start("t2")
     bench.stop("t1")
+    bench.tick(20)
     nobody = replace_it(bench)
     assert isinstance(nobody, Failed)
     assert nobody.code == "not_found"

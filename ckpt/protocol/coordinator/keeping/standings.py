@@ -88,6 +88,7 @@ class Standings:
         if seen is None:
             if target is not None:
                 self._check_member(target)
+                self._check_asked_for(target)
                 _check_ended(target)
                 self._check_spared(target, message)
             seen = seats.replaced(message.target, message.incarnation, now)
@@ -96,6 +97,18 @@ class Standings:
             )
         done = TargetReplaced(seen.target, seen.incarnation, seen.directory, seen.domain)
         self._desk.persist((seen,), lambda: self._desk.send(session, request, done))
+
+    def _check_asked_for(self, target: Target) -> None:
+        """To end a process that serves helps nobody who meant another one, or has said it before.
+        Raises Busy.
+        """
+        if target.session is None or self._members.replacing(target.id):
+            return
+        ids = sorted({one.target for one in self._members.claims() if one.replaces})
+        hint = "it has no need of that: no other directory asks for its place"
+        if ids:
+            hint = f"{hint}, one asks for that of {', '.join(ids[:NAMED_MAX])}"
+        raise Busy(_is_live(target), hint=hint)
 
     def _check_spared(self, target: Target, message: ReplaceTarget) -> None:
         """Without what it had all can be read. Where something lies whose index no target could
@@ -301,7 +314,8 @@ class Standings:
 
 def _check_ended(target: Target) -> None:
     if target.session is not None:
-        raise Busy(
-            f"target {target.id} is live, from {target.directory} on {target.domain.host}",
-            hint=f"end it first, for good: kill {target.pid}",
-        )
+        raise Busy(_is_live(target), hint=f"end it first, for good: kill {target.pid}")
+
+
+def _is_live(target: Target) -> str:
+    return f"target {target.id} is live, from {target.directory} on {target.domain.host}"
