@@ -385,3 +385,25 @@ def test_of_many_targets_a_look_serves_a_burst_and_what_leaves_is_seen() -> None
     loads = [one.load_bytes for one in bench.machine.members.live()]
     layout = Layout.plan(bench.policy.code, ranks[0].payload_bytes)
     assert max(loads) - min(loads) <= 2 * file_bytes(layout, manifest_bytes_bound(layout))
+
+
+@pytest.mark.parametrize(("hosts", "words"), [(1, "in 1 host"), (2, "in 2 hosts")])
+def test_too_few_domains_are_named_before_a_save_and_when_it_fails(hosts: int, words: str) -> None:
+    """All came with another domain at once, such as one rack's by mistake."""
+    bench = Bench(5, hosts=hosts)
+    text = f"{words}, with at most 1 column of a payload in each"
+    status: Any = bench.ask("status")
+    (few,) = [one for one in status["checks"] if one["name"] == "TOO_FEW_TARGETS"]
+    assert few["message"] == f"5 targets are live and well {text}, a save needs 3 for 2+1"
+    assert few["remedy"].startswith("add targets in other hosts, or start those")
+    rank = RankFake(bench)
+    rank.open(1)
+    bench.tick(20)
+    (aborted,) = rank.aborts()
+    assert f"5 targets are live {text}, and {hosts} gave space" in aborted.message
+    assert "--domain" in aborted.hint
+
+
+def test_enough_domains_are_no_fault() -> None:
+    status: Any = Bench(5, hosts=3).ask("status")
+    assert status["checks"] == []

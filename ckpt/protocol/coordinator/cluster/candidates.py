@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.plan.placement import domain_key
 from ckpt.plan.seating import NO_GROUP, Candidate
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
+from ckpt.protocol.coordinator.policy import SpreadRule
 
 LAST_LOAD_BYTES: Final = PAYLOAD_BYTES_MAX << 8
 """The load that a failing target seems to have: placement takes the least loaded first."""
@@ -46,3 +49,14 @@ def document_candidates(members: Membership, *, last_resort: bool) -> list[Candi
     if not doubted:
         return known
     return [replace(c, slow=c.target in doubted) for c in known]
+
+
+def few_domains(targets: Iterable[Target], wanted: int, rule: SpreadRule) -> str:
+    """In how few domains these are; empty where so many columns of a payload find places there."""
+    counts = Counter(domain_key(one.id, one.domain, rule.level) for one in targets)
+    most = rule.max_per_domain
+    if sum(min(most, count) for count in counts.values()) >= wanted:
+        return ""
+    domains = f"{len(counts)} {rule.level}{'' if len(counts) == 1 else 's'}"
+    columns = f"{most} column{'' if most == 1 else 's'}"
+    return f" in {domains}, with at most {columns} of a payload in each"

@@ -123,9 +123,11 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         ERROR,
         DEGRADED_CODE,
         means="saves fail; what is committed can be read as far as its targets are there",
-        cause="fewer targets are live and well than a save needs",
+        cause="fewer targets are live and well than a save needs, or they are in too few failure"
+        " domains",
         mend=START,
-        clears="when enough for a save are live and well: k + 1, or k of a code without parity",
+        clears="when enough for a save are live and well, by number and by the domain rule: k + 1,"
+        " or k of a code without parity",
     ),
     "CONNECTIONS_FULL": CheckKind(
         ERROR,

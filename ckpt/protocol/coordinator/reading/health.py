@@ -16,6 +16,7 @@ from ckpt.base.units import US_PER_S, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
 from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
+from ckpt.protocol.coordinator.cluster.candidates import few_domains
 from ckpt.protocol.coordinator.cluster.claims import WRONG_NAME, Claim
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
@@ -74,7 +75,7 @@ class Health:
         self._vouching = vouching
         self._members = members
         self._checkpoints = checkpoints
-        self._code = policy.code
+        self._code, self._rule = policy.code, policy.spread
         self._marks = policy.fill
         self._evictor = evictor
         self._retaining = retaining
@@ -163,12 +164,15 @@ class Health:
 
     def _too_few(self, down: Sequence[Target], address: str) -> Iterator[Check]:
         failing = self._members.failing()
-        well = sum(t.stays and not t.is_failing for t in self._members.live())
-        if well >= self._code.floor:
+        well = [t for t in self._members.live() if t.stays and not t.is_failing]
+        are_enough = len(well) >= self._code.floor
+        domains = few_domains(well, self._code.floor, self._rule) if are_enough else ""
+        if are_enough and not domains:
             return
         resort = f"; {', '.join(t.id for t in failing)} only as a last resort" if failing else ""
         text = (
-            f"{well} targets are live and well, a save needs {self._code.floor} for {self._code}"
+            f"{len(well)} targets are live and well{domains}, a save needs {self._code.floor} for"
+            f" {self._code}"
             f"{self._members.leaving_text()}"
         )
         if down:
@@ -181,6 +185,9 @@ class Health:
         else:
             command = new_target(address)
             remedy = "add targets, each with a directory"
+            if domains:
+                level = self._rule.level
+                remedy = f"add targets in other {level}s, or start those with the right --domain"
             if self._members.leaving_text():
                 remedy += ", or take those back that are drained or out (ckpt target undrain, in)"
             yield check("TOO_FEW_TARGETS", text, remedy, command)

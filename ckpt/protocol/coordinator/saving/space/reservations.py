@@ -65,7 +65,7 @@ class Reserver:
         self._desk = desk
         self._members = members
         self._rule = rule
-        self._shortage = Shortage(members, evictor)
+        self._shortage = Shortage(members, evictor, rule)
         self._orphans = orphans
         self._view = SeatView(members, rule.repair_share)
         #: The number of the last reservation that was asked for, within this term.

@@ -11,6 +11,7 @@ from ckpt.base.errors import NoSpace, Unavailable
 from ckpt.base.ids import TargetId
 from ckpt.base.units import format_bytes
 from ckpt.erasure.code import Code
+from ckpt.protocol.coordinator.cluster.candidates import few_domains
 from ckpt.protocol.coordinator.cluster.devices import (
     OTHERS_HOLD,
     OWN_HOLD,
@@ -19,6 +20,7 @@ from ckpt.protocol.coordinator.cluster.devices import (
 )
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.policy import SpreadRule
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
 from ckpt.protocol.coordinator.saving.space.kept_space import kept_bytes
 
@@ -26,8 +28,9 @@ from ckpt.protocol.coordinator.saving.space.kept_space import kept_bytes
 class Shortage:
     """I look at the targets as they are now."""
 
-    def __init__(self, members: Membership, evictor: Evictor) -> None:
+    def __init__(self, members: Membership, evictor: Evictor, rule: SpreadRule) -> None:
         self._members = members
+        self._rule = rule
         self._evictor = evictor
 
     def too_few(self, live: int, given: int, code: Code) -> Unavailable:
@@ -36,8 +39,13 @@ class Shortage:
         hint = "start the missing targets (ckpt status shows them) and save again"
         if leaving:
             hint = "add targets, or say ckpt target undrain ID (in ID if it is out), and save again"
+        domains = few_domains(self._members.live(), code.floor, self._rule)
+        if domains and live >= code.floor:
+            domains += ","
+            hint = f"start targets in other {self._rule.level}s (--domain), and save again"
         return Unavailable(
-            f"{live} targets are live and {given} gave space, {code.floor} are needed for {code}"
+            f"{live} targets are live{domains} and {given} gave space, {code.floor} are needed for"
+            f" {code}"
             f"{leaving}{self._members.silence()}{self._members.failing_text()}",
             hint=hint,
         )
