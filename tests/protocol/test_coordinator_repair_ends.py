@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ckpt.base.ids import ColumnId
-from ckpt.base.limits import SEAL_WAIT_US
-from ckpt.format.messages.hello import Role
+from ckpt.base.limits import LEASE_US, SEAL_WAIT_US
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
 from ckpt.format.messages.repairs import RepairNoted, SetRepair
 from ckpt.format.messages.targets import Attest, DropColumn, ReleaseReservation
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
+from ckpt.protocol.coordinator.repairing.tasks import REST_US
 from tests.protocol.coordinating import RUN, SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import (
     AFTER_S,
@@ -128,3 +129,28 @@ def test_a_target_that_waits_for_its_disk_before_it_answers_is_waited_for() -> N
     made.columns[column] = made.proof(column, "2+1", 10_000)
     bench.let_answer(made.id)
     assert (missing(bench, id), bench.machine.repairs.counts.problems) == (0, {})
+
+
+def test_a_task_ends_when_a_place_of_it_is_gone() -> None:
+    """Its worker waits for that target for long, and only the coordinator knows better."""
+    bench = Bench(6)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    worker = Worker(bench)
+    worker.lease()
+    (gone,) = worker.places
+    bench.stop(gone)
+    assert isinstance(worker.renew(), RepairNoted), "it may dial again"
+    bench.tick(2 * LEASE_US / SECOND_US)
+    late = worker.renew()
+    assert isinstance(late, Failed)
+    assert late.code == "fenced"
+    (why,) = bench.machine.repairs.counts.problems.values()
+    assert why == f"target {gone} has left"
+    bench.tick(REST_US / SECOND_US + LOOK_S)
+    again = Worker(bench, "again")
+    again.lease()
+    assert gone not in again.places
+    again.seal()
+    again.end()
+    assert missing(bench, id) == 0

@@ -58,6 +58,14 @@ class RepairPlaces:
         allotment.asked_spares |= leaving | _unnamed(checkpoint, payload)
         return allotment
 
+    def gone(self, places: Iterable[Place]) -> TargetId | None:
+        """Whose process has left, or stands still for long: nothing is sealed there any more."""
+        for place in places:
+            is_coming = self._members.is_coming(self._members.targets[place.target])
+            if not is_coming and not self._members.accepts(place.target, place.boot):
+                return place.target
+        return None
+
     def hold_leaving(self, allotment: Allotment, payload: PayloadId) -> bool:
         """At first who is to be emptied keeps its domain as well: what finds a place so can be
         named at once, whatever becomes of the payload's other columns. False where nobody is.

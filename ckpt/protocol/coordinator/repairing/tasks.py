@@ -222,6 +222,8 @@ class Repairs:
                 self._end(task, f"worker {task.worker} is silent", nobody)
             elif not self._still_lacks(task):
                 self._end(task, "", nobody)
+            elif (gone := self._places.gone(task.places.values())) is not None:
+                self._end(task, f"target {gone} has left", nobody)
 
     def _cut_rests(self) -> None:
         """Where the map is another one, there may be a place now."""
