@@ -235,8 +235,16 @@ def test_a_copy_where_the_domain_rule_would_break_is_kept_and_not_named() -> Non
     assert scene.named[lost] == scene.spare.id
 
 
-def test_a_target_counts_once_for_a_payload() -> None:
+def test_a_proof_of_other_bytes_does_not_count() -> None:
     scene = Scene()
+    holder, holds = scene.holder(1).id, scene.bench.machine.members.holds
+    assert [holds(holder, scene.column(1), digest) for digest in (DIGEST, OTHER)] == [True, False]
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_target_counts_once_for_a_payload(columns: int) -> None:
+    """Also where its domain may take more."""
+    scene = Scene(max_per_domain=columns)
     scene.leave(scene.holder(1))
     beside = scene.holder(0)
     scene.copy(1, beside)

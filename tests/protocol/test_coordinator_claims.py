@@ -9,7 +9,7 @@ import pytest
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
 from ckpt.format.messages import Message
-from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
+from ckpt.format.messages.asking import ChangeTarget, ReplaceTarget, TargetReplaced
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator.catalog import TargetSeen
@@ -306,6 +306,19 @@ def test_a_directory_of_another_target_never_replaces_one(bench: Bench) -> None:
     answered = bench.tell(bench.session(Role.ADMIN), ReplaceTarget(TargetId("t2")))[0]
     assert isinstance(answered, Failed)
     assert answered.code == "not_found"
+
+
+def test_a_removed_directory_is_taken_in_under_no_name(bench: Bench) -> None:
+    gone = bench.targets[TargetId("t3")]
+    bench.stop(gone.id)
+    bench.tick(60)
+    bench.tell(bench.session(Role.ADMIN), ChangeTarget(gone.id, "removed", force=True))
+    bench.tick(1)
+    for _ in range(2):
+        assert "t3 was removed from this cluster, for good" in refused(bench, gone).message
+        other = replace(gone, id=TargetId("t9"))
+        assert "is the directory of target t3" in refused(bench, other).message
+        bench.restart("t0", "t1", "t2")
 
 
 def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_is_noted() -> None:

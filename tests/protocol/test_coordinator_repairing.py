@@ -339,16 +339,24 @@ def test_a_target_that_comes_back_ends_the_task() -> None:
     assert bench.machine.repairs.counts.failed == 0
 
 
-def test_what_is_deleted_is_not_made_again() -> None:
-    bench = Bench(5)
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_what_is_deleted_is_not_made_again(unfinished: bool) -> None:
+    """Also while one that is away keeps the deletion from its end."""
+    bench = Bench(7, "2+2")
     id = bench.save(1)
-    wipe(bench, holders(bench, id)[1])
+    first, second, *_ = holders(bench, id)
+    if unfinished:
+        bench.stop(first.id)
+    wipe(bench, second)
     worker = Worker(bench)
     worker.lease()
     bench.tell(bench.session(Role.ADMIN), DeleteStep(RUN, id.step))
     bench.tick()
+    assert (bench.machine.checkpoints.get(id) is not None) is unfinished
     answer = worker.renew()
     assert isinstance(answer, Failed)
+    assert worker.lease() == NOTHING
+    bench.tick(2 * REST_US / SECOND_US)
     assert worker.lease() == NOTHING
 
 

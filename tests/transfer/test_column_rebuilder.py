@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ckpt.base.errors import Aborted, Corrupt, NoSpace
 from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
 from ckpt.base.units import MiB
+from ckpt.erasure.codec import Codec
+from ckpt.format.checksum import crc32
 from ckpt.format.messages.writing import ColumnProof
+from ckpt.native.arrays import Crcs
 from ckpt.transfer import column_rebuilder
 from ckpt.transfer.column_rebuilder import LostColumns, RebuildRoom, Turn, rebuild_columns
 from ckpt.transfer.landings import Landings
@@ -77,6 +81,28 @@ def test_what_is_made_again_is_what_was_lost(data: Columns, lost: tuple[int, ...
     with holders(data, faults) as sources, targets(len(lost)) as made:
         turns = rebuilt(data, sources, made, lost)
     assert (sum(turns), len(turns)) == (SIZE, 6), "each byte of the payload is read once"
+
+
+class WrongCodec(Codec):
+    """As a machine that computes one bit wrong, and sums what it has computed."""
+
+    def encode_rows(
+        self, rows: Sequence[int], data: Sequence[memoryview], outputs: Sequence[memoryview]
+    ) -> Crcs:
+        super().encode_rows(rows, data, outputs)
+        outputs[0][0] ^= 1
+        return np.array([crc32(cell) for cell in outputs], np.uint32)
+
+
+def test_a_cell_that_is_made_wrong_is_not_sent(
+    data: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may begin to compute wrong after its process has tested it."""
+    monkeypatch.setattr(column_rebuilder, "trusted_codec", WrongCodec)
+    with holders(data, {}) as sources, targets(1) as made:
+        with pytest.raises(Corrupt, match="column 4, stripe 0: what was made is not"):
+            rebuilt(data, sources, made, (4,))
+        assert made[0].columns == {}
 
 
 @pytest.mark.parametrize(("tail", "turns"), [(1, 2), (MiB // 4, 2), (MiB // 4 + 1, 3), (MiB, 3)])
