@@ -5,7 +5,8 @@ Each cluster of a test has a supervisor, and each rank a stager beside it. Start
 MODULE ARGUMENT...` they spend more on imports than on most tests. Here a server imports once and
 forks. What it forks is the same process in all that can be seen: nobody's child, in a session that
 is not ours, with its own command line and environment (also in /proc), descriptors, umask and
-signals; its module runs from the first line, as `__main__`, to the interpreter's own end.
+signals; its module runs from the first line, as `__main__`, to its end. What was imported before it
+was forked is not taken apart then.
 
 Cold are: whatever tests start as a command (`ckpt`, `ckptd`, scripts, and what these start) but by
 `tests.warm_child.start_daemon`, and what is to run in another interpreter, whose own variables
@@ -40,6 +41,7 @@ from ckpt_client.local import cluster
 from ckpt_client.local.detach import child_environment, start_detached
 from ckpt_client.local.processes import MARK_NAME
 from ckpt_client.save.links import stager_link
+from tests.ending import end_process
 
 IMPORTED = {
     "ckptd.cli": (
@@ -108,7 +110,7 @@ class Order:
         socket.send_fds(connection, [json.dumps(vars(self)).encode()], list(files))
         return int(connection.recv(64)), connection
 
-    def carry_out(self) -> None:
+    def carry_out(self) -> NoReturn:
         os.environ.clear()
         os.environ.update(self.environ)
         os.chdir(self.directory)
@@ -124,7 +126,14 @@ class Order:
         # The supervisor imports the file that runs it.
         if not hasattr(sys.modules.get(self.program[0]), "__path__"):
             sys.modules.pop(self.program[0], None)
-        runpy.run_module(self.program[0], run_name="__main__", alter_sys=True)
+        status = 0
+        try:
+            runpy.run_module(self.program[0], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if not isinstance(end.code, int | None):
+                raise
+            status = end.code or 0
+        end_process(status)
 
 
 class WarmRank:

@@ -17,7 +17,6 @@ processes import as much as its trainers. What a script that started cold spawns
 from __future__ import annotations
 
 import ast
-import atexit
 import fcntl
 import gc
 import json
@@ -29,7 +28,6 @@ import shlex
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -57,6 +55,7 @@ NOT_BESIDE = ("jax", "ckpt_jax", "tests")
 """JAX is not to be forked; what a test's module keeps is its process's own."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What the process that stands for one that started warm passes on to it."""
+ENDING = "tests.ending"
 STAGERS, SERVER_NAME = "tests.warm_start", "WARM_START"
 """Starts a script's stagers warm as well, by the server that its environment names."""
 
@@ -223,7 +222,7 @@ class Order:
             if not isinstance(end.code, int | None):
                 raise
             status = end.code or 0
-        _end(status)
+        import_module(ENDING).end_process(status)
 
     def _run_spawned(self) -> None:
         """The line calls `spawn_main` with numbers of pipes; what it is to do comes through one."""
@@ -232,18 +231,6 @@ class Order:
         sys.modules["__main__"] = ModuleType("__main__")
         pipes = {name: int(number) for name, number in PIPES.findall(self.line[at + 1])}
         import_module("multiprocessing.spawn").spawn_main(**pipes)
-
-
-def _end(status: int) -> NoReturn:
-    """As an interpreter ends, and as multiprocessing ends what it forks: modules are not taken
-    apart. That would copy every page of torch's, a third of a second of CPU for each process.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    gc.collect()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 class Server:
