@@ -61,6 +61,7 @@ PATH_NAME = "WARM_START"
 ROOM_NAME = "WARM_START_ROOM"
 ROOM_BYTES = 32 << 10
 """For the command line, and for the environment, of what is forked."""
+NEEDED = ("--directory", "/", "--coordinator", "host:1")
 ORDER_BYTES_MAX = 4 * ROOM_BYTES
 FILES_MAX = 8
 ABOVE_ALL = 512
@@ -313,6 +314,7 @@ def serve(listener: socket.socket) -> Order | None:
     for modules in IMPORTED.values():
         for module in modules:
             import_module(module)
+    _warm_up()
     # It finds its room now, before a child has written there.
     import_module("setproctitle").getproctitle()
     gc.collect()
@@ -346,6 +348,23 @@ def serve(listener: socket.socket) -> Order | None:
         for file in files:
             os.close(file)
         os.waitpid(relay, 0)
+
+
+def _warm_up() -> None:
+    """What each would find out at its start, and all find the same."""
+    from ckpt.erasure.selftest import self_test_once
+    from ckpt.format import frame
+    from ckpt.native.version import release
+    from ckptd.config import load
+    from ckptd.target.daemon import TargetConfig
+
+    import_module("encodings.idna")  # Of a host's name.
+    self_test_once()
+    release()
+    for number in frame.MESSAGE_TYPES:
+        assert frame._DECODERS[number]
+    # Most of all, regular expressions of argparse.
+    load(TargetConfig, program="target", description="", example="", argv=NEEDED, environ={})
 
 
 def _tell_and_end(client: socket.socket, child: int, awaits: bool) -> NoReturn:
