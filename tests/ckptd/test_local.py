@@ -27,6 +27,7 @@ from ckptd.local.cluster_file import ClusterOptions, load_or_create, read_cluste
 from ckptd.local.supervisor import IDLE_POLL_S
 from tests.harm import WITHOUT_LIBRARY, WRONG_ISAL, harmed
 from tests.waiting import WAIT_S, wait_until
+from tests.warm_child import start_daemon
 
 Ready = dict[str, object]
 DEAF = """
@@ -43,10 +44,8 @@ class Local:
     def __init__(self, directory: Path, *flags: str, within: Sequence[str] = ()) -> None:
         self.directory = directory
         self.errors = directory.with_suffix(".errors").open("ab")
-        self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "ckptd.cli", "local", str(directory), *flags],
-            stdout=subprocess.DEVNULL,
-            stderr=self.errors,
+        self.process = start_daemon(
+            ["local", str(directory), *flags], stderr=self.errors.fileno(), within=within
         )
 
     def ready(self) -> Ready:
@@ -78,15 +77,21 @@ class Local:
         self.process.terminate()
         return self.process.wait(timeout=30)
 
+    def close(self) -> None:
+        """Nothing of it is left."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.errors.close()
+
 
 @pytest.fixture
 def locals_(tmp_path: Path) -> Iterator[list[Local]]:
     running: list[Local] = []
     yield running
     for each in running:
-        each.process.kill()
-        each.process.wait()
-        each.errors.close()
+        each.close()
 
 
 def start(locals_: list[Local], tmp_path: Path, *flags: str) -> Local:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from ckpt.objects.stored_steps import stored_steps
 from tests.e2e.cluster import Cluster
 from tests.objects.sources import same_bits
 from tests.waiting import wait_until
+from tests.warm_child import start_daemon
 
 DRAIN_TIMEOUT_S = 120.0
 ROWS = 3000
@@ -110,22 +109,21 @@ class Drain:
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
         within: Sequence[str] = (),
+        cold: bool = False,
     ) -> None:
-        """`within`: what starts it, in another namespace."""
+        """`within`: what starts it, in another namespace. `cold`: as a user starts it, where its
+        memory is measured.
+        """
         ready = json.loads((directory / "ready.json").read_text())
         self.log = (log or directory / "logs" / "drain-test.log").open("ab")
-        line = [
-            *within, sys.executable, "-m", "ckptd.cli", "drain", "--to", to, "--coordinator",
-            ready["address"],
-            "--secret-file", str(directory / "secret"),
-            "--poll-s", "0.2", *options,
+        words = [
+            "drain", "--to", to, "--coordinator", ready["address"],
+            "--secret-file", str(directory / "secret"), "--poll-s", "0.2", *options,
         ]  # fmt: skip
-        self.process = subprocess.Popen(
-            line,
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-        )
+        self.process = start_daemon(
+            words, stderr=self.log.fileno(), environment={**os.environ, **(environment or {})},
+            within=within, cold=cold,
+        )  # fmt: skip
 
     def kill(self) -> None:
         """SIGKILL, and gone on return."""

@@ -54,9 +54,9 @@ def large(cluster: Cluster) -> dict[str, np.ndarray[tuple[int], np.dtype[np.uint
     return state
 
 
-def worker(cluster: Cluster, sink: FileSink, log: Path, *options: str) -> Drain:
+def worker(cluster: Cluster, sink: FileSink, log: Path, *options: str, cold: bool = False) -> Drain:
     to = f"{sink.url}?runs=large"
-    return Drain(cluster.directory, to, "--compression", "none", *options, log=log)
+    return Drain(cluster.directory, to, "--compression", "none", *options, log=log, cold=cold)
 
 
 def written(log: Path) -> int:
@@ -113,7 +113,7 @@ def test_a_worker_holds_no_more_than_its_memory(
     cluster: Cluster, large: dict[str, object], tmp_path: Path
 ) -> None:
     sink, memory = FileSink(tmp_path / "store"), 128 * MiB
-    one = worker(cluster, sink, tmp_path / "a.log", "--memory-bytes", str(memory))
+    one = worker(cluster, sink, tmp_path / "a.log", "--memory-bytes", str(memory), cold=True)
     try:
         drained(sink)
         peak = peak_bytes(one.process.pid)

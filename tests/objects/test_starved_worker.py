@@ -64,7 +64,8 @@ def told(cluster: Cluster, url: str) -> str:
 
 def started(cluster: Cluster, sink: FileSink, run: str, *options: str) -> Iterator[Drain]:
     """A worker that has drained once, so that all its code is there; ended behind the test."""
-    drain = Drain(cluster.directory, f"{sink.url}?runs={run}", "--compression", "none", *options)
+    to = f"{sink.url}?runs={run}"
+    drain = Drain(cluster.directory, to, "--compression", "none", *options, cold=True)
     try:
         wait_drained(sink, run, 1)
         yield drain
@@ -102,7 +103,7 @@ def test_a_worker_keeps_the_memory_that_it_was_told(
     cluster: Cluster, store: ckpt.Store, sink: FileSink
 ) -> None:
     options = ("--threads", "2", "--memory-bytes", str(MEMORY_BYTES), "--compression", "none")
-    drain = Drain(cluster.directory, f"{sink.url}?runs=capped", *options)
+    drain = Drain(cluster.directory, f"{sink.url}?runs=capped", *options, cold=True)
     try:
         wait_until(lambda: sink.url in stores(cluster), "it serves", DRAIN_TIMEOUT_S, ASKED_S)
         cap(drain, MEMORY_BYTES + ELSE_BYTES)  # Before it has anything in hand.
