@@ -44,7 +44,8 @@ ALONE_BYTES: Final = 128 * KiB
 Sent = Callable[[], None]
 _Ancillary = tuple[int, int, "array.array[int]"]
 _EMPTY: Final = memoryview(b"")
-_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_MORE: Final = int(socket.MSG_MORE)
 
 
 class _Sealed(NamedTuple):
@@ -156,7 +157,7 @@ class SendQueue:
             views, rights = self._offer()
             offered = sum(map(len, views))
             sealed_next = len(views) < len(self._outgoing) and self._outgoing[len(views)].sealed
-            flags = _FLAGS | (socket.MSG_MORE if sealed_next else 0)
+            flags = _FLAGS | (_MORE if sealed_next else 0)
             try:
                 count = self._sock.sendmsg(views, rights, flags)
             except (BlockingIOError, InterruptedError):

@@ -159,6 +159,16 @@ def blocks_between(layout: Layout, start: int, end: int) -> Iterator[Block]:
             start += BLOCK_BYTES
 
 
+def cells_between(layout: Layout, start: int, end: int) -> Iterator[tuple[Block, int]]:
+    """The cells of [start, end), whose ends lie on block borders: the first block in it of each,
+    and where the cell, or the range, ends.
+    """
+    while start < end:
+        first = block_at(layout, start)
+        start = min(end, (start // layout.cell_bytes + 1) * layout.cell_bytes)
+        yield first, start
+
+
 def cut_pieces(layout: Layout, runs: Sequence[Run], piece_bytes: int) -> list[DiskPiece]:
     """The fewest reads in ascending order that cover the runs; neighbours share one."""
     pieces: list[DiskPiece] = []

@@ -13,16 +13,22 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.units import US_PER_S
 from ckpt.format.checksum import crc32, crc32_combine
 from ckpt.format.combs import Run, gathered
-from ckpt.native.sums import sums_of
+from ckpt.format.layout import blocks_of
+from ckpt.native.sums import Sums, sums_of
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.target.core import SealedColumn
-from ckpt.protocol.target.reading.pieces import Block, BlockTable, DiskPiece, blocks_between
+from ckpt.protocol.target.reading.pieces import (
+    Block,
+    BlockTable,
+    DiskPiece,
+    blocks_between,
+    cells_between,
+)
 from ckpt.protocol.target.reading.read_jobs import ReadQuestion
 
 KEEP_US: Final = US_PER_S
@@ -34,29 +40,42 @@ Place = tuple[str, int]
 """File of a column, and the number of a group of blocks in it."""
 
 
+class _Part(NamedTuple):
+    """What one read brought of one cell."""
+
+    start: int
+    end: int
+    number: int
+    """Of its first block."""
+    sums: Sums
+
+
 class VerifiedBlocks:
-    """Blocks that were read, each compared with the table."""
+    """Blocks that were read, each compared with the table. Almost always all are good, and given
+    as they were read: then nobody looks at each of them.
+    """
 
     def __init__(self, read: DiskRead, data: Buffer, table: BlockTable) -> None:
         self.bad: list[Block] = []
         self._base, self._view = read.start, memoryview(data)
-        blocks = list(blocks_between(read.column.header.layout, read.start, read.end))
-        self._crcs = dict(zip(blocks, self._sum(blocks), strict=True))
-        stored = table[blocks[0].number : blocks[-1].number + 1].tolist()
-        for (block, crc), known in zip(self._crcs.items(), stored, strict=True):
-            if crc != known or block.end - self._base > len(self._view):
-                self.bad.append(block)
+        self._layout = read.column.header.layout
+        self._parts: list[_Part] = []
+        there = read.start + len(self._view)
+        for first, end in cells_between(self._layout, read.start, read.end):
+            sums = sums_of(self.one(first.start, end))
+            part = _Part(first.start, end, first.number, sums)
+            self._parts.append(part)
+            stored = table[first.number : first.number + blocks_of(end - first.start)]
+            if end > there or sums.blocks.tobytes() != stored.tobytes():
+                self._find_bad(part, stored.tolist(), there)
 
-    def _sum(self, blocks: list[Block]) -> list[int]:
-        """The checksum of each; 0 for those that the disk did not give."""
-        crcs: list[int] = []
-        begin = self._base
-        for block in blocks:
-            # The last one of a cell may be short.
-            if block.end - block.start < BLOCK_BYTES or block is blocks[-1]:
-                crcs += sums_of(self.one(begin, block.end)).blocks.tolist()
-                begin = block.end
-        return crcs + [0] * (len(blocks) - len(crcs))
+    def _find_bad(self, part: _Part, stored: list[int], there: int) -> None:
+        """there: how far the disk gave anything."""
+        blocks = list(blocks_between(self._layout, part.start, part.end))
+        crcs = dict(zip(blocks, part.sums.blocks, strict=False))
+        for block, known in zip(blocks, stored, strict=True):
+            if crcs.get(block) != known or block.end > there:
+                self.bad.append(block)
 
     def one(self, start: int, end: int) -> memoryview:
         """Fragment bytes of the column as they lie."""
@@ -67,9 +86,20 @@ class VerifiedBlocks:
         return gathered(self._view, self._base, runs)
 
     def checksum(self, start: int, end: int) -> int:
-        """Of a long range: checksums of whole blocks are combined, not repeated."""
+        """Of a long range: checksums of whole cells and blocks are combined, not repeated."""
         total = 0
-        for block, crc in self._crcs.items():
+        for part in self._parts:
+            low, high = max(start, part.start), min(end, part.end)
+            if low < high:
+                whole = (low, high) == (part.start, part.end)
+                crc = part.sums.whole if whole else self._checksum_of(part, low, high)
+                total = crc32_combine(total, crc, high - low)
+        return total
+
+    def _checksum_of(self, part: _Part, start: int, end: int) -> int:
+        total = 0
+        blocks = blocks_between(self._layout, part.start, part.end)
+        for block, crc in zip(blocks, part.sums.blocks, strict=False):
             low, high = max(start, block.start), min(end, block.end)
             if low < high:
                 whole = (low, high) == (block.start, block.end)
