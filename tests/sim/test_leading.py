@@ -5,11 +5,16 @@ wakes, is cut off or loses its answers, in whichever phase of a save, what was s
 from __future__ import annotations
 
 import os
+import random
+import secrets
+import sys
+import time
 from collections import Counter
 from functools import partial
 
 import pytest
 
+from ckpt.aio import clock
 from ckpt.base.limits import LEASE_US, RENEW_US
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.desk import Action
@@ -64,6 +69,21 @@ def test_so_it_is_in_many_histories() -> None:
 
 def test_equal_seeds_run_equally() -> None:
     assert run_seed(5) == run_seed(5)
+
+
+def test_no_code_of_a_coordinator_asks_the_machine_for_the_time_or_for_luck() -> None:
+    """What failed under a seed fails again under it."""
+    clocks = (clock.now_us, clock.wall_us, time, time.time, time.monotonic)
+    real = (*clocks, clock.draw, random, secrets)
+    with simulated():
+        asked = [
+            f"{room}.{name}"
+            for room, module in sorted(sys.modules.items())
+            if room.startswith(("ckptd.catalog.etcd.", "ckptd.coordinator."))
+            for name, value in vars(module).items()
+            if any(value is each for each in real)
+        ]
+    assert not asked
 
 
 def _lines_of(world: LeadingWorld, text: str) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ckpt.protocol import resting
-from ckptd.catalog.etcd import catalog, fence, lease, mirror
+from ckptd.catalog.etcd import catalog, fence, lease, mirror, times
 from ckptd.coordinator import colleagues, contender, front, leader_watch, shell, silence
 from tests.sim.leading.book import WatchedCatalog
 from tests.sim.leading.loop import running
@@ -54,9 +54,9 @@ def simulated(*, rests: bool = False) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (contender, shell, silence, catalog, lease):
             patch.setattr(module, "now_us", _now_us)
-        for module in (mirror, leader_watch):
+        for module in (catalog, mirror, leader_watch):
             patch.setattr(module, "draw", _draw)
-        for module in (shell, fence):
+        for module in (shell, fence, times):
             patch.setattr(module, "time", _TIME)
         for module in (contender, colleagues):
             patch.setattr(module, "time", _wall_s)
