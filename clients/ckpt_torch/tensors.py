@@ -12,7 +12,7 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt_client.load.contents import shape_alone
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.state import AnyArray, check_memory
 
 #: torch type -> (integer type of its size that torch shares with numpy, the numpy type).
 _EXTENSIONS: Final = {
@@ -71,6 +71,7 @@ def check_plain(tensor: torch.Tensor) -> None:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
+    check_memory(tensor)
 
 
 def is_apart(device: torch.device) -> bool:

@@ -27,12 +27,20 @@ def without_shape() -> torch.Tensor:
     return torch.nn.LazyLinear(3).state_dict()["weight"]
 
 
+def freed(shape: tuple[int, ...] = (2, 3)) -> torch.Tensor:
+    """As FSDP's first version leaves parameters between their uses: with a shape alone."""
+    tensor = torch.ones(shape)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.mark.parametrize("staging", ["copy", "overlap"])
 @pytest.mark.parametrize(
     ("made", "why"),
     [
         (quantized, r"a quantized tensor; save int_repr\(\)"),
         (without_shape, "a parameter without a shape; call its module once"),
+        (freed, "a tensor that reaches to byte 24 of its memory, which has 0"),
     ],
 )
 def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(
@@ -62,11 +70,15 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_store_save_refuses_a_tensor_that_has_no_memory_of_its_own(
     cluster: str, mesh: DeviceMesh
 ) -> None:
-    """What torch gives out as the memory of such a tensor is freed memory, or another tensor's."""
+    """What torch gives out as the memory of such a tensor is freed memory, another tensor's, or of
+    the other sign.
+    """
     odd = {
         "DTensor": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]),
         "FakeTensor": FakeTensorMode().from_tensor(torch.arange(8.0)),
         "no memory": torch._efficientzerotensor((8,)),
+        "negated": torch.complex(torch.ones(8), torch.ones(8)).conj().imag,
+        "memory, which has 0": freed((8,)),
     }
     with ckpt.open(cluster) as store:
         for step, (kind, tensor) in enumerate(odd.items()):

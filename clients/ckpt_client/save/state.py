@@ -12,7 +12,7 @@ bytes (its own encoded node), so that replicas which differ in a scalar are foun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -252,8 +252,9 @@ def _instead(value: object) -> str:
 
 
 def check_own_memory(value: object, where: str) -> None:
-    """Raises Refused by path for one of torch's tensors that has no memory of its own: what torch
-    gives out as that of a DTensor, or of another class made of tensors, is freed or another's.
+    """Raises Refused by path for one of torch's tensors whose memory is not what it holds: what
+    torch gives out as that of a DTensor, or of another class made of tensors, is freed or
+    another's, and that of a view that is negated when it is read has the other sign.
     """
     kinds = [(one.__module__, one.__qualname__) for one in type(value).__mro__]
     if _TENSOR not in kinds:
@@ -263,14 +264,54 @@ def check_own_memory(value: object, where: str) -> None:
             f"{_shown(where)}: a {'.'.join(kinds[0])} is no plain tensor",
             hint="ckpt_torch takes DTensors; of any other give the tensors that it is made of",
         )
-    if cast(_Tensor, value)._is_zerotensor():
+    tensor = cast(Tensor, value)
+    if tensor._is_zerotensor():
         raise Refused(f"{_shown(where)}: a tensor that has no memory", hint="clone() it")
+    if tensor.is_conj() or tensor.is_neg():
+        raise Refused(
+            f"{_shown(where)}: a lazily conjugated or negated tensor",
+            hint="resolve_conj(), resolve_neg()",
+        )
+    try:
+        check_memory(tensor)
+    except Refused as error:
+        raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
 
 
-class _Tensor(Protocol):
+def check_memory(tensor: Tensor) -> None:
+    """Raises Refused for a tensor that reaches out of its memory: FSDP's first version frees that
+    of parameters between their uses, and what lies there belongs to others then.
+    """
+    if not tensor.numel():
+        return
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if there < needed:
+        raise Refused(
+            f"a tensor that reaches to byte {needed} of its memory, which has {there}",
+            hint="its memory was freed: save what the wrapped model's state_dict() gives",
+        )
+
+
+class _Storage(Protocol):
+    def nbytes(self) -> int: ...
+
+
+class Tensor(Protocol):
     """One of torch's, which need not be there."""
 
+    @property
+    def shape(self) -> Sequence[int]: ...
+
     def _is_zerotensor(self) -> bool: ...
+    def is_conj(self) -> bool: ...
+    def is_neg(self) -> bool: ...
+    def numel(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
+    def storage_offset(self) -> int: ...
+    def element_size(self) -> int: ...
+    def untyped_storage(self) -> _Storage: ...
 
 
 #: Modules and names of their classes.

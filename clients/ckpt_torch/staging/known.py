@@ -141,6 +141,15 @@ def _are_plain(found: list[object], has_complex: bool) -> bool:
         and set(map(_layout_of, tensors)) <= _DENSE
         and not (has_complex and any(map(torch.Tensor.is_conj, tensors)))
         and not any(map(torch.Tensor.is_neg, tensors))
+        and _have_memory(tensors)
+    )
+
+
+def _have_memory(tensors: list[object]) -> bool:
+    """Whether none lies in memory that was freed. Those without elements have none either."""
+    found = cast(list[torch.Tensor], tensors)
+    return all(map(torch.Tensor.data_ptr, found)) or all(
+        one.data_ptr() or not one.numel() for one in found
     )
 
 
