@@ -7,7 +7,7 @@ mapping counts as a dict: what comes back goes into the caller's own containers.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from typing import Final, Protocol, TypeGuard, TypeVar
 
 import numpy as np
@@ -56,17 +56,21 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
     return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
-def leaves(tree: object, name: str = "") -> Iterator[tuple[str, object]]:
+def leaves(
+    tree: object, name: str = "", without: Container[str] = ()
+) -> Iterator[tuple[str, object]]:
     """Every leaf with its path as text, in the tree's order.
 
     name: of the tree itself, here and below.
+    without: names of lists and tuples that are passed over.
     """
     if isinstance(tree, Mapping):
         for key, child in tree.items():
-            yield from leaves(child, below(name, key))
+            yield from leaves(child, below(name, key), without)
     elif isinstance(tree, list | tuple):
-        for position, child in enumerate(tree):
-            yield from leaves(child, below(name, SequenceIndex(position)))
+        if name not in without:
+            for position, child in enumerate(tree):
+                yield from leaves(child, below(name, SequenceIndex(position)), without)
     else:
         yield name, tree
 
@@ -99,21 +103,33 @@ def replaced(tree: object, leaf: Callable[[str, object], object], name: str = ""
     return leaf(name, tree)
 
 
-def refill(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
+def refill(
+    tree: object,
+    leaf: Callable[[str, object], object],
+    name: str = "",
+    whole: Container[str] = (),
+) -> object:
     """The same containers, their leaves replaced in place; tuples and mappings that cannot be
     changed are new ones of their types.
+
+    whole: names of lists and tuples that get the items of what `leaf` gives for them.
     """
     if isinstance(tree, Mapping):
-        items = {key: refill(child, leaf, below(name, key)) for key, child in tree.items()}
+        items = {key: refill(child, leaf, below(name, key), whole) for key, child in tree.items()}
         if isinstance(tree, MutableMapping):
             for key, child in items.items():
                 tree[key] = child
             return tree
         return _like(tree, items)
     if isinstance(tree, list | tuple):
-        children = [
-            refill(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)
+        children: object = [
+            refill(child, leaf, below(name, SequenceIndex(n)), whole)
+            for n, child in enumerate(tree)
         ]
+        if name in whole:
+            children = leaf(name, tree)
+        if not isinstance(children, list | tuple):
+            return children
         if isinstance(tree, list):
             tree[:] = children
             return tree

@@ -9,9 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ckpt
 import ckpt_torch
+from ckpt_client.save.state import flatten
+from ckpt_torch.reading.sequences import SequenceWalk, plain_data
 
 
 class Moments(NamedTuple):
@@ -72,3 +75,87 @@ def test_an_array_that_is_more_than_its_memory_is_refused_by_path(cluster: str) 
     found: dict[str, object] = {"w": None}
     ckpt_torch.load(found, checkpoint_id=f"{name}/3", allow_pickle=True)
     assert repr(found["w"]) == repr(masked())
+
+
+def test_a_list_of_plain_values_comes_back_as_long_as_it_was_saved(cluster: str) -> None:
+    name = f"{cluster}/longer/1"
+    saved = {
+        "losses": [0.3, 0.2, 0.1],
+        "seen": {"files": [["a", (1, 2)], []], "last": (1, 2, 3)},
+        "shape": torch.Size([2, 3]),
+        "none": [],
+        "layers": [torch.ones(1), {"betas": (0.9, 0.99)}],
+    }
+    ckpt_torch.save(saved, checkpoint_id=name)
+    losses: list[float] = []
+    found: dict[str, object] = {
+        "losses": losses,
+        "seen": {"files": [["b", (0,)]], "last": ()},
+        "shape": torch.Size([1]),
+        "none": [1, 2],
+        "layers": [torch.zeros(1), {"betas": (0.5,)}],
+    }
+    ckpt_torch.load(found, checkpoint_id=name, strict=True)
+    assert found["losses"] is losses
+    assert repr(found) == repr(saved)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_list_that_dcp_wrote_in_one_piece_fills_an_empty_one(cluster: str) -> None:
+    name = f"{cluster}/dcp-list/1"
+    dcp.save({"losses": [3, 2, 1]}, storage_writer=ckpt_torch.CkptWriter(name), no_dist=True)
+    found: dict[str, object] = {"losses": []}
+    ckpt_torch.load(found, checkpoint_id=name)
+    assert found == {"losses": [3, 2, 1]}
+
+
+class Span(NamedTuple):
+    first: int
+    last: int
+
+
+@pytest.mark.parametrize(
+    ("here", "why"),
+    [
+        ({"tensors": [torch.zeros(1)]}, "tensors: 2 items in the checkpoint, 1 here"),
+        ({"tensors": []}, "tensors: 2 items in the checkpoint, 0 here"),
+        ({"numbers": [torch.zeros(())]}, "numbers: 3 items in the checkpoint, 1 here"),
+        ({"numbers": Span(0, 0)}, "numbers: 3 items in the checkpoint, 2 here"),
+        ({"numbers": {}}, "numbers: stored as a list, here it is a dict"),
+        ({"mapping": []}, "mapping: stored as a dict, here it is a list"),
+        ({"number": []}, "number: stored as a plain value, here it is a list"),
+        ({"number": {}}, "number: stored as a plain value, here it is a dict"),
+        ({"tensor": ()}, "tensor: stored as a tensor, here it is a tuple"),
+    ],
+)
+def test_what_would_come_back_cut_is_refused_by_path(
+    kept: str, here: dict[str, object], why: str
+) -> None:
+    with pytest.raises(ckpt.Refused, match=f"^{why}"):
+        ckpt_torch.load(here, checkpoint_id=kept)
+
+
+@pytest.fixture(scope="module")
+def kept(cluster: str) -> str:
+    """A step that holds one of each kind."""
+    name = f"{cluster}/kinds/1"
+    state = {
+        "tensors": [torch.ones(1), torch.ones(1)],
+        "numbers": [1, 2, 3],
+        "mapping": {"a": 1},
+        "number": 1,
+        "tensor": torch.ones(1),
+    }
+    ckpt_torch.save(state, checkpoint_id=name)
+    return name
+
+
+def test_a_list_that_another_rank_alone_has_comes_back_whole() -> None:
+    walk = SequenceWalk(unknown=[((), {"rng": {"0": [], "1": []}, "new": []})])
+    for rank in (0, 1):
+        walk.look_into(flatten({"rng": {str(rank): [rank, 7]}}).root)
+    assert {name: plain_data(node) for name, node in walk.plain.items()} == {
+        "rng/0": [0, 7],
+        "rng/1": [1, 7],
+    }
+    assert walk.unknown == [(("new",), [])]

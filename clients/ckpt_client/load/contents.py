@@ -16,7 +16,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
-from ckpt.format.tree import Scalar
+from ckpt.format.tree import Node, Scalar
 from ckpt_client.load.plan import checked_dtype, variants_of
 from ckpt_client.load.reading import Reading
 from ckpt_client.load.trees import WholeWalk, box_inside, scalars_of
@@ -73,6 +73,8 @@ class Contents:
         self._memory = FirstTouch()
         #: What the index says of a name: it is asked for each look at a want, and checks it.
         self._variants: dict[str, tuple[IndexTensor, ...]] = {}
+        #: Those that were asked for.
+        self._trees: dict[Rank, Node] = {}
 
     def ranks(self) -> list[Rank]:
         """Those that saved, ascending."""
@@ -91,8 +93,13 @@ class Contents:
 
     def values(self, rank: Rank) -> dict[str, Scalar]:
         """Plain values of a rank's tree, by path."""
-        root = self._reading.documents([rank])[rank]
-        return {name: node.value for name, node in scalars_of(root).items()}
+        return {name: node.value for name, node in scalars_of(self.tree(rank)).items()}
+
+    def tree(self, rank: Rank) -> Node:
+        """A rank's tree as it was saved; it is read once."""
+        if rank not in self._trees:
+            self._trees[rank] = self._reading.documents([rank])[rank]
+        return self._trees[rank]
 
     def shapes(self) -> object:
         """The union of all ranks' trees, as `Checkpoint.load(whole=True)` gives it, whose arrays

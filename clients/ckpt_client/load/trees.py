@@ -7,7 +7,7 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -207,6 +207,21 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
 
     visit(root, ())
     return found
+
+
+def leaf_nodes(root: Node) -> Iterator[LeafNode]:
+    """The tensors of a tree, depth first."""
+    match root:
+        case DictNode(items):
+            for _, child in items:
+                yield from leaf_nodes(child)
+        case ListNode(items) | TupleNode(items):
+            for child in items:
+                yield from leaf_nodes(child)
+        case LeafNode():
+            yield root
+        case ScalarNode():
+            return
 
 
 def _is_none(node: Node) -> bool:

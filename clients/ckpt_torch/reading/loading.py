@@ -48,8 +48,8 @@ def load(
     order: Sequence[str] = (),
     ring_bytes: int = RING_BYTES,
 ) -> int:
-    """Fill the tensors of `state_dict` in place, and replace everything else in it. Returns the
-    step.
+    """Fill the tensors of `state_dict` in place, and replace everything else in it: a list or tuple
+    of plain values has as many items afterwards as were saved. Returns the step.
 
     state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
         saved dtype and global shape. Objects with `state_dict()` get their part through
@@ -167,7 +167,7 @@ def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
 
 def give_back(state_dict: dict[str, object], state: dict[str, object], found: NewLeaves) -> None:
     """Put what was not filled in place into the caller's dict and objects."""
-    refill(state, found.value)
+    refill(state, found.value, whole=found.sequences)
     for key, value in state.items():
         target = state_dict[key]
         if is_stateful(target):

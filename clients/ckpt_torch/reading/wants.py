@@ -6,7 +6,7 @@ the boxes that it holds, whatever the sharding that they were saved with.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from ckpt.format.tree import Scalar
 from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
-from ckpt_client.load.trees import listed
+from ckpt_client.load.trees import listed, scalars_of
 from ckpt_client.save.state import AnyArray
 from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -27,6 +27,7 @@ from ckpt_torch.dcp_names import unpack_value, value_name
 from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.sequences import SequenceWalk, plain_data
 from ckpt_torch.reading.twins import Twin, place_of
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
@@ -40,6 +41,8 @@ class NewLeaves:
     pickles: dict[str, AnyArray] = field(default_factory=dict)
     packed: dict[str, AnyArray] = field(default_factory=dict)
     """Plain data as DCP's planner cuts it: a list of numbers is one leaf."""
+    sequences: set[str] = field(default_factory=set)
+    """Names of lists and tuples that are replaced as a whole."""
 
     def value(self, name: str, leaf: object) -> object:
         """What stands there afterwards; `leaf` itself where it was filled in place."""
@@ -105,8 +108,9 @@ class StateWants:
         ranks = self.contents.ranks()
         mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
         values = self.contents.values(mine)
+        self._compare_sequences(state, ranks, mine)
         missing: dict[str, object] = {}
-        for name, leaf in leaves(state):
+        for name, leaf in leaves(state, without=self.found.sequences):
             if not self._look_up(name, leaf, mine, values):
                 missing[name] = leaf
         if missing:
@@ -121,6 +125,21 @@ class StateWants:
         self._warn_of_empty(state, values)
         self.found.check_pickles(allow_pickle)
         self._part()
+
+    def _compare_sequences(
+        self, state: Mapping[str, object], ranks: Sequence[Rank], mine: Rank
+    ) -> None:
+        """Plan those that are replaced as a whole. Raises Refused."""
+        walk = SequenceWalk(unknown=[((), state)])
+        for rank in [mine, *(rank for rank in ranks if rank != mine)]:
+            if walk.unknown:
+                walk.look_into(self.contents.tree(rank))
+        self.found.sequences = {*walk.plain, *walk.packed}
+        for name, node in walk.plain.items():
+            self.found.values[name] = plain_data(node)
+            self._seen.update(f"{name}/{inner}" for inner in scalars_of(node))
+        for name in walk.packed:
+            self._in_one_piece(name, mine)
 
     def _part(self) -> None:
         """Memory is filled once, in the first part that names it."""
@@ -178,15 +197,7 @@ class StateWants:
             self._seen.add(name)
             self.found.values[name] = values[name]
             return True
-        if self.contents.variants(pickle_name(name)):
-            inner = pickle_name(name)
-            self._seen.add(inner)
-            self.found.pickles[name] = self._array(name, inner, rank)
-            return True
-        inner = value_name(name)
-        if self.contents.variants(inner):
-            self._seen.add(inner)
-            self.found.packed[name] = self._array(name, inner, rank)
+        if self._in_one_piece(name, rank):
             return True
         if self.contents.variants(name):
             if isinstance(leaf, np.ndarray | np.generic):
@@ -194,6 +205,18 @@ class StateWants:
                 self.found.values[name] = self._array(name, name, rank)
                 return True
             raise Refused(f"{name}: stored as a tensor, here it is a {_kind(leaf)}")
+        return False
+
+    def _in_one_piece(self, name: str, rank: Rank) -> bool:
+        """Plan a pickle, or what DCP's planner took for one value; False where it is neither."""
+        for inner, found in (
+            (pickle_name(name), self.found.pickles),
+            (value_name(name), self.found.packed),
+        ):
+            if self.contents.variants(inner):
+                self._seen.add(inner)
+                found[name] = self._array(name, inner, rank)
+                return True
         return False
 
     def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
