@@ -121,6 +121,11 @@ class WantedArray:
         """The boxes to read. Raises Refused by name when dtype or shape differ."""
         if stored_dtype != dtype_name(self._dtype):
             raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
+        if jax.dtypes.canonicalize_dtype(self._dtype) != self._dtype:
+            raise Refused(
+                f"{self._name}: stored as {stored_dtype}, and JAX is set to 32 bits here",
+                hint='jax.config.update("jax_enable_x64", True), or a numpy array in `like`',
+            )
         if stored_shape != self._shape:
             raise other_shape(self._name, stored_shape, self._shape)
         return [

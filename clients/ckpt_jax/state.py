@@ -27,7 +27,7 @@ from ckpt_client.store import Store
 from ckpt_jax.arrays import WantedArray, declared, other_shape
 from ckpt_jax.copying import JaxCopier, Placeholders, checked_finite
 from ckpt_jax.known import recall, remember
-from ckpt_jax.trees import is_plain, mapped, rebuilt
+from ckpt_jax.trees import check_lengths, is_plain, mapped, rebuilt
 
 State = TypeVar("State")
 
@@ -108,7 +108,8 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
         bound either.
 
     Each process reads what its devices need, each byte once. Raises Refused for a name that the
-    checkpoint lacks, and for another dtype or shape; NotFound, Unavailable, Lost.
+    checkpoint lacks, a list or tuple of which it has more items, another dtype or shape, and 64 bit
+    where JAX is set to 32; NotFound, Unavailable, Lost.
     """
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
@@ -169,6 +170,7 @@ class _Reading:
         ranks = self.contents.ranks()
         rank = Rank(self.process) if self.process in ranks else ranks[0]
         values = self.contents.values(rank)
+        check_lengths(like, self.contents.tree(rank))
         mapped(like, lambda name, leaf: self._look_up(name, leaf, rank, values))
         if self.absent:
             stored = {tensor.name for tensor in self.contents.tensors()} | set(values)

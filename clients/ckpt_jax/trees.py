@@ -7,15 +7,25 @@ back goes into the caller's own nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
 
 import jax
 import numpy as np
 from jax import tree_util
 
 from ckpt.base.errors import Refused
-from ckpt.format.tree import Key, Path, SequenceIndex, path_text
+from ckpt.format.tree import (
+    DictNode,
+    Key,
+    ListNode,
+    Node,
+    Path,
+    SequenceIndex,
+    TupleNode,
+    path_text,
+    step_text,
+)
 
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 Leaf = Callable[[str, object], object]
@@ -49,6 +59,42 @@ def rebuilt(node: object, leaf: Leaf, path: Path = ()) -> object:
     _, shape = tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
     children = [rebuilt(child, leaf, (*path, key)) for key, child in parts.items()]
     return tree_util.tree_unflatten(shape, children)
+
+
+def check_lengths(like: object, stored: Node | None, path: Path = ()) -> None:
+    """Raises Refused by path for a list, a tuple or another node of numbered parts that has more of
+    them in the checkpoint: what is missing here may not be what comes last.
+
+    stored: the checkpoint's tree; None where it has nothing.
+    """
+    if stored is None or is_leaf(like):
+        return
+    is_row = type(like) is list or type(like) is tuple
+    parts = _row(like) if is_row else like if type(like) is dict else _parts(like)
+    if not isinstance(parts, dict):
+        return
+    there = dict(_children(stored))
+    numbered = is_row or (bool(parts) and all(type(key) is int for key in parts))
+    if numbered and len(there) > len(parts):
+        raise Refused(
+            f"{path_text(path)}: {len(there)} items in the checkpoint, {len(parts)} here",
+            hint="ask for as many items as were saved",
+        )
+    for key, child in parts.items():
+        if not is_leaf(child):
+            check_lengths(child, there.get(step_text(key)), (*path, key))
+
+
+def _row(like: object) -> dict[Key | SequenceIndex, object]:
+    items = cast(Sequence[object], like)
+    return {SequenceIndex(number): child for number, child in enumerate(items)}
+
+
+def _children(node: Node) -> Iterator[tuple[str, Node]]:
+    if isinstance(node, DictNode):
+        yield from ((step_text(key), child) for key, child in node.items)
+    elif isinstance(node, ListNode | TupleNode):
+        yield from ((step_text(SequenceIndex(n)), child) for n, child in enumerate(node.items))
 
 
 def is_plain(value: object) -> bool:

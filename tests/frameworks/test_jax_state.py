@@ -104,6 +104,31 @@ def test_what_does_not_fit_is_refused_by_name(cluster: str, like: Any, text: str
             ckpt_jax.load(store, "jax/fits", 1, like)
 
 
+@pytest.mark.parametrize(
+    ("like", "text"),
+    [
+        ({"row": [jnp.zeros(1)]}, "row: 2 items in the checkpoint, 1 here"),
+        ({"row": ()}, "row: 2 items in the checkpoint, 0 here"),
+        ({"deep": ({"row": [0]},)}, "deep/#0/row: 2 items in the checkpoint, 1 here"),
+        (
+            {"wide": jax.ShapeDtypeStruct((2,), np.int64)},
+            "wide: stored as <i8, and JAX is set to 32 bits here",
+        ),
+    ],
+)
+def test_what_would_come_back_cut_is_refused_by_name(cluster: str, like: Any, text: str) -> None:
+    state = {
+        "row": [jnp.ones(1), jnp.ones(1)],
+        "deep": ({"row": [1, 2]},),
+        "wide": np.array([1 << 40, 1]),
+    }
+    with ckpt.open(cluster) as store:
+        if store.latest("jax/cuts") is None:
+            ckpt_jax.save(store, "jax/cuts", 1, state).wait()
+        with pytest.raises(ckpt.Refused, match=text):
+            ckpt_jax.load(store, "jax/cuts", 1, like)
+
+
 def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
     with ckpt.open(cluster) as store:
         with pytest.raises(ckpt.Refused, match=r"a/key: a typed random key"):
