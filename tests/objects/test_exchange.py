@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +23,11 @@ from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt_client.cli.main import main
+from ckpt_client.exchange.npz_file import write_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
 from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays, pieces
+from ckpt_client.exchange.zarr_group import read_zarr
 from tests.objects.sources import HEADER, MemorySource, random_bits, same_bits
 
 WEIGHTS = {
@@ -174,6 +177,17 @@ def test_an_archive_of_numpy(url: str, tmp_path: Path) -> None:
     assert logical == {"model.embed": "bfloat16"}
 
 
+@pytest.mark.parametrize(("names", "lost"), [(("w\0x", "w\0y"), r"w\x00x"), (("w", "w.npy"), "w")])
+def test_what_readers_of_an_archive_would_not_find_is_refused_by_name(
+    tmp_path: Path, names: tuple[str, ...], lost: str
+) -> None:
+    """A zero byte cut the name, so that one array was lost; numpy gave `w` for `w.npy`."""
+    source = MemorySource({name: random_bits("<f4", (4,)) for name in names})
+    with pytest.raises(Refused, match=f"would not find '{re.escape(lost)}'"):
+        list(write_npz(source, named_arrays(source, "", "."), tmp_path / "a.npz"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_a_file_is_replaced_by_an_export(url: str, tmp_path: Path) -> None:
     """A rename put a file in the place of a device node."""
     pipe = tmp_path / "pipe"
@@ -250,9 +264,16 @@ def test_a_zarr_group_of_another_writer_is_taken_in(tmp_path: Path, version: int
     group = zarr.open_group(tmp_path / "g", mode="w", zarr_format=version)
     group.create_array("w", data=random_bits("<f4", (300, 400)), chunks=(64, 64))
     group.create_group("deep").create_array("b", data=np.arange(10))
+    group.create_array("scalar", data=np.array(2.5))
+    assert {one.name: one.mapped().shape for one in read_zarr(str(tmp_path / "g"))} == {
+        "w": (300, 400),
+        "deep/b": (10,),
+        "scalar": (),
+    }
     state = imported(tmp_path / "g", tmp_path / "store")
     assert same_bits(state["w"], group["w"][...])
     assert same_bits(state["deep/b"], np.arange(10))
+    assert same_bits(state["scalar"], np.array(2.5))
 
 
 def test_a_drained_checkpoint_is_no_foreign_group(

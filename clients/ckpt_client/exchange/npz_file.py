@@ -11,7 +11,7 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,12 @@ LOCAL_HEADER_BYTES: Final = 30
 
 
 def write_npz(source: Source, arrays: Sequence[NamedArray], path: Path) -> Iterable[int]:
-    """Write the archive; yields the bytes that each step wrote."""
+    """Write the archive; yields the bytes that each step wrote. Raises Refused naming an array that
+    readers would not find; before anything is written.
+    """
+    names = {array.name for array in arrays}
+    for name in sorted(names):
+        _check(name, names)
     logical: dict[str, str] = {}
     with WholeFile(path) as file, zipfile.ZipFile(_Appending(file), "w") as archive:
         for array in arrays:
@@ -47,6 +52,15 @@ def write_npz(source: Source, arrays: Sequence[NamedArray], path: Path) -> Itera
             archive.writestr(LOGICAL, json.dumps(logical, indent=1))
         archive.close()
         file.complete()
+
+
+def _check(name: str, names: Collection[str]) -> None:
+    """The archive cuts a name at a zero byte; numpy adds `.npy` to a name that it does not find."""
+    if "\0" in name or f"{name}.npy" in names:
+        raise Refused(
+            f"numpy's readers would not find {name!r} in an archive",
+            hint="export with --format zarr, or without it by --prefix",
+        )
 
 
 def read_npz(path: Path) -> Sequence[Incoming]:

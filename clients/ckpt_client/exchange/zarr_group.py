@@ -46,15 +46,19 @@ def read_zarr(place: str) -> Sequence[HeldArray]:
         raise NotFound(f"{place} has no arrays")
     return [
         HeldArray(
-            name, _dtype(place, name, node.dtype), tuple(node.shape), partial(_load, place, node)
+            name,
+            _dtype(place, name, node.dtype),
+            tuple(node.shape),
+            partial(_load, place, node, tuple(node.shape)),
         )
         for name, node in sorted(arrays)
     ]
 
 
-def _load(place: str, node: object) -> Array:
+def _load(place: str, node: object, shape: tuple[int, ...]) -> Array:
     read = partial(operator.getitem, node, ...)  # zarr.Array
-    return np.ascontiguousarray(_in_our_words(place, read))
+    # Of one element without axes numpy makes an axis here.
+    return np.ascontiguousarray(_in_our_words(place, read)).reshape(shape)
 
 
 def _in_our_words(place: str, once: Callable[[], Value]) -> Value:
