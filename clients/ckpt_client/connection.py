@@ -24,7 +24,7 @@ from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.local.cluster import is_supervised, opened_cluster, serving
 from ckpt_client.locate import Locator, client_name
 from ckpt_client.url import LocalUrl, RemoteUrl
-from ckpt_client.waiting import Waiting
+from ckpt_client.wait_notice import WaitNotice
 
 REACHED_S_MIN: Final = 2.0
 """Whatever the patience, so long is tried to reach a coordinator: a lost packet alone takes one."""
@@ -39,7 +39,7 @@ class Impatience:
         self._control = control
         self._patience_s = max(patience_s, REACHED_S_MIN)
         self._begun_s = time.monotonic()
-        self._waiting = Waiting(
+        self._waiting = WaitNotice(
             f"ckpt.open waits for the coordinator at {control.locator.address()}"
         )
 
@@ -50,7 +50,7 @@ class Impatience:
         self.say(self._control.trouble)
 
     def say(self, why: str) -> None:
-        """As `Waiting.say`."""
+        """As `WaitNotice.say`."""
         self._waiting.say(why)
 
 

@@ -36,7 +36,7 @@ from ckpt.protocol.handshake import Caller, Established
 from ckpt_client.environment import process_name
 from ckpt_client.local.cluster import revive
 from ckpt_client.locate import Locator, client_name
-from ckpt_client.waiting import Waiting
+from ckpt_client.wait_notice import WaitNotice
 
 Reply = TypeVar("Reply")
 Seat = tuple[RunName, Rank, int]
@@ -246,7 +246,7 @@ class Control:
     def _joined(self, seat: Seat) -> LaunchJoined:
         known = self._launches.get(seat)
         address = self._connection().address
-        waiting = Waiting(f"a rank of {seat[0]} waits for the coordinator at {address}")
+        waiting = WaitNotice(f"a rank of {seat[0]} waits for the coordinator at {address}")
 
         def look() -> None:
             self._revive()

@@ -39,7 +39,7 @@ from ckpt.transfer.payload_finder import PayloadFinder
 from ckpt_client.load import load_counts
 from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.load.together.meeting import ANSWER_SLACK_S, Meeting, ask_shared, wire_of
-from ckpt_client.waiting import Waiting
+from ckpt_client.wait_notice import WaitNotice
 from ckpt_client.warn import warn
 
 _log = logging.getLogger("ckpt.restore")
@@ -93,7 +93,9 @@ class Pinned:
         if away:
             question = replace(question, away=True, timeout_us=0, fallback=False)
         patience_s = question.timeout_us / US_PER_S + ANSWER_SLACK_S
-        waiting = Waiting(f"the load of {question.run} waits for the coordinator at {rpc.address}")
+        waiting = WaitNotice(
+            f"the load of {question.run} waits for the coordinator at {rpc.address}"
+        )
         reply, bulk = rpc.call(
             question, timeout_s=patience_s, look=lambda: waiting.say(rpc.trouble)
         )

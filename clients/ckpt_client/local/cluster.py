@@ -38,7 +38,7 @@ from ckpt.base.system_errors import system_error
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
-from ckpt_client.waiting import Waiting
+from ckpt_client.wait_notice import WaitNotice
 
 CLUSTER_NAME: Final = "cluster.toml"
 LOCK_NAME: Final = "lock"
@@ -236,7 +236,7 @@ def _start(directory: Path, options: LocalOptions, deadline_s: float) -> ReadyFi
     log = logs / "supervisor.log"
     supervised = is_supervised(directory)  # One that is just starting, or about to end.
     started = 0 if supervised else start_detached(start_arguments(directory, options), log=log)
-    waiting = Waiting(f"the cluster in {directory} is starting; its log is {log}")
+    waiting = WaitNotice(f"the cluster in {directory} is starting; its log is {log}")
     while time.monotonic() < deadline_s:
         ready = serving(directory)
         if ready is not None:
@@ -263,7 +263,7 @@ def _why_ended(directory: Path, log: Path) -> CkptError:
 
 def _wait_for_lock(directory: Path, deadline_s: float) -> int:
     descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    waiting = Waiting(f"another process opens or starts the cluster in {directory}")
+    waiting = WaitNotice(f"another process opens or starts the cluster in {directory}")
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -133,8 +133,8 @@ class EtcdCatalog:
     ) -> EtcdCatalog:  # fmt: skip
         """What there is, under a fence that was taken and is kept. `known`: all keys as the fence's
         own transaction left them; None: they are read. When it raises, the keeper is closed and the
-        leader's key free. Raises Busy when the fence is lost, Refused for another cluster's, Corrupt,
-        Unavailable.
+        leader's key free. Raises Busy when the fence is lost, Refused for another cluster's,
+        Corrupt, Unavailable.
         """
         try:
             pairs = known

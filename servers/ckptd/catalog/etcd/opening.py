@@ -123,7 +123,7 @@ def _check_cluster(space: FencedSpace, found: Meta | None, cluster: str | None) 
 
 
 def check_whose(space: FencedSpace, pairs: list[tuple[str, bytes]], cluster: str) -> None:
-    """Raises Refused where these are another cluster's: it came when this one's had been removed."""
+    """Raises Refused where these are another cluster's, which came when ours had been removed."""
     for name, value in pairs:
         if name == keys.META:
             _check_cluster(space, msgspec.json.decode(value, type=Meta), cluster)

@@ -14,7 +14,7 @@ QUIET_S: Final = 2.0
 _log = logging.getLogger("ckpt.store")
 
 
-class Waiting:
+class WaitNotice:
     """I say once, as a warning in the log, what is waited for, and why. One for each wait."""
 
     def __init__(self, what: str) -> None:
