@@ -75,9 +75,11 @@ def load(program: str) -> Callable[[Sequence[str]], int | None]:
 
 
 def _complaint(program: str, error: CkptError, *, as_json: bool) -> str:
-    """Why it did not start; as JSON like the errors of `ckpt … --json`."""
+    """Why it did not start, in one line, the last of its log; as JSON like the errors of
+    `ckpt … --json`.
+    """
     if not as_json:
-        return f"{program}: {error}"
+        return " ".join(f"{program}: {error}".split("\n"))
     line = {
         "message_type": "exit_error",
         "code": error.exit_code,

@@ -21,6 +21,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages.targets import RenewLease, ScrubReport
 from ckpt.protocol.coordinator.reading.checks import CHECKS
+from tests.ckptd.catalogs import spoil_page
 from tests.client.checkkit import PATIENCE_S, RUN_NAME, Case, made
 from tests.client.clikit import fill, flip, run
 from tests.client.remote_daemons import remote
@@ -332,13 +333,16 @@ def a_catalog_that_was_unreadable_before_the_start(folder: Path) -> None:
         assert run("local", "stop", str(case.directory)).code == 0
         for path in case.directory.glob("catalog.sqlite-*"):
             path.unlink()
-        (case.directory / "catalog.sqlite").write_bytes(b"no catalog any more " * 1000)
-        ended = run("ls", "--json", environ=case.environ)
-        assert ended.code == 4
-        told = ended.error()
-        assert "is unreadable: file is not a database" in told["message"]
+        catalog = case.directory / "catalog.sqlite"
         command = f"ckpt catalog rebuild {case.directory}"
-        assert command in told["hint"]
+        spoil_page(catalog)
+        for said in ("is unreadable: *** in database main *** ", "file is not a database"):
+            ended = run("ls", "--json", environ=case.environ)
+            assert ended.code == 4
+            told = ended.error()
+            assert said in told["message"]
+            assert command in told["hint"]
+            catalog.write_bytes(b"no catalog any more " * 1000)
         case.shell(command)
         assert run("ls", environ=case.environ).code == 0
 

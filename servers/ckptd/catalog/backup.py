@@ -28,7 +28,7 @@ from ckpt.base.ids import CatalogPosition, CheckpointId
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd import config as options
-from ckptd.catalog.file import connect, copy_catalog, lock_directory, unusable
+from ckptd.catalog.file import DAMAGED, connect, copy_catalog, lock_directory, unusable
 from ckptd.catalog.sqlite import CATALOG_NAME, load_image, read_image
 from ckptd.directory import check_open
 
@@ -97,7 +97,7 @@ def read_backup(path: Path, cluster: str) -> CatalogImage:
             found, image = load_image(connection)
         finally:
             connection.close()
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         raise unusable(path.parent, error, what=str(path)) from error
     if found != cluster:
         raise Refused(f"{path} is of cluster {found}, the targets are of {cluster}")

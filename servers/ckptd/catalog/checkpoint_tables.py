@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import fields
+from operator import index
 from typing import Final
 
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, RunName, Step
@@ -76,8 +77,9 @@ def forget(connection: sqlite3.Connection, checkpoint: CheckpointId) -> None:
 
 
 def checkpoint_of(run: str, step: int, term: int, counter: int) -> CheckpointId:
-    """What the four columns of a key name."""
-    return CheckpointId(RunName(run), Step(step), Generation(term, counter))
+    """What the four columns of a key name. Raises TypeError for what is no number."""
+    numbers = map(index, (step, term, counter))
+    return CheckpointId(RunName(run), Step(next(numbers)), Generation(*numbers))
 
 
 def key_of(checkpoint: CheckpointId) -> tuple[str, int, int, int]:

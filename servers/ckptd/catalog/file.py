@@ -21,6 +21,8 @@ CLUSTER_NAME: Final = "cluster.id"
 prove it old. Without this file a new cluster would seem to begin.
 """
 
+DAMAGED: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What is raised for a file that is no catalog; the second where SQLite's words are no text."""
 _KEPT_FROM_USE: Final = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -86,12 +88,12 @@ def connect(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(
             path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=5.0
         )
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         raise unusable(path.parent, error) from error
     try:
         for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
             connection.execute(f"PRAGMA {setting}")
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         connection.close()
         raise unusable(path.parent, error) from error
     return connection
@@ -122,23 +124,25 @@ def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
 
-def unusable(directory: Path, error: sqlite3.Error, *, what: str = "") -> CkptError:
-    """The error that tells a damaged catalog from one that its disk keeps from being used.
+def unusable(directory: Path, error: Exception, *, what: str = "") -> CkptError:
+    """The error that tells a damaged catalog from one that its disk keeps from being used, in one
+    line: whoever asks why a daemon ended reads its last one.
 
     `what` names another file than the catalog in `directory`.
     """
     what = what or f"the catalog in {directory}"
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    text = " ".join(str(error).split())
     said = shortage(directory, error)
     if said is not None:
         return NoSpace(f"no room for {what}: {said.strerror}", hint=remedy(directory, said))
     if code in _KEPT_FROM_USE:
         return Unavailable(
-            f"{what} cannot be used: {error}",
+            f"{what} cannot be used: {text}",
             hint="look at the disk, its permissions, and who else has the file open",
         )
     return Corrupt(
-        f"{what} is unreadable: {error}",
+        f"{what} is unreadable: {text}",
         hint=f"run: {mending_command(directory)}",
     )
 

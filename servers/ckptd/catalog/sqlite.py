@@ -47,6 +47,7 @@ from ckptd.catalog import (
 )
 from ckptd.catalog.entry_tables import apply_entry
 from ckptd.catalog.file import (
+    DAMAGED,
     connect,
     copy_catalog,
     keep_cluster,
@@ -235,7 +236,7 @@ def _opened(
         keep_cluster(directory, str(found))
         image = _load(connection)
         image.term = _begin_term(connection, image)
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         connection.close()
         raise unusable(directory, error) from error
     except BaseException:
@@ -362,7 +363,7 @@ def _read(directory: Path) -> tuple[str, CatalogImage]:
         connection.backup(memory)
         _create(memory, directory, "")
         cluster, image = load_image(memory)
-    except sqlite3.DatabaseError as error:
+    except DAMAGED as error:
         raise unusable(directory, error) from error
     finally:
         memory.close()
@@ -418,7 +419,8 @@ def _meta(connection: sqlite3.Connection, key: str) -> str | int:
     if found is None:
         raise sqlite3.DatabaseError(f"no {key} in its meta table")
     value = found[0]
-    assert isinstance(value, str | int)
+    if not isinstance(value, str | int):
+        raise sqlite3.DatabaseError(f"its {key} is {value!r}")
     return value
 
 
@@ -436,7 +438,16 @@ def _begin_term(connection: sqlite3.Connection, image: CatalogImage) -> int:
 
 
 def _load(connection: sqlite3.Connection) -> CatalogImage:
+    """Raises sqlite3.DatabaseError for rows that no coordinator has written, as well."""
+    try:
+        return _loaded(connection)
+    except (AssertionError, KeyError, Refused, TypeError, ValueError) as error:
+        raise sqlite3.DatabaseError(f"its rows do not fit together: {error!r}") from error
+
+
+def _loaded(connection: sqlite3.Connection) -> CatalogImage:
     image = CatalogImage(int(_meta(connection, "term")))
+    assert 0 <= image.term < _TERM_MAX, f"term {image.term}"
     checkpoint_tables.load(connection, image)
     target_tables.load(connection, image)
     launch_tables.load(connection, image)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from ckpt.base.ids import TargetId
+from ckpt.base.ids import Domain, TargetId
 from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
 from ckpt.protocol.coordinator.image import CatalogImage
 
@@ -39,7 +39,7 @@ def store(connection: sqlite3.Connection, seen: TargetSeen) -> None:
 
 
 def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
-    """Into the image, by id."""
+    """Into the image, by id. Raises Refused for a domain that cannot be."""
     for name, columns in _TABLES.items():
         if not connection.execute(_IS_THERE, (name,)).fetchone():
             connection.execute(f"CREATE TEMP TABLE {name} ({columns})")
@@ -48,6 +48,7 @@ def load(connection: sqlite3.Connection, image: CatalogImage) -> None:
         " LEFT JOIN target_directory USING (id) LEFT JOIN target_standing USING (id) ORDER BY id"
     ):
         id, stands = TargetId(name), TargetStanding(standing or TargetStanding.IN.value)
+        Domain.parse(domain)
         image.targets[id] = TargetSeen(
             id, domain, directory, incarnation or b"", place or "", stands
         )
