@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Final
 
 import jax
@@ -26,6 +27,7 @@ Box = tuple[Extent, Extent]
 """(offset, shape)."""
 SHARDINGS_MAX: Final = 256
 """With their shapes: most arrays of a model have the same."""
+_HOST_KINDS: Final = ("pinned_host", "unpinned_host")
 
 
 def other_shape(name: str, stored: Extent, asked: Extent) -> Refused:
@@ -82,8 +84,17 @@ def boxes_shared(sharding: jax.sharding.Sharding, shape: Extent) -> frozenset[Bo
     return frozenset(boxes[True] & boxes[False])
 
 
+def is_apart(sharding: jax.sharding.Sharding | None) -> bool:
+    """Whether arrays of this sharding, or of none, lie in memory that is not the host's."""
+    if sharding is None:
+        return jax.default_backend() != "cpu"
+    on_devices = any(device.platform != "cpu" for device in sharding.addressable_devices)
+    return on_devices and sharding.memory_kind not in _HOST_KINDS
+
+
 class WantedArray:
-    """One array that a load makes: I know what to read for it, and put it together.
+    """One array that a load makes: I know what to read for it, and put it together. Between `wants`
+    and `array` it needs host memory.
 
     Without a sharding it is bound to no device, as arrays are that a program makes by itself.
     """
@@ -94,31 +105,40 @@ class WantedArray:
         shape: Extent,
         dtype: np.dtype[np.generic],
         sharding: jax.sharding.Sharding | None,
-        new_array: Callable[[Extent, np.dtype[np.generic]], AnyArray],
     ) -> None:
+        self.is_apart = is_apart(sharding)
+        """See `is_apart`: what was read is copied from host memory, which is free after that."""
         self._name = name
         self._shape = shape
         self._dtype = dtype
         self._sharding = sharding
         #: Each part that a device of this process needs, once, with the memory to read it into.
-        self._boxes: dict[Box, AnyArray] = {}
+        self._boxes: dict[Box, AnyArray | None] = {}
         #: Those parts of them that other processes need as well.
         self._shared: frozenset[Box] = frozenset()
         #: The devices of this process and the part that each needs; empty without a sharding.
         self._devices: list[tuple[jax.Device, Box]] = []
         if sharding is None:
-            whole = ((0,) * len(shape), shape)
-            self._boxes[whole] = new_array(shape, dtype)
+            self._boxes[(0,) * len(shape), shape] = None
             return
         self._shared = boxes_shared(sharding, shape)
         for device, index in sharding.addressable_devices_indices_map(shape).items():
             box = box_of(index, shape)
-            if box not in self._boxes:
-                self._boxes[box] = new_array(box[1], dtype)
+            self._boxes[box] = None
             self._devices.append((device, box))
 
-    def wants(self, stored_dtype: str, stored_shape: Extent, rank: Rank) -> list[Want]:
-        """The boxes to read. Raises Refused by name when dtype or shape differ."""
+    @property
+    def nbytes(self) -> int:
+        """Of the host memory that it needs."""
+        return sum(prod(shape) for _, shape in self._boxes) * self._dtype.itemsize
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may need a part of it as well."""
+        return any(box in self._shared or box[1] == self._shape for box in self._boxes)
+
+    def check(self, stored_dtype: str, stored_shape: Extent) -> None:
+        """Raises Refused by name when dtype or shape differ."""
         if stored_dtype != dtype_name(self._dtype):
             raise Refused(f"{self._name}: stored as {stored_dtype}, here {self._dtype}")
         if jax.dtypes.canonicalize_dtype(self._dtype) != self._dtype:
@@ -128,19 +148,26 @@ class WantedArray:
             )
         if stored_shape != self._shape:
             raise other_shape(self._name, stored_shape, self._shape)
-        return [
-            Want(self._name, array, box[0], rank, replica=box in self._shared)
-            for box, array in self._boxes.items()
-        ]
+
+    def wants(
+        self, rank: Rank, new_array: Callable[[Extent, np.dtype[np.generic]], AnyArray]
+    ) -> list[Want]:
+        """The boxes to read."""
+        found = []
+        for box in self._boxes:
+            self._boxes[box] = array = new_array(box[1], self._dtype)
+            found.append(Want(self._name, array, box[0], rank, replica=box in self._shared))
+        return found
 
     def array(self) -> jax.Array:
         """The array, once everything was read."""
+        boxes, self._boxes = self._boxes, dict.fromkeys(self._boxes)
         if self._sharding is None:
-            (whole,) = self._boxes.values()
+            (whole,) = boxes.values()
             return jax.device_put(whole)
         kind = self._sharding.memory_kind
         parts = [
-            jax.device_put(self._boxes[box], SingleDeviceSharding(device, memory_kind=kind))
+            jax.device_put(boxes[box], SingleDeviceSharding(device, memory_kind=kind))
             for device, box in self._devices
         ]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)

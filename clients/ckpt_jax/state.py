@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import SupportsFloat, TypeVar, cast
+from typing import Final, SupportsFloat, TypeVar, cast
 
 import jax
 import numpy as np
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import Rank
+from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import Scalar
@@ -29,6 +30,8 @@ from ckpt_jax.copying import JaxCopier, Placeholders, checked_finite
 from ckpt_jax.known import recall, remember
 from ckpt_jax.trees import check_lengths, is_plain, mapped, rebuilt
 
+BATCH_BYTES: Final = 128 * MiB
+"""Of host memory through which arrays come to devices; two are there at a time."""
 State = TypeVar("State")
 
 
@@ -113,7 +116,7 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
     """
     rank, world_size = jax.process_index(), jax.process_count()
     with store.resolve(run, step, rank=rank, world_size=world_size) as checkpoint:
-        return checkpoint.read(lambda contents: _Reading(contents, rank).run(like))
+        return checkpoint.read(lambda contents: _Reading(contents, rank, world_size).run(like))
 
 
 def load_whole(store: Store, run: str, step: int | None) -> object:
@@ -156,12 +159,17 @@ def _declare(placeholders: Placeholders, name: str, leaf: object) -> object:
 
 @dataclass(slots=True)
 class _Reading:
-    """One attempt: look every leaf up, name all that is absent, read everything at once."""
+    """One attempt: look every leaf up, name all that is absent, read what stays in host memory at
+    once, and what goes to devices in batches.
+    """
 
     contents: Contents
     process: int
+    process_count: int
     wants: list[Want] = field(default_factory=list)
     targets: dict[str, WantedArray] = field(default_factory=dict)
+    made: dict[str, jax.Array] = field(default_factory=dict)
+    """Of the targets, those that have passed through host memory."""
     arrays: dict[str, AnyArray] = field(default_factory=dict)
     values: dict[str, Scalar] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
@@ -177,8 +185,33 @@ class _Reading:
             more = sorted(stored - {*self.targets, *self.arrays, *self.values})
             hint = f"it has {listed(more)}, which `like` does not name" if more else "leave it out"
             raise Refused(f"the checkpoint has no {listed(self.absent)}", hint=hint)
-        self.contents.fill(self.wants)
+        self._fill(rank)
         return cast(State, rebuilt(like, self._made))
+
+    def _fill(self, rank: Rank) -> None:
+        """A batch's copies to devices are under way while the next one is read. What processes
+        share they read by one call: they would have to cut it alike.
+        """
+        new_array, crossing = self.contents.new_array, list[jax.Array]()
+        alone = {
+            name: target
+            for name, target in self.targets.items()
+            if target.is_apart and not (self.process_count > 1 and target.is_shared)
+        }
+        for name, target in self.targets.items():
+            if name not in alone:
+                self.wants += target.wants(rank, new_array)
+        self.contents.fill(self.wants)
+        for batch in _batches(alone):
+            # Nothing here keeps the memory of an earlier batch.
+            self.contents.fill(
+                [want for name in batch for want in alone[name].wants(rank, new_array)]
+            )
+            arrays = {name: alone[name].array() for name in batch}
+            jax.block_until_ready(crossing)
+            crossing = list(arrays.values())
+            self.made |= arrays
+        jax.block_until_ready(crossing)
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: dict[str, Scalar]) -> None:
         found = self.contents.variants(name)
@@ -197,11 +230,9 @@ class _Reading:
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             bound = not isinstance(leaf, jax.Array) or leaf.committed
             sharding = leaf.sharding if bound else None
-            target = WantedArray(
-                name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding, self.contents.new_array
-            )
+            target = WantedArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding)
+            target.check(found[0].dtype, found[0].global_shape)
             self.targets[name] = target
-            self.wants += target.wants(found[0].dtype, found[0].global_shape, rank)
         elif isinstance(leaf, np.ndarray | np.generic):
             self._whole(name, found[0], np.asarray(leaf), rank)
         else:
@@ -215,6 +246,21 @@ class _Reading:
         self.wants.append(Want(name, array, (0,) * array.ndim, rank))
 
     def _made(self, name: str, leaf: object) -> object:
+        if name in self.made:
+            return self.made[name]
         if name in self.targets:
             return self.targets[name].array()
         return self.arrays[name] if name in self.arrays else self.values[name]
+
+
+def _batches(targets: Mapping[str, WantedArray]) -> Iterator[list[str]]:
+    """Their names, in order: BATCH_BYTES together, or one that is larger."""
+    batch, size = list[str](), 0
+    for name, target in targets.items():
+        if batch and size + target.nbytes > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += target.nbytes
+    if batch:
+        yield batch
