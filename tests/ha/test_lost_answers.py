@@ -10,13 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy
 from ckpt.protocol.coordinator.catalog import RowAborted, RowState
 from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint, entries_by_chance
+from ckptd.catalog.etcd.catalog import EtcdCatalog
 from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.fence import FencedSpace
 from ckptd.catalog.etcd.folding import Writes
+from ckptd.catalog.etcd.history import RevisionHistory
+from ckptd.catalog.etcd.lease import LeaseKeeper
+from ckptd.catalog.etcd.opening import all_keys
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, asked, names_in, no_fault, proxied, value_of
@@ -157,6 +162,21 @@ async def test_who_unseats_a_leader_names_its_key_and_no_later_one(etcd: Etcd) -
             await space.write(fence, Writes({"label/two": b""}), math.inf)
     assert names_in(etcd, place) >= {"meta", "label/one"}
     assert not names_in(etcd, place) & {"leader", "label/two"}
+
+
+@on_a_loop
+async def test_who_was_deposed_while_it_loaded_leads_nothing(etcd: Etcd) -> None:
+    """Its pages may be of before and after what another one has written."""
+    place = Prefix(etcd.addresses)
+    await found(place)
+    async with space_at(place) as space:
+        began_us = now_us()
+        fence = await space.take(math.inf)
+        keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+        pairs = await all_keys(space, math.inf)
+        await space.unseat(fence.revision, math.inf)
+        with pytest.raises(Busy):
+            await EtcdCatalog.load(space, fence, "c1", keeper, math.inf, pairs)
 
 
 @on_a_loop
