@@ -81,6 +81,8 @@ def test_a_member_that_is_an_etcd_of_its_own_is_no_member_of_the_one_there_is(
             lambda: health(capsys, two, third) == "it is a member of another etcd",
             "it is said", poll_s=ASKED_S,
         )  # fmt: skip
+        two.kill("b")
+        two.start("b")
         first.kill()
         wait_until(partial(ends, two), "nobody can lead")
         first.start()

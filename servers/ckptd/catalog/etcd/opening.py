@@ -42,13 +42,15 @@ async def admitted(
     client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float,
     *, had_one: bool = False,
 ) -> Meta:  # fmt: skip
-    """What the catalog is, which is begun where there is none. `had_one`: that cluster had one, and
-    gets no other that is empty; what it must be then. Raises Refused for one of another cluster or
-    a newer version, for members of several etcds, for an etcd that is too old or takes too little
-    at once; NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
+    """What the catalog is, which is begun where there is none, in an etcd that most members of the
+    URL are of. `had_one`: that cluster had one, and gets no other that is empty; what it must be
+    then. Raises Refused for one of another cluster or a newer version, for members of several etcds
+    unless most are of the one that has it, for an etcd that is too old or takes too little at once;
+    NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
     """
     await client.check_version(deadline)
-    one_etcd(client, await client.etcds())
+    etcds = await client.etcds()
+    client.identity.id = _etcd_of_most(etcds) or _one_etcd(client, etcds)
     found = await space.meta(deadline, had_one=had_one)
     if found is None:
         # A member that is an etcd of its own, since its disk was emptied, says so as well.
@@ -70,7 +72,12 @@ async def admitted(
     return found
 
 
-def one_etcd(client: EtcdClient, etcds: list[str]) -> str:
+def _etcd_of_most(etcds: list[str]) -> str:
+    """Empty where there is none."""
+    return next((etcd for etcd in etcds if etcd and 2 * etcds.count(etcd) > len(etcds)), "")
+
+
+def _one_etcd(client: EtcdClient, etcds: list[str]) -> str:
     """The number that all have whose number is known; empty where none is. Raises Refused where
     some have another one.
     """
@@ -85,15 +92,15 @@ def one_etcd(client: EtcdClient, etcds: list[str]) -> str:
 
 
 async def ask_most(client: EtcdClient, deadline: float) -> None:
-    """Wait until most members of the URL are of one etcd, and ask that one from then on. Raises as
-    `one_etcd`; Unavailable naming those that do not answer.
+    """Wait until most members of the URL are of one etcd, and ask that one from then on. Raises
+    Refused where others are of another one; Unavailable naming those that do not answer.
     """
     clock = asyncio.get_running_loop().time
     while True:
         etcds = await client.etcds()
-        etcd = one_etcd(client, etcds)
-        if 2 * etcds.count(etcd) > len(etcds) and etcd:
-            client.identity.id = etcd
+        _one_etcd(client, etcds)
+        client.identity.id = _etcd_of_most(etcds)
+        if client.identity.id:
             return
         if clock() > deadline:
             pairs = zip(client.url.members, etcds, strict=True)
