@@ -114,7 +114,7 @@ def test_codes_that_differ_are_said_until_they_do_not(
     two.code = "4+2"
     two.start(other)
     wait_until(lambda: "CODES_DIFFER" in checks(capsys, where), "it is said", poll_s=ASKED_S)
-    assert f"{other} has --code 4+2" in ckpt(capsys, where, "status")[1]
+    assert f"{other} has --code 4+2 --max-per-domain 2" in ckpt(capsys, where, "status")[1]
     two.kill(other, signal.SIGTERM)
     two.code = CODE
     two.start(other)

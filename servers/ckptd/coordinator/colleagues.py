@@ -178,7 +178,7 @@ class Colleagues:
             found.append(check("CATALOG_OLD", self._term.missing, remedy, command))
         differing = other_codes(self._known)
         if differing:
-            remedy = "give all of them the same --code, one after the other"
+            remedy = "give all of them the same options, one after the other"
             found.append(check("CODES_DIFFER", differing, remedy))
         if len(self._known) == 1:
             found.append(

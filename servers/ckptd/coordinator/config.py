@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
@@ -24,6 +24,12 @@ from ckptd.catalog.file import mending_command
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_OF_ONE: Final = frozenset(
+    {
+        "directory", "catalog", "id", "listen", "advertise", "http", "cluster", "code", "log_level",
+    }
+)  # fmt: skip
+"""Options that each coordinator has for itself, or that are compared otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,19 @@ class CoordinatorConfig:
             raise Refused("balance_above_percent is from 0 to 100")
         if not 0 < self.nearfull_percent <= self.full_percent <= 100:
             raise Refused("0 < nearfull_percent <= full_percent <= 100")
+
+    @property
+    def shape(self) -> str:
+        """What a cluster is like that this one leads: the code, and the options that are not as
+        usual.
+        """
+        words = [self.code]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _OF_ONE and value != each.default:
+                option = each.name.replace("_", "-")
+                words.append(f"--no-{option}" if value is False else f"--{option} {value}")
+        return " ".join(words)
 
     @property
     def _repair_limits(self) -> RepairLimits:

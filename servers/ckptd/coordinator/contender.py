@@ -142,7 +142,7 @@ class Contender:
         self._silence = EtcdSilence(self._space)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
-            version("ckpt-burst"), time(), config.code, PROTOCOL_VERSION,
+            version("ckpt-burst"), time(), config.shape, PROTOCOL_VERSION,
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
         self._mirror = Mirror(client, self._space)

@@ -16,8 +16,8 @@ _MARK_BYTES: Final = 8
 
 
 def other_codes(known: Mapping[str, Coordinator]) -> str:
-    """Coordinators that would plan saves with another code; empty if all that report one agree. The
-    next leader may need more targets, or survive fewer losses.
+    """Coordinators with another code, or other options that shape a cluster; empty if all that
+    report them agree. The next leader may need more targets, survive fewer losses, or keep less.
     """
     codes = {id: one.code for id, one in sorted(known.items()) if one.code}
     if len(set(codes.values())) < 2:

@@ -339,9 +339,9 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
     "CODES_DIFFER": CheckKind(
         WARNING,
         OK_CODE,
-        means="saves and loads go on; after a takeover, saves use another code",
-        cause="coordinators that share a catalog were started with different values of --code",
-        mend="restart those with the wrong one: `ckptd coordinator --code CODE …`",
+        means="saves and loads go on; after a takeover, other options hold",
+        cause="coordinators that share a catalog were started with different options",
+        mend="restart those with the wrong ones: `ckptd coordinator --code CODE …`",
         clears="within 2 s of the last one's restart",
     ),
     "CATALOG_CORRUPT": CheckKind(

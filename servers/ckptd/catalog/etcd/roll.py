@@ -50,7 +50,7 @@ class Coordinator(Struct, frozen=True):
     since_s: float = 0.0
     """It runs since then, by its own wall clock."""
     code: str = ""
-    """By which it would plan saves."""
+    """By which it would plan saves, and the options by which it would lead otherwise than usual."""
     protocol: int = TAGS_VERSION
     """The newest that it speaks; an earlier version does not say."""
 
