@@ -48,7 +48,11 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
 
         planned = run("target", "drain", LEAVING, "--dry-run", "--json", "--store", url).document()
         assert (planned["columns"], planned["was"], planned["doubts"]) == (columns, "in", [])
+        assert planned["survives"] in (0, 1)
+        assert "seconds" in planned
         assert target(url, LEAVING)["standing"] == "in"
+        told = run("target", "remove", LEAVING, "--dry-run", "--store", url).out
+        assert "meanwhile each step survives the loss of at least 0 more targets\n" in told
 
         ended = run("target", "drain", LEAVING, "--wait", "--store", url)
         assert (ended.code, f"{LEAVING} is draining" in ended.out) == (0, True)
@@ -220,7 +224,7 @@ def test_a_step_back_and_what_speaks_against_one(url: str) -> None:
     [
         (("ls", "t0"), "ls takes no ID"),
         (("drain",), "drain of which target?"),
-        (("replace", "t0", "--dry-run"), "replace takes no --dry-run"),
+        (("hold", "t0", "--dry-run"), "hold takes no --dry-run"),
         (("hold", "t0", "--force"), "neither --dry-run nor --force"),
         (("in", "t0", "--wait"), "only drain, out and balance take --wait"),
         (("drain", "t0", "--wait", "--dry-run"), "without --dry-run"),

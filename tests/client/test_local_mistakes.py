@@ -73,6 +73,11 @@ def test_disks_that_are_not_mounted_are_not_replaced_unasked(
     for id in away:
         (targets / id).rename(tmp_path / f"unmounted-{id}")
     wait_until(lambda: len(unknown(url)) == 2, "both begin on empty ones", WAIT_S, ASKED_S)
+    planned = replace(url, away[0], "--dry-run")
+    assert planned.code == 0
+    assert f"target {away[0]} is another directory" in planned.out
+    assert "1 column (" in planned.out
+    assert "against it: without" in planned.out
     for id in away:
         refused = replace(url, id)
         assert refused.code == 2

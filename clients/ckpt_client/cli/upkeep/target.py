@@ -52,6 +52,13 @@ from ckpt_client.cli.cluster import (
 )
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.upkeep.foresight import (
+    document_of,
+    foresee,
+    foresee_replacement,
+    tell_foreseen,
+    what_is_there,
+)
 from ckpt_client.cli.upkeep.holding import end_process, hold, mark_held, pid_of
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, copies_held, held_up, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
@@ -94,7 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="drain, out, in, remove, balance: only say what would follow",
+        help="drain, out, in, remove, replace, balance: only say what would follow",
     )
     parser.add_argument(
         "--stop", action="store_true", help="balance: end it; what has not moved yet stays"
@@ -144,7 +151,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise Refused(f"{action} takes neither --dry-run nor --force")
     if arguments.stop and (action != "balance" or arguments.dry_run):
         raise Refused("only balance takes --stop, without --dry-run")
-    if arguments.dry_run and action not in (*STANDINGS, "balance"):
+    if arguments.dry_run and action not in (*STANDINGS, "balance", "replace"):
         raise Refused(f"{action} takes no --dry-run")
     if arguments.wait and (action not in WAITED or arguments.dry_run or arguments.stop):
         raise Refused("only drain, out and balance take --wait, without --dry-run and --stop")
@@ -228,12 +235,16 @@ def _change(arguments: argparse.Namespace, output: Output) -> int:
             _check_not_out(talk, arguments.id)
         local = isinstance(talk.url, LocalUrl) and standing == "removed" and not arguments.dry_run
         changed = (_remove_local if local else _changed)(talk, arguments)
+        foresight = foresee(talk, changed) if arguments.dry_run else None
         if arguments.wait:
             _wait(talk, changed, output)
             output.record("summary", asdict(changed))
     if not arguments.wait:
-        output.document({**asdict(changed), "dry_run": arguments.dry_run})
-    _tell_change(changed, arguments, output)
+        output.document(document_of(changed, foresight))
+    if foresight is not None:
+        tell_foreseen(changed, foresight, output)
+    else:
+        _tell_change(changed, arguments, output)
     return ExitCode.OK
 
 
@@ -299,7 +310,7 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
 
     def text() -> str:
         waits = "".join(f"; {name}: {why}" for name, why in view.problems[:1])
-        return f"{_what(left)}{held()}{waits}"
+        return f"{what_is_there(left)}{held()}{waits}"
 
     with output.waiting(f"emptying {changed.target}", text):
         while True:
@@ -325,19 +336,8 @@ def _columns_of(talk: Conversation, id: str) -> int:
     return next((target.columns for target in talk.status().targets if target.id == id), 0)
 
 
-def _what(changed: TargetChanged) -> str:
-    texts = [f"{counted(changed.columns, 'column')} ({format_bytes(changed.bytes)})"]
-    texts += [counted(changed.documents, "document")] if changed.documents else []
-    return ", ".join(texts)
-
-
 def _tell_change(changed: TargetChanged, arguments: argparse.Namespace, output: Output) -> None:
-    id, what = changed.target, _what(changed)
-    if arguments.dry_run:
-        output.line(f"{id} would be {changed.standing}; it was {changed.was}; {what} are there")
-        for doubt in changed.doubts:
-            output.line(f"against it: {doubt}")
-        return
+    id, what = changed.target, what_is_there(changed)
     output.line(f"{id} is {changed.standing}; it was {changed.was}")
     if arguments.wait:
         # A local cluster ends the process itself.
@@ -399,6 +399,9 @@ def _replace(arguments: argparse.Namespace, output: Output) -> int:
     except ValueError:
         raise Refused(f"--incarnation {arguments.incarnation} is no hexadecimal number") from None
     with conversation(arguments, output) as talk:
+        if arguments.dry_run:
+            foresee_replacement(talk, arguments.id, output)
+            return ExitCode.OK
         done = talk.replace_target(TargetId(arguments.id), incarnation, force=arguments.force)
     output.document(
         {
