@@ -74,7 +74,7 @@ def test_disks_that_are_not_mounted_are_not_replaced_unasked(
         (targets / id).rename(tmp_path / f"unmounted-{id}")
     wait_until(lambda: len(unknown(url)) == 2, "both begin on empty ones", WAIT_S, ASKED_S)
     planned = replace(url, away[0], "--dry-run")
-    assert planned.code == 0
+    assert (planned.code, len(planned.out.splitlines())) == (0, 4), planned.out
     assert f"target {away[0]} is another directory" in planned.out
     assert "1 column (" in planned.out
     assert "against it: without" in planned.out

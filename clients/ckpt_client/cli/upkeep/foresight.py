@@ -86,7 +86,8 @@ def foresee_replacement(talk: Conversation, id: str, output: Output) -> None:
     no other directory asks for its place.
     """
     command = ["ckpt", "target", "replace", id]
-    asking = [one.message for one in talk.status().checks if one.command.split()[:4] == command]
+    checks = (one for one in talk.status().checks if one.command.split()[:4] == command)
+    asking = [one.message for one in checks if one.name == "DIRECTORY_UNKNOWN"]
     if not asking:
         raise NotFound(
             f"no other directory asks for the place of target {id}",
