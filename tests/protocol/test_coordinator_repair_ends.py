@@ -154,3 +154,18 @@ def test_a_task_ends_when_a_place_of_it_is_gone() -> None:
     again.seal()
     again.end()
     assert missing(bench, id) == 0
+
+
+def test_what_found_a_place_for_some_columns_alone_says_what_lacks() -> None:
+    bench = Bench(5, "2+2")
+    id = bench.save(1)
+    for holder in holders(bench, id)[:2]:
+        bench.stop(holder.id)
+    bench.tick(AFTER_S + LOOK_S)
+    worker = Worker(bench)
+    assert len(worker.lease().lost) == 1
+    worker.seal()
+    worker.end()
+    assert missing(bench, id) == 1
+    (why,) = bench.machine.repairs.counts.problems.values()
+    assert why.endswith("has room for it: 3 targets are live, 2+2 needs 4")

@@ -96,7 +96,7 @@ class Clearing:
         targets, checkpoint = self._members.targets, self._checkpoints.get(id)
         by_room = sorted(full, key=lambda id: (-targets[id].bytes_free, id))
         if not by_room or checkpoint is None:
-            return NoPlace(NO_ROOM if checkpoint is None else NO_ROOM + self._lack(checkpoint.code))
+            return NoPlace(self.no_place(id))
         more = f" and {len(by_room) - NAMED_MAX} more" if len(by_room) > NAMED_MAX else ""
         reason = f"no room on {', '.join(by_room[:NAMED_MAX])}{more}"
         looked_at = by_room[:LOOKED_AT_MAX]
@@ -111,6 +111,11 @@ class Clearing:
                 f"{reason}: {given} gives back what stood for the next saves", comes=True
             )
         return NoPlace(reason)
+
+    def no_place(self, id: CheckpointId) -> str:
+        """Why none is left for its columns."""
+        checkpoint = self._checkpoints.get(id)
+        return NO_ROOM if checkpoint is None else NO_ROOM + self._lack(checkpoint.code)
 
     def wanted(self, due: Iterable[LackingPayload], bytes_per_s: float) -> RoomWanted:
         """For what is due and has no place, at the rate at which that is made again."""

@@ -469,6 +469,8 @@ class Repairs:
         if not self._still_lacks(task):
             return len(found)
         if made < set(task.columns) and not is_meant:
+            if made.issuperset(task.lost):
+                why = self._clearing.no_place(task.payload.checkpoint)
             self._leave_alone(task.payload, why or "not all of them were there at the end")
         elif not self._adopter.is_moving(task.payload):
             # It is due again, and the queue does not have it.
