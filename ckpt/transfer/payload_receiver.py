@@ -184,9 +184,9 @@ class PayloadReceiver:
             "verify": self._verify_cpu_s,
             "decode": self._worker.cpu_s - decoded_s,
         }
-        seconds = time.monotonic() - begun
-        found = statistics_of(self._ended, self._wanted_bytes, seconds, cpu_s)
+        found = statistics_of(self._ended, self._wanted_bytes, time.monotonic() - begun, cpu_s)
         self._suspects |= found.targets_out
+        self._progress, self._ended = None, []  # They know the caller, and memory that is his.
         return found
 
     def expect_pieces(self, layout: Layout) -> None:
@@ -210,7 +210,7 @@ class PayloadReceiver:
     def close(self) -> None:
         """Cut every connection, end the worker. Idempotent."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._progress = True, None
             self._worker.stop()
             self._loop.shut()
             self._pool.close()

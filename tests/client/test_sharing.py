@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import re
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -99,6 +101,25 @@ def test_a_peer_that_gives_nothing_costs_a_read_of_the_tier(store: Store, how: s
         assert "tier" in checkpoint.source
         assert checkpoint.statistics
     ghost.checkpoint.close()
+
+
+def test_memory_of_a_load_goes_with_its_arrays(store: Store) -> None:
+    """Also where the collector of garbage does not run, as in trainings that switch it off."""
+    gc.collect()
+    gc.disable()
+    try:
+        with resolved(store, 0) as checkpoint:
+            state = checkpoint.load(whole=True)
+            assert checkpoint.source == "tier"
+        assert isinstance(state, dict)
+        memory = state["w"]
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        kept = weakref.ref(memory)
+        del state, memory
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_ranks_in_threads_pass_bytes_on_and_name_their_sources(
