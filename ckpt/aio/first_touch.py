@@ -98,10 +98,24 @@ class FirstTouch:
                 if self._is_over.is_set():
                     return
                 part = view[start : start + HUGE_PAGE_BYTES]
-                if is_fresh and huge and len(part) == HUGE_PAGE_BYTES:
-                    huge = _touch_huge(part) < DEAR_NS
+                if is_fresh:
+                    huge = _touch(part, huge=huge)
                 else:
                     populate(part)
+
+
+class TouchedMemory:
+    """I make memory that is touched, in huge pages while they are cheap. From any thread."""
+
+    def __init__(self) -> None:
+        self._huge = True
+
+    def make(self, size: int) -> memoryview:
+        """So many bytes, FRESH_BYTES_MIN at least."""
+        view = _fresh(size)
+        for start in range(0, size, HUGE_PAGE_BYTES):
+            self._huge = _touch(view[start : start + HUGE_PAGE_BYTES], huge=self._huge)
+        return view
 
 
 def _fresh(size: int) -> memoryview:
@@ -118,6 +132,14 @@ def _whole_pages(array: AnyArray) -> memoryview:
     start, size = array.ctypes.data, array.nbytes
     view = array.reshape(-1).view(np.uint8).data
     return view[-start % mmap.PAGESIZE : size - (start + size) % mmap.PAGESIZE]
+
+
+def _touch(part: memoryview, *, huge: bool) -> bool:
+    """Touch it, whole in a huge page if these are cheap: whether they are, as far as known now."""
+    if huge and len(part) == HUGE_PAGE_BYTES:
+        return _touch_huge(part) < DEAR_NS
+    populate(part)
+    return huge
 
 
 def _touch_huge(part: memoryview) -> int:

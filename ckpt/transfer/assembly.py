@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.aio.first_touch import FirstTouch
+from ckpt.aio.first_touch import FRESH_BYTES_MIN, FirstTouch, TouchedMemory
 from ckpt.base.errors import Corrupt
 from ckpt.erasure.codec import CODE_VERSION, MATRIX_ID
 from ckpt.erasure.selftest import trusted_codec
@@ -69,6 +69,7 @@ class CellPool:
         self._free: dict[int, list[Bytes]] = {}
         #: Touches those that were made ahead.
         self._touching = FirstTouch()
+        self._touched = TouchedMemory()
 
     def make_ahead(self, size: int, count: int) -> None:
         """Have so many cells; a thread of its own touches them, in the order in which they are
@@ -89,7 +90,10 @@ class CellPool:
             free = self._free.get(size)
             if free:
                 return free.pop()
-        return np.empty(size, np.uint8)
+        if size < FRESH_BYTES_MIN:
+            return np.empty(size, np.uint8)
+        # numpy's would be in huge pages, whatever these cost now.
+        return np.frombuffer(self._touched.make(size), np.uint8)
 
     def give_back(self, cell: Bytes) -> None:
         """Give a cell back; nobody may touch it afterwards."""

@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpt.aio.first_touch import FRESH_BYTES_MIN, TOUCHED_BYTES_MIN, AnyArray, FirstTouch
+from ckpt.aio.first_touch import (
+    FRESH_BYTES_MIN,
+    TOUCHED_BYTES_MIN,
+    AnyArray,
+    FirstTouch,
+    TouchedMemory,
+)
 from ckpt.aio.sealed_memory import HUGE_PAGE_BYTES
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import KiB, MiB
@@ -166,3 +172,14 @@ def test_what_lies_in_an_allocators_array_stays() -> None:
     with memory:
         wait_until(lambda: not touching(), "touched")
     assert all((array == 7).all() for array in arrays)
+
+
+@pytest.mark.parametrize("size", [FRESH_BYTES_MIN, 2 * FRESH_BYTES_MIN, 5 * MiB + 12345])
+def test_memory_that_is_made_touched_is_there(size: int) -> None:
+    made = TouchedMemory()
+    arrays = [np.frombuffer(made.make(size), np.uint8) for _ in range(3)]
+    for array in arrays:
+        assert array.nbytes == size
+        assert array.flags.writeable
+        assert resident_bytes(array) >= size
+        assert not array.any()

@@ -133,3 +133,10 @@ def test_cells_that_are_made_ahead_are_touched_and_taken_first() -> None:
     assert not touching()
     pool.give_back(ahead[0])
     assert pool.take(size) is ahead[0]
+
+
+def test_a_large_cell_is_touched_before_bytes_come_for_it() -> None:
+    """Else each comes in huge pages, which may be dear, or in a fault for each small one."""
+    cell = CellPool().take(2 * FRESH_BYTES_MIN)
+    assert cell.flags.writeable
+    assert resident_bytes(cell) >= len(cell)
