@@ -71,7 +71,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     for each in workers:
         each.crash()
     list_again(world)
-    for id in removed:
+    for id in sorted(removed):
         world.targets[id].start()
     world.clock.pass_time(8_000_000)
     _check_removed(world, removed)
@@ -82,7 +82,7 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
 
 def _heal(world: World, removed: set[TargetId]) -> None:
     world.heal()
-    for id in removed:
+    for id in sorted(removed):
         if world.clock.rng.random() < 0.5:
             world.targets[id].crash()
 
@@ -136,7 +136,7 @@ def _keep_down(world: World, operator: MemberOperator, id: TargetId) -> None:
 
 
 def _check_removed(world: World, removed: set[TargetId]) -> None:
-    for id in removed:
+    for id in sorted(removed):
         target = world.coordinator.machine.members.targets[id]
         if target.state is not TargetState.REMOVED:
             raise Violation(f"{id} was removed, and is {target.state.value}")
