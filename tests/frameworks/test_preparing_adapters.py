@@ -130,7 +130,7 @@ def test_lightning_s_own_thread_finds_the_memory_that_was_prepared(
     assert len(prepared) == 1
 
 
-def sharded_job(url: str, folder: str) -> tuple[int, list[float]]:
+def sharded_job(url: str, folder: str) -> tuple[int, list[float], bool]:
     patched, rank = Patched(), str(dist.get_rank())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ckpt_torch.preparing, "prepare", patched)
@@ -140,17 +140,21 @@ def sharded_job(url: str, folder: str) -> tuple[int, list[float]]:
             patch.setenv(name, value)
         with ckpt.open(url, launch="sharded") as store:
             io = CkptIO("sharded", store=store)
+            strategy = CkptModelParallelStrategy(io)
             saver = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
             commits = fit(
                 io, Path(folder), saver, devices=2, use_distributed_sampler=False,
-                strategy=CkptModelParallelStrategy(io),
+                strategy=strategy,
             )  # fmt: skip
-    return len(patched.futures), [one.fault_in_s for one in commits]
+            strategy.optimizers = []  # As in a validation or a test.
+            rest = strategy.load_checkpoint("sharded")
+    faults = [one.fault_in_s for one in commits]
+    return len(patched.futures), faults, rest["global_step"] == commits[-1].step
 
 
 def test_sharded_ranks_prepare_their_own_part(cluster: str, tmp_path: Path, ranks: Ranks) -> None:
     found = ranks.run(2, sharded_job, cluster, str(tmp_path))
-    assert found == [(1, [0.0, 0.0])] * 2
+    assert found == [(1, [0.0, 0.0], True)] * 2
 
 
 def test_accelerate_is_prepared_after_the_first_step(

@@ -52,7 +52,9 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
         assert self.model is not None
         model = get_model_state_dict(self.model)
         moments = [get_optimizer_state_dict(self.model, one) for one in self.optimizers]
-        state: dict[str, object] = {"state_dict": model, "optimizer_states": list(moments)}
+        state: dict[str, object] = {"state_dict": model}
+        if moments:  # A validation or a test has no optimizers, and takes the model alone.
+            state["optimizer_states"] = list(moments)
         step = self._io.load_into(state, checkpoint_path)
         set_model_state_dict(self.model, model)
         for optimizer, moment in zip(self.optimizers, moments, strict=True):
