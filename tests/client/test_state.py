@@ -62,6 +62,12 @@ class _Exported:
         return self._array.__dlpack_device__()
 
 
+class _Series(_Array):
+    """Like pandas', which gives its values without its index."""
+
+    __module__ = "pandas.core.series"
+
+
 _Point = namedtuple("_Point", "x y")
 _structured = np.zeros(2, [("a", "<i4")])
 _itself: list[object] = []
@@ -74,7 +80,7 @@ _itself.append(_itself)
         object(), {1, 2}, lambda: 0, _Point(1, 2), OrderedDict(a=1), _Color.RED, bytearray(b"x"), range(3),
         np.array([object()]), _structured, np.ma.masked_array([1.0], [True]), np.ndarray, int, {1.5: 0},
         {None: 0}, {(1, 2.0): 0}, {b"k": 0}, "\ud800", {"\ud800": 1}, Box((0,), (1,)),
-        _Array(np.array([object()])), Replicated(object()),
+        _Array(np.array([object()])), Replicated(object()), _Series(np.zeros(2)),
         Replicated(Shard(np.zeros(2), (2,), (0,)).array.__class__), _itself,
     ],
     ids=lambda leaf: type(leaf).__name__,

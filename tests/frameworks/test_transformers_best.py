@@ -52,6 +52,24 @@ class StopEarly(TrainerCallback):
         control.should_training_stop |= state.global_step >= self.step
 
 
+class Counted(GPT2LMHeadModel):
+    """It counts its passes; its state holds them as a tensor that is new each time."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.passes = 0
+        self.register_forward_pre_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        self.passes += 1
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor(self.passes)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.passes = int(state)
+
+
 @dataclass
 class Trained:
     """How a training ended."""
@@ -73,7 +91,7 @@ def trained(
         "load_best_model_at_end": True, **told,
     }  # fmt: skip
     trainer = Trainer(
-        model=GPT2LMHeadModel(CONFIG),
+        model=Counted(CONFIG),
         args=TrainingArguments(
             output_dir=str(folder), per_device_train_batch_size=1, learning_rate=0.01,
             report_to=[], disable_tqdm=True, use_cpu=True, **options,

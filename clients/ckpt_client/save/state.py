@@ -225,6 +225,11 @@ def as_array(value: object, where: str) -> AnyArray:
     if isinstance(value, np.generic):
         return np.asarray(value)
     check_own_memory(value, where)
+    if type(value).__module__.partition(".")[0] in _LABELLED:
+        raise Refused(
+            f"{_shown(where)}: a {_kind_of(value)} is more than its values",
+            hint="store its values as an array, and its labels or unit beside them",
+        )
     reasons = []
     if not isinstance(value, type | np.ndarray):
         for protocol, convert in (("__dlpack__", _from_dlpack), ("__array__", _from_array)):
@@ -235,11 +240,19 @@ def as_array(value: object, where: str) -> AnyArray:
                     raise
                 except Exception as error:  # Whatever a foreign array type raises is its answer.
                     reasons.append(f"{protocol} said: {error}")
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise Refused(
-        f"{_shown(where)}: a {kind} cannot be stored" + "".join(f"; {one}" for one in reasons),
+        f"{_shown(where)}: a {_kind_of(value)} cannot be stored"
+        + "".join(f"; {one}" for one in reasons),
         hint=_instead(value),
     )
+
+
+_LABELLED: Final = frozenset({"pandas", "xarray", "polars", "pyarrow", "pint"})
+"""Libraries whose `__array__` leaves out labels or units."""
+
+
+def _kind_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _instead(value: object) -> str:

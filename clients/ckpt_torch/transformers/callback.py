@@ -312,7 +312,10 @@ class CkptCallback(TrainerCallback):
     def _load_best(self, state: TrainerState, best: int, kwargs: dict[str, object]) -> None:
         """Fill the model in place, on all ranks."""
         name = f"{self._run}/{best}"
-        load({"model": _inner(kwargs).state_dict()}, checkpoint_id=name, store=self._store)
+        weights = _inner(kwargs).state_dict()
+        load({"model": weights}, checkpoint_id=name, store=self._store)
+        # As the Trainer does: not all that a model gives out is its own memory.
+        _inner(kwargs).load_state_dict(weights, strict=False)
         state.best_model_checkpoint = name
 
 
