@@ -7,7 +7,7 @@ mapping counts as a dict: what comes back goes into the caller's own containers.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
 from typing import Final, Protocol, TypeGuard, TypeVar
 
 import numpy as np
@@ -139,16 +139,30 @@ def refill(
 
 def _like(tree: object, items: object) -> object:
     """A container of the tree's type, such as a named tuple or torch.Size; the items as they are
-    where its type cannot be made of them.
+    where its type cannot be made of them, or means something else by them.
     """
     kind = type(tree)
     if type(items) is kind:
         return items
     make: Callable[[object], object] = getattr(kind, "_make", kind)
     try:
-        return make(items)
+        made = make(items)
     except (TypeError, ValueError):
         return items
+    return made if list(_entries(made)) == list(_entries(items)) else items
+
+
+def _entries(container: object) -> Iterator[tuple[object, object]]:
+    """To compare: plain values by themselves, tensors, which compare otherwise, by what they
+    are.
+    """
+    pairs: Iterable[tuple[object, object]] = ()
+    if isinstance(container, Mapping):
+        pairs = container.items()
+    elif isinstance(container, list | tuple):
+        pairs = enumerate(container)
+    for key, value in pairs:
+        yield key, (type(value), value) if is_plain(value) else id(value)
 
 
 def is_plain(value: object) -> bool:

@@ -109,6 +109,21 @@ def test_a_list_that_dcp_wrote_in_one_piece_fills_an_empty_one(cluster: str) -> 
     assert found == {"losses": [3, 2, 1]}
 
 
+class Pair(tuple[object, ...]):
+    """It is made of its items one by one, and takes another tuple for one of them."""
+
+    def __new__(cls, *items: object) -> Pair:
+        return super().__new__(cls, items)
+
+
+def test_a_tuple_s_items_stay_its_items(cluster: str) -> None:
+    name = f"{cluster}/pair/1"
+    ckpt_torch.save({"pair": Pair(1, 2), "one": Pair(3)}, checkpoint_id=name)
+    found: dict[str, object] = {"pair": Pair(0, 0), "one": Pair(0)}
+    ckpt_torch.load(found, checkpoint_id=name)
+    assert found == {"pair": (1, 2), "one": (3,)}
+
+
 class Span(NamedTuple):
     first: int
     last: int
