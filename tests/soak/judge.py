@@ -144,7 +144,9 @@ def descriptor_count(pid: int) -> int:
             path = os.readlink(descriptor)
         except FileNotFoundError:
             continue
-        kept = re.search(r"/(columns|staging|documents)/", path) and "(deleted)" not in path
+        # Its notes are among them: who has just started has read them, and others evict them soon.
+        is_stored = re.search(r"/(columns|staging|documents)/|/targets/[^/]+/(?!lock$)", path)
+        kept = is_stored and "(deleted)" not in path
         count += not kept
     return count
 
