@@ -26,8 +26,11 @@ from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow
 from ckpt.protocol.coordinator.stores import (
     StoreRow,
 )
+from ckpt_client.cli.upkeep import catalog
 from ckptd.catalog.backup import backup_path, main, read_backup
+from ckptd.catalog.file import LOCK_NAME
 from ckptd.catalog.rebuild import RestingTarget, rebuild
+from ckptd.catalog.sqlite import CATALOG_NAME
 from tests.ckptd.catalogs import begin_term, opened
 from tests.ckptd.test_rebuild_catalog import (
     CLUSTER,
@@ -37,6 +40,7 @@ from tests.ckptd.test_rebuild_catalog import (
     record_of,
     store,
 )
+from tests.client.clikit import run
 
 
 def row(step: int, state: RowState) -> CatalogRow:
@@ -167,3 +171,19 @@ def test_another_clusters_catalog_is_refused_with_the_command_that_mends_it(tmp_
     begin_term(tmp_path, "c2", "")
     with pytest.raises(Refused, match=f"run: ckpt catalog rebuild {tmp_path}"):
         begin_term(tmp_path, CLUSTER, "")
+
+
+def test_no_copy_is_written_over_a_catalog(tmp_path: Path) -> None:
+    """Its coordinator would go on in a file without a name, and the next one begin with the copy."""
+    one, other, link = tmp_path / "one", tmp_path / "other", tmp_path / "copy.sqlite"
+    begin_term(one, None, "c1")
+    begin_term(other, None, "c2")
+    link.symlink_to(other / CATALOG_NAME)
+    assert (catalog.CATALOG, catalog.LOCK) == (CATALOG_NAME, LOCK_NAME)
+    for place in (one / CATALOG_NAME, other / CATALOG_NAME, link, one / f"{CATALOG_NAME}-wal"):
+        before = {file: file.read_bytes() for each in (one, other) for file in each.iterdir()}
+        ended = run("catalog", "backup", str(one), "--to", str(place))
+        assert ended.code == Refused.exit_code, ended.err
+        assert "is the catalog of a coordinator" in ended.err
+        assert {file: file.read_bytes() for file in before} == before
+    assert run("catalog", "backup", str(one), "--to", str(tmp_path / CATALOG_NAME)).code == 0

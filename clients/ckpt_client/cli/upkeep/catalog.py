@@ -54,6 +54,10 @@ REBUILD: Final = "rebuild-catalog"
 BACKUP: Final = "backup-catalog"
 COPY: Final = "copy-catalog"
 ETCD: Final = "etcd://"
+CATALOG: Final = "catalog.sqlite"
+"""The file of a coordinator's catalog; SQLite's own stand beside it, their names begin with it."""
+LOCK: Final = "coordinator.lock"
+"""In each coordinator's directory."""
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
@@ -161,6 +165,8 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
     """Asked of the coordinator while it runs, else read from its directory."""
     if len(arguments.directories) > 1:
         raise Refused("one catalog is copied at a time", hint="give one DIR")
+    if arguments.to:
+        _check_no_catalog(Path(arguments.to))
     directory = _directory_of_backup(arguments)
     if directory is None or is_supervised(directory):
         if directory is not None:
@@ -176,6 +182,15 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
     output.document(copy)
     output.line(f"{copy.path}: cluster {copy.cluster}, {format_bytes(copy.bytes)}")
     return ExitCode.OK
+
+
+def _check_no_catalog(to: Path) -> None:
+    """Raises Refused for the file of a catalog: its coordinator would go on in one without a name,
+    and the next one begin with the copy.
+    """
+    place = to.resolve()
+    if place.name.startswith(CATALOG) and (place.parent / LOCK).exists():
+        raise Refused(f"{to} is the catalog of a coordinator itself", hint="name another file")
 
 
 def _directory_of_backup(arguments: argparse.Namespace) -> Path | None:
