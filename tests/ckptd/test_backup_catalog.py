@@ -174,7 +174,7 @@ def test_another_clusters_catalog_is_refused_with_the_command_that_mends_it(tmp_
 
 
 def test_no_copy_is_written_over_a_catalog(tmp_path: Path) -> None:
-    """Its coordinator would go on in a file without a name, and the next one begin with the copy."""
+    """Its coordinator would go on in a file without a name, the next one begin with the copy."""
     one, other, link = tmp_path / "one", tmp_path / "other", tmp_path / "copy.sqlite"
     begin_term(one, None, "c1")
     begin_term(other, None, "c2")

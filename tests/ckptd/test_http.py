@@ -241,6 +241,26 @@ def test_oversized_requests_are_refused_and_the_plane_lives_on(plane: Plane) -> 
     assert plane.get("/livez")[0] == 200
 
 
+def test_what_strangers_send_that_is_no_http_fills_no_log(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log lies on the disk of the catalog, more often than not."""
+    for words in (b"\0\r\n\r\n", b"GET //[ HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\na:\0\r\n\r\n"):
+        with socket.create_connection((plane.host, plane.port), timeout=30) as peer:
+            peer.sendall(words)
+            assert b" 400 " in peer.recv(4096).splitlines()[0]
+    assert plane.get("/livez")[0] == 200
+    assert caplog.records == []
+
+
+def test_a_defect_of_ours_is_in_the_log(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    plane.reports.metrics = lambda: 1 // 0 * ""  # type: ignore[method-assign]
+    assert plane.get("/metrics", {"Authorization": f"Bearer {TOKEN}"})[0] == 500
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
 def test_a_connection_that_makes_no_whole_request_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

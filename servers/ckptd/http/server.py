@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import socket
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net.serving.accepting import Door
@@ -72,7 +74,19 @@ _HOW_TO_GET_IN: Final = f"""unauthorized
 /v1/...   signed requests: `ckpt status --json`, `ckpt ls --json` and the like ask the same
 """
 
+_log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what strangers make: words that are no HTTP, or a connection that ends early. They would
+    fill the disk, with a trace for each.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+_log.addFilter(_is_ours)
 
 
 class Reports(Protocol):
@@ -119,6 +133,7 @@ class HttpPlane:
         self._runner = web.AppRunner(
             self._application(),
             access_log=None,
+            logger=_log,
             handle_signals=False,
             max_line_size=LINE_BYTES_MAX,
             max_field_size=LINE_BYTES_MAX,
