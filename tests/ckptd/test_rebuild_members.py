@@ -95,6 +95,19 @@ def test_a_target_that_was_removed_is_not_heard(tmp_path: Path) -> None:
         made_again(t3, backup=CatalogImage(4, targets=found.image.targets))
 
 
+def test_a_target_is_waited_for_once_however_often_it_was_named(tmp_path: Path) -> None:
+    """By two of its addresses, or although it was removed. Else more were waited for than there
+    are, and nobody was ever served.
+    """
+    t0, t1, t2, t3 = (target(tmp_path, id) for id in ("t0", "t1", "t2", "t3"))
+    put_map(t0, 5, STANDINGS)
+    gone = tmp_path / "nobody"
+    named_once = made_again(t0, t1, t2, gone).image.rebuilt_from
+    assert named_once == 5, "four, and one was removed"
+    assert made_again(t0, t1, t0, t2, t1, gone).image.rebuilt_from == named_once
+    assert made_again(t0, t1, t2, t3, gone).image.rebuilt_from == named_once
+
+
 def test_a_damaged_map_and_none_say_nothing(tmp_path: Path) -> None:
     t0, t1 = target(tmp_path, "t0"), target(tmp_path, "t1")
     (t0 / MAP_FILE).write_bytes(b"CKPA" + bytes(60))

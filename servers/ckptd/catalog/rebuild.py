@@ -150,7 +150,9 @@ def rebuild(
     proved = {id for _, each in held for kind, id in each.documents if kind in _PROOFS}
     image.passed_over = proved - image.rows.keys()
     removed = [seen for seen in image.targets.values() if seen.standing is TargetStanding.REMOVED]
-    image.rebuilt_from = len(sources) + len(removed)
+    # Some are named by two of their addresses.
+    here = {holdings.target or source.name for source, holdings in held}
+    image.rebuilt_from = len(here) + len(heard.unreachable) + len(removed)
     image.rebuilt_term, image.term = image.term, image.term + TERM_SKIP
     image.position = CatalogPosition(image.term, 0)
     return Rebuilt(
@@ -272,7 +274,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _rebuilt(loaded: options.Loaded[RebuildConfig]) -> tuple[Rebuilt, str]:
     """What was found, and where it is now."""
-    config, addresses = loaded.config, loaded.config.targets.split()
+    config, addresses = loaded.config, [*dict.fromkeys(loaded.config.targets.split())]
     backup = Path(config.backup) if config.backup else None
     if config.catalog:
         etcd = parse_etcd_url(config.catalog)
