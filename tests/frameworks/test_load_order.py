@@ -24,6 +24,7 @@ from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceReads
 from ckpt_torch.reading.loading import LoadJob, names_of
 from ckpt_torch.reading.order import LoadOrder
+from ckpt_torch.reading.twins import shared_parts
 from tests.waiting import wait_until
 
 ALONE = Who(0, 1, None, speaking=False)
@@ -138,6 +139,54 @@ def test_what_was_handed_out_is_not_written_again_when_the_load_begins_again(url
     assert tries == ["model", "optimizer"]
     assert bool((state["model"]["a"] == -1).all())
     assert same(state["optimizer"]["exp_avg"], state_of(1.0)["optimizer"]["exp_avg"])
+
+
+def views_of(flat: torch.Tensor, way: str) -> dict[str, Any]:
+    """A model whose weight is a part of other names' memory."""
+    rest: dict[str, Any] = {"flat": flat}
+    if way == "across":
+        rest = {"first": flat[:600], "last": flat[600:], "x": flat[600:700]}
+    elif way == "a name between":
+        rest = {"between": flat[900:1300], "end": flat[1200:], "apart": torch.full((5,), 1.0)}
+    return {"rest": rest, "model": {"w": flat[500:1000]}}
+
+
+@pytest.mark.parametrize("way", ["whole", "across", "a name between"])
+def test_what_lies_in_memory_that_was_handed_out_is_not_written_later(url: str, way: str) -> None:
+    """As the views of a flat parameter do."""
+    wanted = torch.arange(2000.0)
+    name = f"{url}/views-{way.replace(' ', '-')}/1"
+    ckpt_torch.save(views_of(wanted, way), checkpoint_id=name)
+    flat = torch.zeros(2000)
+    used = threading.Event()
+
+    def use(prefix: str) -> None:
+        flat[500:1000].add_(1)  # It is the caller's own now.
+        used.set()
+
+    state = views_of(flat, way)
+    order = LoadOrder(["model"], names_of(state), use)
+    job = LoadJob(state, ALONE, order, strict=False, allow_pickle=False)
+    run, step = name.rsplit("/", 2)[1:]
+    with (
+        ckpt.open(url) as store,
+        store.resolve(run, int(step), rank=0, world_size=1) as checkpoint,
+        DeviceReads(()) as devices,
+    ):
+        job.read(checkpoint, devices)
+    assert used.is_set()
+    wanted[500:1000] += 1
+    first = 500 if way == "a name between" else 0
+    assert torch.equal(flat[first:], wanted[first:])
+
+
+def test_only_what_shares_memory_comes_sooner_than_its_name_says() -> None:
+    flat = torch.zeros(100)
+    beside, columns = [flat[:50], flat[50:70], flat[70:70], flat[70:]], flat.view(10, 10)
+    assert shared_parts(beside, [1, 0, 0, 2]) == [1, 0, 0, 2]
+    assert shared_parts([*beside, flat[40:60]], [1, 2, 2, 2, 0]) == [0, 0, 2, 2, 0]
+    # Columns lie within each other.
+    assert shared_parts([columns[:, :3], columns[:, 3:]], [1, 0]) == [0, 0]
 
 
 @pytest.mark.parametrize("handed_out", [True, False])

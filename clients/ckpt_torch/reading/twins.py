@@ -2,12 +2,12 @@
 
 The name whose part comes first fills it. What the checkpoint has under the others is read aside in
 pieces and compared: where it differs, the memory cannot hold both, and none may win without a
-word. Names that share a part of their memory alone are not found.
+word. Names that share a part of their memory alone are not compared; they are read together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,42 @@ def place_of(tensor: torch.Tensor) -> Hashable:
     if not tensor.numel():
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[int]:
+    """In which part each tensor is filled, where `parts` are those that their names belong to: the
+    first of all that share its memory, as far as their first and last elements say. What was
+    handed out is not written again.
+    """
+    found = list(parts)
+    if len(set(parts)) < 2:
+        return found
+    spans: dict[torch.device, list[tuple[int, int, int]]] = {}
+    for number, tensor in enumerate(tensors):
+        if tensor.numel():
+            start = tensor.data_ptr()
+            span = start, start + _reach(tensor), number
+            spans.setdefault(tensor.device, []).append(span)
+    for device in spans.values():
+        group: list[int] = []
+        end = 0
+        for start, stop, number in sorted(device):
+            if start >= end:
+                group = []
+            group.append(number)
+            end = max(end, stop)
+            first = found[group[0]]
+            for one in group if found[number] < first else [number]:
+                found[one] = min(first, found[number])
+    return found
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """From its first element's first byte to its last one's end."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * step for size, step in steps) + 1) * tensor.itemsize
 
 
 def check_twins(contents: Contents, twins: Iterable[Twin]) -> None:

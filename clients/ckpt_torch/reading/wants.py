@@ -28,7 +28,7 @@ from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
-from ckpt_torch.reading.twins import Twin, place_of
+from ckpt_torch.reading.twins import Twin, place_of, shared_parts
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
 
@@ -142,12 +142,14 @@ class StateWants:
             self._in_one_piece(name, mine)
 
     def _part(self) -> None:
-        """Memory is filled once, in the first part that names it."""
+        """Memory is filled once, in the first part that names any of it."""
         first: dict[Hashable, _Place] = {}
-        for place in sorted(self._places, key=lambda place: place.part):
+        tensors, parts = [p.tensor for p in self._places], [p.part for p in self._places]
+        filled = zip(shared_parts(tensors, parts), self._places, strict=True)
+        for number, place in sorted(filled, key=lambda one: (one[0], one[1].part)):
             here = place_of(place.tensor)
             filler = place if here is None else first.setdefault(here, place)
-            part = self.parts[filler.part]
+            part = self.parts[number]
             if filler is not place:
                 part.twins.append(Twin(filler.want.name, place.tensor, place.want))
             elif is_apart(place.tensor.device):
