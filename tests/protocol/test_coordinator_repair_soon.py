@@ -12,7 +12,7 @@ from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import SECOND_US, Bench
-from tests.protocol.test_coordinator_repairing import Worker, holders, missing
+from tests.protocol.test_coordinator_repairing import Worker, holders, missing, rot
 from tests.protocol.test_coordinator_respreading import having, saved, wipe
 
 LOOK_S = LOOK_US / SECOND_US
@@ -86,3 +86,18 @@ def test_who_has_just_begun_waits_for_all_that_it_knows() -> None:
     assert "t5 is about to come" in soon(bench)
     bench.tick(60)
     assert soon(bench) == ""
+
+
+def test_damage_that_was_just_found_is_about_to_be_due() -> None:
+    """As `ckpt scrub`, then `ckpt repair --wait`."""
+    bench, id = saved()
+    bench.tick(2 * LOOK_S)
+    assert soon(bench) == ""
+    holder = holders(bench, id)[1]
+    rot(holder, next(iter(holder.columns)))
+    bench.tick()
+    view: Any = bench.ask("repair")
+    assert view["columns_due"] or view["soon"]
+    bench.tick(1)
+    view = bench.ask("repair")
+    assert (view["columns_due"], view["soon"]) == (1, [])

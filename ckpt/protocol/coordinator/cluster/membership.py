@@ -148,6 +148,8 @@ class Membership:
         """This one among all that began from a copy of the same catalog."""
         self.version = self.repair_bytes = 0
         """Of the map; and what a target gives to repair beside others, as `Repairs` has set it."""
+        self.rot_version = 0
+        """Another one whenever a target tells of other damage."""
         self.targets: dict[TargetId, Target] = {
             id: _known_target(seen) for id, seen in sorted(image.targets.items())
         }
@@ -378,7 +380,9 @@ class Membership:
         target.counters = message.counters
         target.reserving.heard(self._desk.now_us, message.counters)
         self._note_device(target, message.device)
-        target.scrub = target.scrub if message.scrub is UNSET else message.scrub
+        if message.scrub is not UNSET:
+            was, target.scrub = target.scrub, message.scrub
+            self.rot_version += (was and was.rot) != (message.scrub and message.scrub.rot)
         renewed = LeaseRenewed(self.epoch, self._desk.position, self.repair_bytes)
         self._desk.send(session, request, renewed)
 

@@ -68,6 +68,11 @@ class Lacking:
         self._after_us = after_us
         self._in_place = in_place
 
+    @property
+    def news(self) -> int:
+        """Another number whenever a target has come, gone, or told of other damage."""
+        return self._members.version + self._members.rot_version
+
     def all(self, now_us: int) -> list[LackingPayload]:
         """What is due, in its order."""
         if self._after_us is None:

@@ -133,8 +133,8 @@ class Repairs:
         self.counts = RepairCounts()
         self.heard_us: int | None = None
         """When a worker was heard last."""
-        #: What was due when that was looked at, the first one last, and when that was, under which
-        #: version of the map.
+        #: What was due when that was looked at, the first one last, and when that was, after which
+        #: news.
         self._queue: list[LackingPayload] = []
         #: All of it, also what was taken from the queue since.
         self._due: list[LackingPayload] = []
@@ -280,15 +280,15 @@ class Repairs:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `waiting` is as of the map as it is now."""
-        return self.after_us is None or self._looked[1] == self._members.version
+        """Whether `waiting` is as of what targets have and have told now."""
+        return self.after_us is None or self._looked[1] == self._lacking.news
 
     def _look(self) -> None:
         """The queue is made again when the map has changed, and now and then."""
         now, seen = self._desk.now_us, self._looked
         age_us = now - seen[0]
-        if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._members.version):
-            self._looked = now, self._members.version
+        if age_us >= LOOK_US or (age_us >= LOOK_AGAIN_US and seen[1] != self._lacking.news):
+            self._looked = now, self._lacking.news
             lacking = self._lacking.all(now)
             queue, self.skipped = leave_expiring(
                 lacking, self._bytes_of, self.rate.bytes_per_s, self._retaining.leaves_within
