@@ -70,7 +70,7 @@ class Lacking:
 
     @property
     def news(self) -> int:
-        """Another number whenever a target has come, gone, or told of other damage."""
+        """Another number whenever a target has come, gone, or reported other damage."""
         return self._members.version + self._members.rot_version
 
     def all(self, now_us: int) -> list[LackingPayload]:

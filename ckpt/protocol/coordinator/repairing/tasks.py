@@ -280,7 +280,7 @@ class Repairs:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `waiting` is as of what targets have and have told now."""
+        """Whether `waiting` is as of what targets have and have reported by now."""
         return self.after_us is None or self._looked[1] == self._lacking.news
 
     def _look(self) -> None:
