@@ -27,6 +27,9 @@ RESTORE_GOALS: Final = (0.50, 0.80)
 DEGRADED_GOALS: Final = (0.80, 0.90)
 UNPROTECTED_NEXT: Final = 0.85
 """Of both etas, without parity."""
+CPU_GOALS: Final = {"tcp": (1.6, 0.95), "unix": (1.3, 0.65)}
+"""CPU s/GB of all processes in a save whose sink discards, at CPU_GOALS_CODE, by the way there."""
+CPU_GOALS_CODE: Final = "4+2"
 STAGER_GOAL_MIB: Final = 64
 DAEMON_GOAL_MIB: Final = 256
 
@@ -86,6 +89,16 @@ def stall_ratio(job: JobResult) -> Spread | None:
     return spread(ratios) if ratios else None
 
 
+def save_cpu(job: JobResult) -> Spread | None:
+    """CPU seconds for each GB of a save, of all processes; None where nobody counted them."""
+    spent = [
+        sum(s for stage, s in one.spent.cpu_s.items() if "thread" not in stage) / one.bytes * 1e9
+        for one in job.counted("write")
+        if one.spent.cpu_s
+    ]
+    return spread(spent) if spent else None
+
+
 def find_errors(job: JobResult) -> list[str]:
     """Find figures of a report that contradict each other."""
     found = []
@@ -117,6 +130,8 @@ def find_goals(job: JobResult) -> list[Goal]:
             limits = limits[0], UNPROTECTED_NEXT
         judge(name, save_eta(job), limits, at_least=True)
         judge("stall / warm copy", stall_ratio(job), STALL_GOALS, at_least=False)
+        if job.discards and job.code == CPU_GOALS_CODE and job.transport in CPU_GOALS:
+            judge("CPU s/GB", save_cpu(job), CPU_GOALS[job.transport], at_least=False)
     judge("healthy restore eta", load_eta(job), RESTORE_GOALS, at_least=True)
     judge("degraded / healthy", degraded_ratio(job), DEGRADED_GOALS, at_least=True)
     private = max((one.spent.private_bytes for one in job.counted("write")), default=0)

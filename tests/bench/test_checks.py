@@ -97,6 +97,19 @@ def test_goals_follow_from_what_was_measured() -> None:
     assert find_goals(unprotected)[0].next_limit == 0.85
 
 
+@pytest.mark.parametrize(("transport", "limits"), [("tcp", (1.6, 0.95)), ("unix", (1.3, 0.65))])
+def test_what_a_save_costs_has_a_goal_at_the_code_that_it_is_stated_for(
+    transport: str, limits: tuple[float, float]
+) -> None:
+    one = replace(made.save(), spent=Spent({"stager": 0.3, "stager threads": 9.0, "targets": 0.1}))
+    job = made.job(one, code="4+2", transport=transport, discards=True)
+    (goal,) = (each for each in find_goals(job) if each.name == "CPU s/GB")
+    assert goal.found == pytest.approx(0.4 / one.bytes * 1e9)
+    assert (goal.limit, goal.next_limit, goal.at_least) == (*limits, False)
+    for other in (replace(job, code="2+1"), replace(job, discards=False)):
+        assert not [each for each in find_goals(other) if each.name == "CPU s/GB"]
+
+
 def test_the_limits_are_those_that_must_hold_now() -> None:
     found = [*find_goals(made.job(made.save())), *find_goals(
         made.job(made.save(), discards=True, bounds=made.BOUNDS)
