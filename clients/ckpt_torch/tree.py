@@ -6,9 +6,10 @@ mapping counts as a dict: what comes back goes into the caller's own containers.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
-from typing import Final, Protocol, TypeGuard, TypeVar
+from typing import Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
 import torch
@@ -104,37 +105,76 @@ def replaced(tree: object, leaf: Callable[[str, object], object], name: str = ""
 
 
 def refill(
-    tree: object,
-    leaf: Callable[[str, object], object],
-    name: str = "",
-    whole: Container[str] = (),
+    tree: object, leaf: Callable[[str, object], object], whole: Container[str] = ()
 ) -> object:
     """The same containers, their leaves replaced in place; tuples and mappings that cannot be
-    changed are new ones of their types.
+    changed are new ones of their types. Where one container has two names, and they are to hold
+    different things, the second name gets a copy.
 
     whole: names of lists and tuples that get the items of what `leaf` gives for them.
     """
-    if isinstance(tree, Mapping):
-        items = {key: refill(child, leaf, below(name, key), whole) for key, child in tree.items()}
-        if isinstance(tree, MutableMapping):
-            for key, child in items.items():
-                tree[key] = child
-            return tree
-        return _like(tree, items)
-    if isinstance(tree, list | tuple):
-        children: object = [
-            refill(child, leaf, below(name, SequenceIndex(n)), whole)
-            for n, child in enumerate(tree)
-        ]
-        if name in whole:
-            children = leaf(name, tree)
-        if not isinstance(children, list | tuple):
-            return children
-        if isinstance(tree, list):
-            tree[:] = children
-            return tree
-        return _like(tree, tuple(children))
-    return leaf(name, tree)
+    refilling = _Refilling(leaf, whole)
+    found = refilling.visit(tree, "")
+    refilling.finish()
+    return found
+
+
+class _Refilling:
+    """I visit a tree once, and change it when all of it was visited: a container that is met
+    again still holds what it held.
+    """
+
+    def __init__(self, leaf: Callable[[str, object], object], whole: Container[str]) -> None:
+        self._leaf = leaf
+        self._whole = whole
+        #: By the id of a container: it, and what it is to hold.
+        self._held: dict[int, tuple[_Changeable, _Items]] = {}
+
+    def visit(self, tree: object, name: str) -> object:
+        """What stands in the tree's place once `finish` was called."""
+        if isinstance(tree, Mapping):
+            items = {key: self.visit(child, below(name, key)) for key, child in tree.items()}
+            if isinstance(tree, MutableMapping):
+                return self._changed(tree, items)
+            return _like(tree, items)
+        if not isinstance(tree, list | tuple):
+            return self._leaf(name, tree)
+        if name in self._whole:
+            found = self._leaf(name, tree)
+            if not isinstance(found, list | tuple):
+                return found
+            children = list(found)
+        else:
+            children = [
+                self.visit(child, below(name, SequenceIndex(n))) for n, child in enumerate(tree)
+            ]
+        return (
+            self._changed(tree, children)
+            if isinstance(tree, list)
+            else _like(tree, tuple(children))
+        )
+
+    def finish(self) -> None:
+        """Change every container."""
+        for container, items in self._held.values():
+            if isinstance(container, list):
+                container[:] = cast(list[object], items)
+            else:
+                for key, child in cast(dict[object, object], items).items():
+                    container[key] = child
+
+    def _changed(self, container: _Changeable, items: _Items) -> object:
+        known = self._held.get(id(container))
+        if known is not None:
+            if list(_entries(known[1])) == list(_entries(items)):
+                return container
+            container = copy.copy(container)
+        self._held[id(container)] = container, items
+        return container
+
+
+_Changeable = list[object] | MutableMapping[object, object]
+_Items = list[object] | dict[object, object]
 
 
 def _like(tree: object, items: object) -> object:

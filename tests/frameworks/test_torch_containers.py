@@ -109,6 +109,40 @@ def test_a_list_that_dcp_wrote_in_one_piece_fills_an_empty_one(cluster: str) -> 
     assert found == {"losses": [3, 2, 1]}
 
 
+def test_two_names_of_one_container_come_back_as_they_were_saved(cluster: str) -> None:
+    """As a new SequentialLR has its first scheduler's list of rates."""
+    name = f"{cluster}/shared/1"
+    saved = {"now": [0.3], "first": [0.1], "grown": [1, 2], "d": {"n": 1}, "e": {"n": 2}}
+    ckpt_torch.save({**saved, "same": [0.3]}, checkpoint_id=name)
+    rates, counts = [0.0], {"n": 0}
+    found: dict[str, object] = {
+        "now": rates, "first": rates, "grown": rates, "d": counts, "e": counts, "same": rates,
+    }  # fmt: skip
+    ckpt_torch.load(found, checkpoint_id=name)
+    assert found == {**saved, "same": [0.3]}
+    assert found["now"] is found["same"] is rates
+    assert found["d"] is counts
+
+
+def test_a_sequence_of_schedulers_has_the_rates_that_it_had(cluster: str) -> None:
+    name = f"{cluster}/schedulers/1"
+
+    def made(steps: int) -> torch.optim.lr_scheduler.SequentialLR:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        rates = torch.optim.lr_scheduler
+        parts = [rates.LinearLR(optimizer), rates.ExponentialLR(optimizer, 0.9)]
+        sequence = rates.SequentialLR(optimizer, parts, [3])
+        for _ in range(steps):
+            optimizer.step()
+            sequence.step()
+        return sequence
+
+    trained, new = made(7), made(0)
+    ckpt_torch.save({"schedule": trained}, checkpoint_id=name)
+    ckpt_torch.load({"schedule": new}, checkpoint_id=name)
+    assert new.state_dict() == trained.state_dict()
+
+
 class Pair(tuple[object, ...]):
     """It is made of its items one by one, and takes another tuple for one of them."""
 
