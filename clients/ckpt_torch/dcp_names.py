@@ -21,11 +21,8 @@ import torch
 from ckpt.base.errors import CkptError, Corrupt
 from ckpt.format.tree import Node, decode_tree, encode_tree, path_text
 from ckpt_client.save.state import AnyArray, flatten, unflatten
-from ckpt_torch.tree import PICKLE_KEY
+from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY
 
-VALUE_KEY: Final = "#value"
-MARK_KEY: Final = "#dcp"
-"""In the tree of every rank of a checkpoint that DCP's planner laid out."""
 MARK_VERSION: Final = 1
 DcpPath = tuple[str | int, ...]
 Tree = dict[str | int, object]

@@ -35,11 +35,11 @@ from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
-from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, DcpPath, parse_name, unpack_value
+from ckpt_torch.dcp_names import DcpPath, parse_name, unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import DeviceReads, DeviceWant
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
-from ckpt_torch.tree import PICKLE_KEY
+from ckpt_torch.tree import MARK_KEY, PICKLE_KEY, VALUE_KEY
 
 _SUFFIXES = (VALUE_KEY, PICKLE_KEY)
 

@@ -22,10 +22,11 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from ckpt.base.errors import Refused
 from ckpt_client.save.staged import Staged, staged_already
 from ckpt_torch.boxes import is_tensor
-from ckpt_torch.dcp_names import MARK_KEY, MARK_VERSION, Tree, pack_pickle, pack_value, put
+from ckpt_torch.dcp_names import MARK_VERSION, Tree, pack_pickle, pack_value, put
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
 from ckpt_torch.saving import refusing_together, stage
+from ckpt_torch.tree import MARK_KEY
 
 StateDict = dict[str, object]
 
@@ -77,7 +78,7 @@ class CkptStager:
         staged_save = stage(
             turn, step.store, state, who,
             check_finite=self._writer.check_finite, metrics=self._writer.metrics,
-            staging=self._staging,
+            staging=self._staging, planned=True,
         )  # fmt: skip
         self._writer.adopt(staged_save)
         self._staged = staged_save.staged

@@ -36,7 +36,6 @@ from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import (
-    MARK_KEY,
     MARK_VERSION,
     Tree,
     pack_pickle,
@@ -48,6 +47,7 @@ from ckpt_torch.dcp_tries import WatchedPlanner, begin_try, end_tries
 from ckpt_torch.place import CheckpointName, Step, find_step
 from ckpt_torch.staging.copying import TorchCopier
 from ckpt_torch.staging.stand_ins import StandIns
+from ckpt_torch.tree import MARK_KEY
 
 _log = logging.getLogger("ckpt.save")
 

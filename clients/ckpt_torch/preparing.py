@@ -15,7 +15,7 @@ from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.staging.copying import TorchCopier
 from ckpt_torch.staging.known import recall, recognise, remember
 from ckpt_torch.staging.parts import parts_of
-from ckpt_torch.tree import asked
+from ckpt_torch.tree import asked, check_keys
 
 _log = logging.getLogger("ckpt.save")
 
@@ -72,6 +72,7 @@ def prepare(
     found = recognise(known, state) if known is not None else None
     packing = known.layout.packing(found) if known is not None and found is not None else None
     if packing is None:
+        check_keys(state)
         parts = parts_of(state, allow_pickle)
         holders = parts.guessed_holders(who)
         packing, _ = parts.laid_out(preparation.lay_out, holders)

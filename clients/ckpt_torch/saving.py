@@ -32,7 +32,7 @@ from ckpt_torch.staging.known import Known, confirm, recall, recognise, remember
 from ckpt_torch.staging.parts import StateParts, parts_of
 from ckpt_torch.staging.steps import is_stepping
 from ckpt_torch.staging.watch import Whole
-from ckpt_torch.tree import asked
+from ckpt_torch.tree import asked, check_keys
 
 
 def save(
@@ -130,9 +130,12 @@ def stage(
     check_finite: bool | tuple[str, ...] = False,
     metrics: Mapping[str, SupportsFloat] | None = None,
     staging: str = "copy",
+    planned: bool = False,
 ) -> Save:
     """`async_save` once this rank's turn in `store` has begun. A state of the same form as its last
     one is only compared and copied.
+
+    planned: it has the names that DCP's planner gives, and keys of ours.
     """
     with refusing_together(turn, who):
         # Within a step nothing says when the state changes: the guard has waited before it.
@@ -143,6 +146,8 @@ def stage(
         state = asked(state_dict)
         known = None if check_finite else recall(store, who)
         found = recognise(known, state) if known is not None else None
+        if found is None and not planned:
+            check_keys(state)
         parts = parts_of(state, allow_pickle, check_finite) if found is None else None
         shape, plain = _told(known, found, parts)
         packing = known.layout.packing(found) if known is not None and found is not None else None

@@ -20,7 +20,11 @@ from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.boxes import is_tensor
 
 PICKLE_KEY: Final = "#pickle"
-"""A dict with this one key holds a pickled object's bytes: nothing else may use the key."""
+"""A dict with this one key holds a pickled object's bytes."""
+VALUE_KEY: Final = "#value"
+"""The same of plain data that DCP's planner saw in one piece."""
+MARK_KEY: Final = "#dcp"
+"""In the tree of every rank of a checkpoint that DCP's planner laid out."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 Leaf = TypeVar("Leaf")
 
@@ -90,11 +94,24 @@ def empty_mappings(tree: object, name: str = "") -> Iterator[str]:
                 yield from empty_mappings(child, below(name, SequenceIndex(position)))
 
 
+def check_keys(tree: object, name: str = "") -> None:
+    """Raises Refused for a key that has a meaning of its own: a load would not give it back."""
+    if isinstance(tree, Mapping):
+        for key in (PICKLE_KEY, VALUE_KEY, MARK_KEY):
+            if key in tree:
+                raise Refused(f"{name or 'the state'}: the key {key!r} is taken")
+        for key, child in tree.items():
+            if isinstance(child, Mapping | list | tuple):
+                check_keys(child, below(name, key))
+    elif isinstance(tree, list | tuple):
+        for position, child in enumerate(tree):
+            if isinstance(child, Mapping | list | tuple):
+                check_keys(child, below(name, SequenceIndex(position)))
+
+
 def replaced(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
     """A tree of plain dicts, lists and tuples in which `leaf(name, value)` stands for each leaf."""
     if isinstance(tree, Mapping):
-        if PICKLE_KEY in tree:
-            raise Refused(f"{name or 'the state'}: the key {PICKLE_KEY!r} is taken")
         return {key: replaced(child, leaf, below(name, key)) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
         items = [

@@ -290,10 +290,20 @@ def test_a_writer_that_holds_an_open_store_does_not_travel(cluster: str) -> None
         ForkingPickler(io.BytesIO()).dump(CkptWriter("run/1", store=store))
 
 
-def pickle_job(url: str) -> Any:
-    path = f"{url}/dcp-pickles/1"
+def pickle_job(url: str, how: str) -> Any:
+    path = f"{url}/dcp-pickles-{how}/1"
     state: dict[str, Any] = {"order": np.arange(5), "when": datetime.date(2026, 1, 2)}
-    dcp.save(state, storage_writer=CkptWriter(path, allow_pickle=True))
+    writer = CkptWriter(path, allow_pickle=True)
+    if how == "stager":
+        answer = dcp.async_save(
+            state,
+            storage_writer=writer,
+            async_stager=CkptStager(writer),
+            process_group=dist.new_group(backend="gloo"),
+        )
+        answer.upload_completion.result()  # type: ignore[union-attr]
+    else:
+        dcp.save(state, storage_writer=writer)
     like: dict[str, Any] = {"order": None, "when": None}
     try:
         dcp.load(like, storage_reader=CkptReader(path))
@@ -303,8 +313,11 @@ def pickle_job(url: str) -> Any:
     return refusal, like["order"].tolist(), like["when"] == state["when"]
 
 
-def test_objects_are_pickled_only_where_both_sides_allow_it(cluster: str, ranks: Ranks) -> None:
-    for refusal, order, same in ranks.run(2, pickle_job, cluster):
+@pytest.mark.parametrize("how", ["sync", "stager"])
+def test_objects_are_pickled_only_where_both_sides_allow_it(
+    cluster: str, ranks: Ranks, how: str
+) -> None:
+    for refusal, order, same in ranks.run(2, pickle_job, cluster, how):
         assert "order, when: stored as a pickle" in refusal
         assert (order, same) == ([0, 1, 2, 3, 4], True)
 

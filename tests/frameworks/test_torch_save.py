@@ -340,7 +340,8 @@ def test_what_cannot_be_kept_is_refused_by_path_before_anything_is_staged(cluste
     refuse(
         cluster, {"m": [nested()]}, r"m/#0: a nested tensor; save the tensors that it is made of"
     )
-    refuse(cluster, {"#pickle": 1}, r"the key '#pickle' is taken")
+    for key in ("#pickle", "#value", "#dcp"):
+        refuse(cluster, {"a": [{key: 1}]}, rf"a/#0: the key '{key}' is taken")
     refuse(cluster, 5, r"the state is of type int, not a dict")
     listed: Any = [torch.zeros(1)]
     with pytest.raises(ckpt.Refused, match="the state is of type list, not a dict"):

@@ -29,8 +29,7 @@ from ckpt.format.tree import (
 from ckpt_client.load.trees import leaf_nodes
 from ckpt_client.save.state import unflatten
 from ckpt_torch.boxes import is_tensor
-from ckpt_torch.dcp_names import VALUE_KEY
-from ckpt_torch.tree import PICKLE_KEY, leaves
+from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY, leaves
 
 _KINDS: Final = {
     DictNode: "dict",

@@ -15,10 +15,10 @@ from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.save.shards import PerRank
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
-from ckpt_torch.dcp_names import MARK_KEY, VALUE_KEY, unpack_value
+from ckpt_torch.dcp_names import unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.tensors import from_array
-from ckpt_torch.tree import PICKLE_KEY, unpickled
+from ckpt_torch.tree import MARK_KEY, PICKLE_KEY, VALUE_KEY, unpickled
 
 
 def load_whole(
