@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptbench.commands.gpu import why_ended
 from ckptbench.gpu.plan import CPU_WIDTH, GPU_WIDTH, GpuPlan, usual_width
 from ckptbench.gpu.progress import RoundProgress
 
@@ -31,3 +32,16 @@ def test_a_cpu_trains_a_model_that_it_can_train() -> None:
     """A step of the accelerators' model takes a core minutes, and there are 240 of them."""
     assert usual_width("cpu") == CPU_WIDTH < usual_width("cuda:0") == GPU_WIDTH
     assert GpuPlan("cpu", "", width=usual_width("cpu")).training_steps == 240
+
+
+def test_a_measurement_that_a_signal_ended_says_which_one_and_what_helps() -> None:
+    killed = why_ended(-9)
+    assert (killed.message, "smaller --size" in killed.hint) == (
+        "the measurement was ended by SIGKILL",
+        True,
+    )
+    assert (why_ended(-11).message, why_ended(-11).hint) == (
+        "the measurement was ended by SIGSEGV",
+        "",
+    )
+    assert "stands above" in why_ended(1).message

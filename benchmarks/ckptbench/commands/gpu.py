@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -81,5 +82,14 @@ def _measured(plan: GpuPlan) -> GpuFigures:
             env=running.environment, stdout=subprocess.PIPE, check=False,
         )  # fmt: skip
     if process.returncode:
-        raise CkptError("the measurement ended with an error, which stands above")
+        raise why_ended(process.returncode)
     return msgspec.json.decode(process.stdout, type=GpuFigures)
+
+
+def why_ended(status: int) -> CkptError:
+    """What ended a measurement, by its process's status, which is not 0."""
+    if status > 0:
+        return CkptError("the measurement ended with an error, which stands above")
+    hint = "the kernel ends what takes more memory than there is: try a smaller --size"
+    name = signal.Signals(-status).name
+    return CkptError(f"the measurement was ended by {name}", hint=hint if name == "SIGKILL" else "")
