@@ -348,7 +348,8 @@ def test_a_decided_attempt_waits_for_m_plus_one_targets_however_long_they_are_aw
     assert bench.states() == {"run@1#1.1": "committed"}
 
 
-def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_promises() -> None:
+def _decided_on_four_hosts() -> tuple[Bench, RankFake]:
+    """The coordinator died when the decision was durable; of seven targets three are back."""
     bench = Bench(7, "2+2", hosts=4)
     bench.policy = dataclasses.replace(bench.policy, level="host")
     bench.restart(*bench.targets)
@@ -359,6 +360,11 @@ def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_p
     bench.durable.extend(e for t in bench.tickets for e in t.entries)
     bench.persist_at_once = True
     bench.restart("t2", "t6", "t3")
+    return bench, rank
+
+
+def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_promises() -> None:
+    bench, rank = _decided_on_four_hosts()
     bench.tick(1)
     assert bench.states() == {"run@1#2.1": "decided"}, "t2 and t6 share a host, and two may go"
     bench.start("t0")
@@ -372,16 +378,7 @@ def test_a_record_that_is_rolled_forward_lies_in_as_many_domains_as_its_answer_p
 
 
 def test_a_copy_that_is_on_its_way_to_a_further_domain_is_waited_for() -> None:
-    bench = Bench(7, "2+2", hosts=4)
-    bench.policy = dataclasses.replace(bench.policy, level="host")
-    bench.restart(*bench.targets)
-    bench.tick(10)
-    (rank,) = ready(bench)
-    bench.persist_at_once = False
-    rank.certify()
-    bench.durable.extend(e for t in bench.tickets for e in t.entries)
-    bench.persist_at_once = True
-    bench.restart("t2", "t6", "t3")
+    bench, _ = _decided_on_four_hosts()
     bench.targets[TargetId("t0")].silent.add(PutDocument)
     bench.start("t0")
     bench.tick(10)

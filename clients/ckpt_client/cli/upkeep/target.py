@@ -23,7 +23,7 @@ hold, release   in a local cluster: a held target is not restarted. If it runs i
 
 If something speaks against drain, out, remove or replace, the command says so and changes nothing:
 a save would lack places for its columns, bytes would have no room, or checkpoints could not be read
-any more. --dry-run says it beforehand (not of replace), --force overrides it.
+any more. --dry-run says it beforehand, --force overrides it.
 """
 
 from __future__ import annotations
