@@ -96,7 +96,7 @@ class Unauthorized(CkptError):
 
 
 class NoSpace(CkptError):
-    """A save cannot begin: targets, or what stores the catalog, have no room; no byte was sent."""
+    """No room, at targets, for the catalog, or where a command writes. A save has sent no byte."""
 
     code = "no_space"
     exit_code = 13

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -10,8 +13,11 @@ import numpy as np
 import pytest
 
 import ckpt
-from ckpt.base.errors import Corrupt, Refused
+from ckpt.base.errors import Busy, Corrupt, Refused, Unavailable
+from ckpt.objects.sinks.sink import at_once
+from ckpt.objects.source import Wish
 from ckpt_client.cli.main import main
+from ckpt_client.exchange.claims import FolderClaim
 from ckpt_client.exchange.dcp_directory import write_dcp
 from ckpt_client.exchange.tensors import named_arrays
 from tests.objects.sources import MemorySource, random_bits
@@ -114,3 +120,67 @@ def test_a_pickle_that_nobody_allowed_is_not_run(
     assert not trap.exists()
     assert main([*line, "--allow-pickle"]) == Corrupt.exit_code
     assert trap.exists(), "else this test shows nothing"
+
+
+def small_source() -> MemorySource:
+    return MemorySource({f"w{n}": np.full(1000, n, "<f4") for n in range(4)})
+
+
+class Interrupted(MemorySource):
+    """Ctrl-C, or whatever is given, when the third array is read."""
+
+    error: Callable[[str], BaseException] = KeyboardInterrupt
+
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        if self.read_count == 2:
+            raise self.error("the third")
+        super().read(wishes, go_on)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Unavailable])
+def test_what_ends_an_export_is_said_as_it_was_and_nothing_is_left(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    source = Interrupted({f"w{n}": np.full(1000, n, "<f4") for n in range(4)})
+    source.error = error
+    arrays = named_arrays(source, "", ".")
+    with pytest.raises(error, match="the third"):
+        write_dcp(source, arrays, tmp_path / "dcp")
+    assert not list((tmp_path / "dcp").iterdir())
+    write_dcp(small_source(), arrays, tmp_path / "dcp")
+
+
+class Killed(Interrupted):
+    """As by `kill -9`."""
+
+    def error(self, _: str) -> BaseException:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it is dead")
+
+
+def test_what_a_killed_export_left_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    killed = Killed({f"w{n}": np.full(1000, n, "<f4") for n in range(4)})
+    child = os.fork()
+    if not child:
+        try:
+            write_dcp(killed, named_arrays(killed, "", "."), folder)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(folder.glob("*.distcp"))) >= 2, "else this test shows nothing"
+    assert not (folder / ".metadata").exists()
+    source = small_source()
+    write_dcp(source, named_arrays(source, "", "."), folder)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [".metadata", *(f"__0_{n}.distcp" for n in range(4))]
+    with pytest.raises(Refused, match="not empty"):
+        write_dcp(source, named_arrays(source, "", "."), folder)
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
+def test_two_exports_into_one_folder_at_once_are_refused(tmp_path: Path) -> None:
+    source, arrays = small_source(), named_arrays(small_source(), "", ".")
+    with FolderClaim(tmp_path / "dcp"), pytest.raises(Busy, match="dcp"):
+        write_dcp(source, arrays, tmp_path / "dcp")
+    write_dcp(source, arrays, tmp_path / "dcp")

@@ -20,6 +20,7 @@ from typing import Final, Self, TypeVar
 
 from ckpt.aio.durable import make_directories, sync_names
 from ckpt.base.errors import NotFound, Refused, Unauthorized, Unavailable
+from ckpt.base.system_errors import system_error
 from ckpt.format.checksum import Buffer
 from ckpt.objects.sinks.direct_file import Blocks, DirectWriter, checksum, read_range
 from ckpt.objects.sinks.sink import PendingUpload, Upload, at_once
@@ -29,6 +30,7 @@ FOLDER_TRIES: Final = 64
 """Tries to make a folder that others remove."""
 _LINKLESS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What a file system without hard links says; vfat and many that lie in user space have none."""
+_ROOMLESS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Value = TypeVar("Value")
 
 
@@ -228,4 +230,6 @@ def _told(what: str, once: Callable[[], Value]) -> Value:
     except PermissionError:
         raise Unauthorized(f"{what}: this user may not", hint="see its owner and mode") from None
     except OSError as error:
+        if error.errno in _ROOMLESS:
+            raise system_error(what, error) from None
         raise Unavailable(f"{what}: {error.strerror}", hint="see the file system") from None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,7 @@ from ckpt.base.extras import needing
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source, Wish
 from ckpt_client.exchange.arrays import HeldArray
+from ckpt_client.exchange.claims import FOLDER, FolderClaim
 from ckpt_client.exchange.tensors import NamedArray
 
 if TYPE_CHECKING:
@@ -28,18 +29,23 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import WriteItem
 
+METADATA: Final = ".metadata"
+"""What torch writes last, and renames into its place."""
+
 
 def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int:
     """Write the directory; returns the bytes of its tensors.
 
     Raises NotInstalled without torch; Refused names the array whose type torch has not, or says
-    that the directory is not empty.
+    that the directory is not empty; Busy while another export writes there. What an export that was
+    killed left is no obstacle; one that fails leaves nothing.
     """
     with needing("--format dcp"):
         from torch.distributed import checkpoint as dcp
         from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-    if folder.exists() and any(folder.iterdir()):
-        raise Refused(f"{folder} is not empty", hint="name a new directory")
+    before = _names(folder)
+    if before and FOLDER not in before:
+        raise _not_empty(folder)  # Before it is claimed: what is refused changes nothing.
     by_name = {array.name: array for array in arrays}
     empty = {array.name: _without_memory(array) for array in arrays}
 
@@ -49,12 +55,46 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
         def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
             return _filled(source, by_name[write_item.index.fqn])
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), FolderClaim(folder) as claim:
         warnings.filterwarnings("ignore", message=".*torch.distributed.*single process.*")
-        writer = FileSystemWriter(folder, thread_count=1, single_file_per_rank=False)
-        planner = Planner(flatten_state_dict=False)
-        dcp.save(empty, storage_writer=writer, planner=planner, no_dist=True)
+        if claim.is_marked:
+            _clear(folder)
+        if _names(folder) != {claim.path.name}:
+            raise _not_empty(folder)
+        claim.mark()
+        try:
+            writer = FileSystemWriter(folder, thread_count=1, single_file_per_rank=False)
+            planner = Planner(flatten_state_dict=False)
+            dcp.save(empty, storage_writer=writer, planner=planner, no_dist=True)
+        except BaseException as error:
+            _clear(folder)
+            raise _cause(error) from None
     return sum(array.byte_count for array in arrays)
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def _not_empty(folder: Path) -> Refused:
+    return Refused(f"{folder} is not empty", hint="remove it, or name a new directory")
+
+
+def _clear(folder: Path) -> None:
+    """What an export wrote that did not end; a folder with metadata is whole."""
+    if not (folder / METADATA).exists():
+        for path in [*folder.glob("*.distcp"), folder / f"{METADATA}.tmp"]:
+            path.unlink(missing_ok=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What torch says of the rank, this one, that raised: Ctrl-C and a full disk as well."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    if not isinstance(error, CheckpointException) or not error.failures:
+        return error
+    raised: BaseException = next(iter(error.failures.values()))[0]
+    return raised
 
 
 def read_dcp(folder: Path) -> Sequence[HeldArray]:
@@ -67,13 +107,13 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
         import torch
         from torch.distributed.checkpoint import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    if not (folder / ".metadata").exists():
+    if not (folder / METADATA).exists():
         raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
     try:
         metadata = FileSystemReader(folder).read_metadata()
         entries = metadata.state_dict_metadata
     except Exception as error:  # Whatever pickle raises for other bytes.
-        raise Corrupt(f"{folder / '.metadata'} cannot be read: {error!r:.200}") from None
+        raise Corrupt(f"{folder / METADATA} cannot be read: {error!r:.200}") from None
     reader = _reader_with(metadata, folder)
     found = []
     for name, entry in sorted(entries.items()):
@@ -112,7 +152,10 @@ def _tensor(
             planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
             dcp.load({name: tensor}, storage_reader=reader, planner=planner, no_dist=True)
     except (Exception, dcp.api.CheckpointException) as error:  # The latter is no Exception.
-        raise Corrupt(f"{reader.path}: {name}: {error!r:.200}") from None
+        cause = _cause(error)
+        if not isinstance(cause, Exception):
+            raise cause from None
+        raise Corrupt(f"{reader.path}: {name}: {cause!r:.200}") from None
     if not tensor.numel():
         return np.empty(tuple(shape), dtype_of(ours))
     raw: Array = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -1,5 +1,6 @@
 """Writing a folder of weights for Hugging Face, in place of an earlier export or not at all.
 
+    claim the folder, clear what a killed export left
     every new file, aside -> the old index goes, then the old files -> new names, the index last
 
 So readers find one export or none, never a mix: they go by `model.safetensors` where it is there,
@@ -19,6 +20,7 @@ from typing import Final
 from ckpt.base.errors import Refused
 from ckpt.base.units import GiB
 from ckpt.objects.source import Source
+from ckpt_client.exchange.claims import PART, FolderClaim
 from ckpt_client.exchange.safetensors_file import (
     CODES,
     INDEX_NAME,
@@ -42,11 +44,21 @@ def write_safetensors(
     """Write the files, then put them in their places; yields the bytes that each step wrote.
 
     Raises Refused naming the array that the format cannot have, or the weights in the folder that
-    no export made; before anything is written.
+    no export made; before anything is written. Busy while another export writes there.
     """
     for array in arrays:
         _check(array)
+    _earlier_export(folder)  # Before the folder is claimed: what is refused changes nothing.
+    with FolderClaim(folder):
+        yield from _written(source, arrays, folder, file_bytes)
+
+
+def _written(
+    source: Source, arrays: Sequence[NamedArray], folder: Path, file_bytes: int
+) -> Iterable[int]:
     old = _earlier_export(folder)
+    for path in folder.glob(f".model*.safetensors*{PART}"):
+        path.unlink(missing_ok=True)  # Of an export that was killed: it would have the claim.
     groups = list(_split(arrays, file_bytes))
     names = [SINGLE_NAME]
     if len(groups) > 1:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from ckpt.objects.source import Array
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 NAME: Final = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+PART_NAME: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 METADATA: Final = "__metadata__"
 """The name under which a header says something of the file."""
 HEADER_BYTES_MAX: Final = 100 * MiB
@@ -153,7 +155,22 @@ def _paths(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise NotFound(f"{folder} has no {INDEX_NAME} and no *.safetensors")
+    _check_all_there(folder, paths)
     return paths, {}
+
+
+def _check_all_there(folder: Path, paths: Sequence[Path]) -> None:
+    """Files that are called parts of one whole are all there. Raises Corrupt: the index comes last,
+    so an export, or a download, was interrupted.
+    """
+    counts = Counter(match.groups() for path in paths if (match := PART_NAME.fullmatch(path.name)))
+    for (name, total), count in counts.items():
+        if count != int(total):
+            raise Corrupt(
+                f"{folder} has {count} of the {int(total)} files {name}-*-of-{total}.safetensors, "
+                f"and no {INDEX_NAME}: somebody began to write them and did not end",
+                hint="export or fetch them again, or name one file itself",
+            )
 
 
 def _indexed(folder: Path) -> tuple[list[Path], Mapping[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 from ckpt.aio.durable import make_directories, sync_names
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
+from ckpt_client.exchange.claims import PART, FileClaim
 
 
 class WholeFile:
@@ -22,11 +24,15 @@ class WholeFile:
         if path.exists() and not path.is_file():
             raise Refused(f"{path} is there and is no file: only a file is replaced")
         self.path = path
-        self._aside = path.with_name(f".{path.name}.part-{os.getpid()}")
+        self._is_named = False
 
     def __enter__(self) -> Self:
+        """Raises Busy while another process writes it."""
         make_directories(self.path.parent)
-        self._file = self._aside.open("wb")
+        claim = FileClaim(self.path.with_name(f".{self.path.name}{PART}"), self.path)
+        self._aside = claim.path
+        self._file = os.fdopen(claim.descriptor, "wb")
+        self._file.truncate(0)
         return self
 
     def __exit__(
@@ -35,22 +41,32 @@ class WholeFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        if self._is_named:
+            return
         self._aside.unlink(missing_ok=True)
+        with suppress(OSError):  # A full disk, which does not take the last bytes either.
+            self._file.close()
 
     def write(self, data: Buffer) -> None:
         """Append."""
         self._file.write(data)
 
     def finish(self) -> None:
-        """Nothing more is written: make it durable, aside."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Nothing more is written: make it durable, aside. From here on only a FolderClaim keeps
+        others away from it.
+        """
+        self._sync()
         self._file.close()
 
     def complete(self) -> None:
         """Make it visible, durable before and after."""
         if not self._file.closed:
-            self.finish()
+            self._sync()
         self._aside.rename(self.path)
+        self._is_named = True
+        self._file.close()
         sync_names(self.path.parent)
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())

@@ -11,6 +11,9 @@ without any cluster. --prefix model exports only what lies below it in the state
 
 Weights of an earlier export in DEST are replaced once the new ones are all written, so both
 need space there; weights that no export made are refused.
+
+While one export writes safetensors, npz or dcp to a place, another one to it is refused (11); what
+a killed one left there, `.NAME.part`, goes with the next one.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from pathlib import Path
 
 from ckpt.base.errors import Refused
+from ckpt.base.system_errors import system_error
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.objects.source import Source
 from ckpt_client.cli.exits import ExitCode
@@ -56,7 +60,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with opened_source(arguments, output, arguments.checkpoint) as source:
         begun_s = time.monotonic()
         with output.waiting(f"exporting {source.header}"):
-            count, size = _write(arguments, source)
+            try:
+                count, size = _write(arguments, source)
+            except OSError as error:
+                place = error.filename or arguments.destination
+                raise system_error(f"cannot write {place}", error) from None
     seconds = time.monotonic() - begun_s
     what = f"{source.header.run}@{source.header.step}"
     output.document(

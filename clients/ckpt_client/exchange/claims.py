@@ -1,0 +1,105 @@
+"""Who writes here? A file aside that its writer holds locked: the lock ends with the process.
+
+    .NAME.part     a file being written; .export.part: a whole folder is
+    locked         its writer lives: another one is refused
+    not locked     what a killed one left: the next one writes over it
+
+Where the file system has no locks (Lustre without -o flock), names are of one process each: two
+exports do not mix their bytes, and what a killed one left stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ckpt.aio.durable import make_directories
+from ckpt.base.errors import Busy
+
+PART: Final = ".part"
+FOLDER: Final = f".export{PART}"
+CLAIM_TRIES: Final = 64
+"""Claims that end between opening and locking them."""
+_OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCKLESS: Final = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+
+
+class FileClaim:
+    """A file of this process's alone, as long as `descriptor` is open."""
+
+    def __init__(self, path: Path, what: Path) -> None:
+        """`what`: what is written meanwhile. Raises Busy, OSError."""
+        for _ in range(CLAIM_TRIES):
+            self.descriptor = os.open(path, _OPEN, 0o666)
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(self.descriptor)
+                if error.errno in _LOCKLESS:
+                    path.unlink(missing_ok=True)
+                    path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+                    self.descriptor = os.open(path, _OPEN | os.O_EXCL, 0o666)
+                    break
+                if error.errno != errno.EWOULDBLOCK:
+                    raise
+                raise Busy(
+                    f"another export is writing {what}",
+                    hint="wait for its end, or name another place",
+                ) from None
+            if _is_at(self.descriptor, path):
+                break
+            os.close(self.descriptor)  # Its writer has just given it its name, or removed it.
+        else:
+            raise Busy(f"exports to {what} come and go", hint="try again")
+        self.path = path
+
+
+class FolderClaim:
+    """A folder into which this process alone exports."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        """Raises Busy, OSError."""
+        make_directories(self._folder)
+        self._claim = FileClaim(self._folder / FOLDER, self._folder)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        os.close(self._claim.descriptor)
+
+    @property
+    def path(self) -> Path:
+        """Of the claim itself, in the folder."""
+        return self._claim.path
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether one that was killed had marked it."""
+        return os.fstat(self._claim.descriptor).st_size > 0
+
+    def mark(self) -> None:
+        """From now on what is in the folder is this export's. Raises OSError."""
+        os.pwrite(self._claim.descriptor, b"export\n", 0)
+        os.fsync(self._claim.descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,129 @@
+"""Exports that are killed, meet another one or a full disk, and what the next one finds."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from ckpt.base.errors import Busy, Corrupt, NoSpace
+from ckpt_client.cli.main import main
+from ckpt_client.exchange.npz_file import write_npz
+from ckpt_client.exchange.safetensors_export import write_safetensors
+from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
+from ckpt_client.exchange.tensors import named_arrays
+from tests.objects.sources import HEADER, MemorySource
+from tests.tree import ROOT
+
+FILE_BYTES = 4000
+"""One array in each file."""
+
+
+def source_of(step: int, arrays: int = 4) -> MemorySource:
+    content = {f"w{n}": np.full(1000, step, "<f4") for n in range(arrays)}
+    return MemorySource(content, header=replace(HEADER, step=step))
+
+
+def weights(folder: Path, step: int = 1, arrays: int = 4) -> Iterable[int]:
+    """An export in steps, of several files."""
+    source = source_of(step, arrays)
+    return write_safetensors(source, named_arrays(source, "", "."), folder, FILE_BYTES)
+
+
+def archive(folder: Path, step: int = 1, arrays: int = 4) -> Iterable[int]:
+    """Likewise, of one file."""
+    source = source_of(step, arrays)
+    return write_npz(source, named_arrays(source, "", "."), folder / "state.npz")
+
+
+Export = Callable[..., Iterable[int]]
+KILLED = f"""
+import os, signal, sys
+from pathlib import Path
+from {__name__} import archive, weights
+export = {{"archive": archive, "weights": weights}}[sys.argv[1]]
+written = iter(export(Path(sys.argv[2]), arrays=9))
+next(written), next(written)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("export", [weights, archive])
+def test_what_a_killed_export_left_goes_with_the_next_one(tmp_path: Path, export: Export) -> None:
+    line = [sys.executable, "-c", KILLED, export.__name__, str(tmp_path)]
+    assert subprocess.run(line, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left, "else this test shows nothing"
+    assert all(name.endswith(".part") for name in left), "nothing looks whole"
+    sum(export(tmp_path))
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert len(list(tmp_path.iterdir())) == (5 if export is weights else 1)
+
+
+@pytest.mark.parametrize("export", [weights, archive])
+def test_two_exports_to_one_place_at_once_are_refused(tmp_path: Path, export: Export) -> None:
+    """Each would give some of the files their names, and the index would name those of both."""
+    first = iter(export(tmp_path, 1))
+    next(first)
+    with pytest.raises(Busy, match=str(tmp_path)):
+        sum(export(tmp_path, 2))
+    sum(first)
+    sum(export(tmp_path, 3))
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    if export is weights:
+        assert all(np.all(array.mapped() == 3) for array in read_directory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "gone", ["model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors"]
+)
+def test_a_folder_that_was_half_put_in_its_place_is_not_taken_for_whole(
+    tmp_path: Path, gone: str
+) -> None:
+    """A kill between the new names: the index comes last."""
+    sum(weights(tmp_path))
+    (tmp_path / INDEX_NAME).unlink()
+    assert len(read_directory(tmp_path)) == 4
+    (tmp_path / gone).unlink()
+    with pytest.raises(Corrupt, match=r"3 of the 4 files model-\*-of-00004\.safetensors"):
+        read_directory(tmp_path)
+    sum(weights(tmp_path, 2))
+    assert all(np.all(array.mapped() == 2) for array in read_directory(tmp_path))
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """A file may not grow beyond it: as on a full disk, a write ends in its middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "npz", "zarr"])
+def test_a_disk_without_room_is_named_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    stored, to = tmp_path / "stored", tmp_path / "to"
+    values = np.random.default_rng(1).integers(0, 255, 300_001, "u1")
+    np.savez(tmp_path / "in.npz", w=values)
+    assert main(["import", str(tmp_path / "in.npz"), "r@1", "--to", f"file://{stored}"]) == 0
+    line = ["export", f"file://{stored}/r@1", "--format", format, str(to / "x")]
+    with small_files(100_003):
+        assert main(line) == NoSpace.exit_code
+    said = capsys.readouterr().err
+    assert str(to / "x") in said
+    assert "ulimit" in said
+    assert not [name for _, _, names in os.walk(to) for name in names if "part" in name]
+    assert main(line) == 0
