@@ -29,6 +29,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -67,6 +68,8 @@ SINK_BYTES: Final = 32 * MiB + 2 * PIECE_BYTES
 ARENA_BYTES_MAX: Final = 32 * MiB
 """A few stripes: enough for all targets to be busy."""
 FILES_AT_ONCE: Final = 8
+OTHERS_MAX: Final = 2
+"""Writers without shared parts that may begin the same checkpoint while a shard is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +164,20 @@ def write_checkpoint(
         marker = read_marker(sink, prefix, source.header)
         assert marker is not None, "begin gives no job only after a marker"
         return marker
-    shared = parts or OwnParts()
+    try:
+        return _written(job, parts or OwnParts(), limits, progress)
+    except NotFound:
+        # Another writer, who was faster, has cleared what was under way here.
+        found = read_marker(sink, prefix, source.header)
+        if found is None:
+            raise
+        return found
+
+
+def _written(job: WriteJob, shared: Parts, limits: WriteLimits, told: Progress | None) -> Marker:
     shared.begin(len(job.plan.items), job.receipts())
     with ThreadPoolExecutor(limits.slots, thread_name_prefix="ckpt-drain") as pool:
-        futures = [
-            pool.submit(job.write_items, shared, slot, progress) for slot in range(limits.slots)
-        ]
+        futures = [pool.submit(job.write_items, shared, slot, told) for slot in range(limits.slots)]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -295,7 +306,7 @@ class WriteJob:
         for array, first, count in self.plan.items[number]:
             for shard in range(first, first + count):
                 with self._writing:
-                    stored = self._write_shard(array, shard)
+                    stored = self._written_shard(array, shard)
                 with self._proving:
                     self._read_back(array, shard, stored)
                 objects.append((array, shard, stored))
@@ -306,6 +317,13 @@ class WriteJob:
         if self._sink.head(self._prefix + names.PLAN) is None:
             # Another worker has committed it, or it was deleted: nobody clears this any more.
             self._sink.delete([self._prefix + key])
+
+    def _written_shard(self, array: int, shard: int) -> StoredObject:
+        """Another writer that begins meanwhile ends what is under way, once, as a dead one's."""
+        for _ in range(OTHERS_MAX):
+            with suppress(NotFound):
+                return self._write_shard(array, shard)
+        return self._write_shard(array, shard)
 
     def _write_shard(self, array: int, shard: int) -> StoredObject:
         self._go_on()

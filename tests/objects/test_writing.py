@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.errors import Corrupt, NotFound, Refused, Unavailable
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.dtypes import dtype_of
 from ckpt.objects import names
@@ -21,10 +22,10 @@ from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.sink import Sink, Upload, at_once
-from ckpt.objects.source import Wish
+from ckpt.objects.source import Array, Wish
 from ckpt.objects.stored_steps import remains, stored_steps
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
-from tests.objects.sources import HEADER, MemorySource, many_kinds, read_all, same_bits
+from tests.objects.sources import HEADER, MemorySource, many_kinds, random_bits, read_all, same_bits
 
 RUN, STEP = RunName(HEADER.run), Step(HEADER.step)
 SMALL = WriteOptions(chunk_bytes=4 << 20, shard_bytes=64 << 20)
@@ -201,6 +202,51 @@ def test_two_workers_share_a_checkpoint_under_the_first_ones_plan(
     assert first.finish() == marker
     assert WriteJob.begin(sink, source, SMALL, LIMITS) is None
     open_stored(sink, RUN).verify()
+
+
+class Overtaken(MemorySource):
+    """Another writer begins the same checkpoint while an upload of this one is under way; its tier
+    goes away when it has read `until` arrays.
+    """
+
+    def __init__(self, sink: FileSink, until: int) -> None:
+        content = {f"w{n}": random_bits("<f4", (400, 1000)) for n in range(4)}
+        super().__init__(content)
+        self._sink = sink
+        self._other: Stopping | None = Stopping(content, until)
+
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        if self._other is not None and self._sink.pending_uploads(PREFIX):
+            other, self._other = self._other, None
+            with suppress(Unavailable):
+                write_checkpoint(self._sink, other, WriteOptions(), WriteLimits(threads=1))
+        super().read(wishes, go_on)
+
+
+class Stopping(MemorySource):
+    """It has no more than `until` arrays."""
+
+    def __init__(self, content: Mapping[str, Array], until: int) -> None:
+        super().__init__(content)
+        self._until = until
+
+    def read(self, wishes: Sequence[Wish], go_on: Callable[[], None] = at_once) -> None:
+        if self.read_count == self._until:
+            raise Unavailable("the targets are gone")
+        super().read(wishes, go_on)
+
+
+@pytest.mark.parametrize("until", [0, 1, 3, 99])
+def test_two_exports_of_a_checkpoint_at_once_both_end_well(tmp_path: Path, until: int) -> None:
+    """Each takes the other's uploads for those of a worker that died."""
+    sink = FileSink(tmp_path)
+    source = Overtaken(sink, until)
+    write_checkpoint(sink, source, WriteOptions(), WriteLimits(threads=1))
+    assert not [name for name in sink.list("") if "drain" in name]
+    stored = open_stored(sink, RUN, STEP)
+    found = read_all(stored)
+    stored.close()
+    assert all(same_bits(found[name, None], array) for name, array in source.whole.items())
 
 
 def test_finishing_needs_every_item(source: MemorySource, tmp_path: Path) -> None:
