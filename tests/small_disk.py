@@ -1,10 +1,15 @@
-"""A file system as small as a test wants it: a tmpfs in a user namespace of the test's own."""
+"""A file system as small as a test wants it: a tmpfs in a user namespace of the test's own. Or
+files that are.
+"""
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -50,3 +55,14 @@ def run_on_small_disk(
     found = json.loads(ended.stdout.splitlines()[-1])
     assert isinstance(found, dict)
     return found
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file of this process grows beyond it: as on a full disk, a write ends in its middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

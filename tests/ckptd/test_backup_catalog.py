@@ -152,6 +152,14 @@ def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_a_copy_that_cannot_have_its_name_is_not_left_aside(tmp_path: Path) -> None:
+    begin_term(tmp_path / "one", None, "c1")
+    (tmp_path / "to").mkdir()
+    ended = run("catalog", "backup", str(tmp_path / "one"), "--to", str(tmp_path / "to"))
+    assert (ended.code, f"cannot write {tmp_path}/to" in ended.err) == (Refused.exit_code, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "to"}
+
+
 def test_where_there_is_no_catalog_none_is_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"there is no catalog in {tmp_path}"):
         main(["--directory", str(tmp_path)])

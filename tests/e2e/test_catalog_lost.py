@@ -24,6 +24,7 @@ from tests.e2e.catalogs import (
     state,
 )
 from tests.e2e.cluster import Cluster, command
+from tests.small_disk import small_files
 
 OPTIONS = "targets=3&code=2+1"
 
@@ -137,6 +138,10 @@ def test_a_backup_made_while_it_runs_is_restored_without_losing_what_came_behind
     with ckpt.open(cluster.url) as store:
         store.save("run", 1, state(1)).wait(WAIT_S)
         store.save("run", 2, state(2)).wait(WAIT_S)
+        with small_files(1000):
+            told = command("catalog", "backup", directory, "--to", str(file), codes=(13,)).err
+        assert str(file) in told
+        assert list(file.parent.iterdir()) == []
         command("catalog", "backup", directory, "--to", str(file))
         store.delete("run", 1)
         store.save("run", 3, state(3)).wait(WAIT_S)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from ckpt_client.exchange.safetensors_export import write_safetensors
 from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays
 from tests.objects.sources import HEADER, MemorySource
+from tests.small_disk import small_files
 from tests.tree import ROOT
 
 FILE_BYTES = 4000
@@ -98,17 +97,6 @@ def test_a_folder_that_was_half_put_in_its_place_is_not_taken_for_whole(
         read_directory(tmp_path)
     sum(weights(tmp_path, 2))
     assert all(np.all(array.mapped() == 2) for array in read_directory(tmp_path))
-
-
-@contextmanager
-def small_files(size: int) -> Iterator[None]:
-    """A file may not grow beyond it: as on a full disk, a write ends in its middle."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "npz", "zarr"])

@@ -33,10 +33,10 @@ _LOCKLESS: Final = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 class FileClaim:
     """A file of this process's alone, as long as `descriptor` is open."""
 
-    def __init__(self, path: Path, what: Path) -> None:
+    def __init__(self, path: Path, what: Path, mode: int = 0o666) -> None:
         """`what`: what is written meanwhile. Raises Busy, OSError."""
         for _ in range(CLAIM_TRIES):
-            self.descriptor = os.open(path, _OPEN, 0o666)
+            self.descriptor = os.open(path, _OPEN, mode)
             try:
                 fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -44,19 +44,19 @@ class FileClaim:
                 if error.errno in _LOCKLESS:
                     path.unlink(missing_ok=True)
                     path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
-                    self.descriptor = os.open(path, _OPEN | os.O_EXCL, 0o666)
+                    self.descriptor = os.open(path, _OPEN | os.O_EXCL, mode)
                     break
                 if error.errno != errno.EWOULDBLOCK:
                     raise
                 raise Busy(
-                    f"another export is writing {what}",
+                    f"another process is writing {what}",
                     hint="wait for its end, or name another place",
                 ) from None
             if _is_at(self.descriptor, path):
                 break
             os.close(self.descriptor)  # Its writer has just given it its name, or removed it.
         else:
-            raise Busy(f"exports to {what} come and go", hint="try again")
+            raise Busy(f"others who write {what} come and go", hint="try again")
         self.path = path
 
 

@@ -17,19 +17,21 @@ from ckpt_client.exchange.claims import PART, FileClaim
 class WholeFile:
     """A file that stays only if `complete` was called, however the block was left."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
         """Raises Refused for what is there and is no file: a rename would replace it, for root even
         /dev/null.
         """
         if path.exists() and not path.is_file():
             raise Refused(f"{path} is there and is no file: only a file is replaced")
         self.path = path
+        self._mode = mode
         self._is_named = False
 
     def __enter__(self) -> Self:
         """Raises Busy while another process writes it."""
         make_directories(self.path.parent)
-        claim = FileClaim(self.path.with_name(f".{self.path.name}{PART}"), self.path)
+        aside = self.path.with_name(f".{self.path.name}{PART}")
+        claim = FileClaim(aside, self.path, self._mode)
         self._aside = claim.path
         self._file = os.fdopen(claim.descriptor, "wb")
         self._file.truncate(0)

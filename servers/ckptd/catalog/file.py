@@ -6,11 +6,13 @@ import fcntl
 import os
 import shlex
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
+from ckpt.base.system_errors import system_error
 from ckptd.catalog.room import remedy, shortage
 from ckptd.directory import make_directory, open_lock
 from ckptd.local.cluster_file import FILE_NAME
@@ -100,7 +102,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
-    """A whole catalog in a file of its own, durable on return. Raises Refused, or as `unusable`.
+    """A whole catalog in a file of its own, durable on return. Raises Refused, NoSpace, or as
+    `unusable`.
 
     It appears under its name when it is complete; one that stands there is replaced.
     """
@@ -117,11 +120,16 @@ def copy_catalog(connection: sqlite3.Connection, path: Path) -> None:
             os.close(descriptor)
         aside.rename(path)
         sync_directory(path.parent)
-    except sqlite3.DatabaseError as error:
-        aside.unlink(missing_ok=True)
-        raise unusable(path.parent, error, what=str(path)) from error
-    except OSError as error:
-        raise Refused(f"cannot write {path}: {error.strerror}") from None
+    except BaseException as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.DatabaseError):
+            raise unusable(path.parent, error, what=str(path)) from error
+        if isinstance(error, OSError):
+            refused = Refused(f"cannot write {path}: {error.strerror}")
+            known = system_error(f"cannot write {path}", error)
+            raise (known if isinstance(known, NoSpace) else refused) from None
+        raise
 
 
 def unusable(directory: Path, error: Exception, *, what: str = "") -> CkptError:

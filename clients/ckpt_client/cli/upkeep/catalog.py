@@ -23,9 +23,10 @@ from typing import Final
 
 import msgspec
 
-from ckpt.aio.durable import write_aside
+from ckpt.aio.durable import make_directories
 from ckpt.aio.local_targets import TARGETS_FOLDER
-from ckpt.base.errors import Refused
+from ckpt.base.errors import NoSpace, Refused
+from ckpt.base.system_errors import system_error
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.cluster import (
     CatalogCopy,
@@ -38,6 +39,7 @@ from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output, Tone, counted
 from ckpt_client.cli.upkeep.local import cluster_directory
+from ckpt_client.exchange.whole_file import WholeFile
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised
 from ckpt_client.url import LocalUrl, parse_url
 
@@ -214,11 +216,16 @@ def _moved(copy: CatalogCopy, to: Path) -> CatalogCopy:
             hint="fetch it from there, or run this there",
         )
     try:
-        to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_aside(to.absolute(), source.read_bytes())
+        make_directories(to.absolute().parent, 0o700)
+        with WholeFile(to.absolute(), 0o600) as file:
+            file.write(source.read_bytes())
+            file.complete()
         source.unlink()
     except OSError as error:
-        raise Refused(f"cannot write {to}: {error.strerror}; the copy is {source}") from None
+        said = f"the copy is {source}, and cannot be written to {to}"
+        known = system_error(said, error)
+        refused = Refused(f"{said}: {error.strerror}", hint="name another file")
+        raise (known if isinstance(known, NoSpace) else refused) from None
     return CatalogCopy(str(to.absolute()), copy.cluster, copy.bytes)
 
 
