@@ -5,7 +5,9 @@ streams never exceed the pool. Freed bytes go to those that wait:
 
     - generations in turn, so that a small save does not wait for the end of a large one;
     - within a generation most bytes left first, so that its ranks finish together;
-    - each up to its share, the pool divided by the streams that want some of it, at least one cell.
+    - each up to its share, the pool divided by the streams that want some of it, at least one cell;
+    - for the one whose turn it is, while less than its cell is free, what comes free is saved up:
+      else streams with smaller cells would take it each time.
 
 So every stream of a crowd moves all the time, and none waits for another's end. Who waits hears
 from us at least each BEAT_US: how long the device takes, and how many wait; who asks hears it at
@@ -23,7 +25,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from ckpt.base.ids import CheckpointId
-from ckpt.base.limits import BEAT_US, CELL_BYTES_MAX
+from ckpt.base.limits import BEAT_US
 from ckpt.base.units import US_PER_S, align_down, align_up
 from ckpt.format.messages.writing import ColumnAccepted, CreditGranted, TargetPace
 from ckpt.protocol.events import Session
@@ -45,7 +47,6 @@ class Waiting:
         #: The entry that counts for each that waits, by its session and request.
         self._numbers: dict[tuple[Session, int], int] = {}
         self._count = 0
-        self._cell_bytes_min = CELL_BYTES_MAX
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -56,17 +57,14 @@ class Waiting:
             return
         self._count += 1
         self._numbers[stream.key] = self._count
-        self._cell_bytes_min = min(self._cell_bytes_min, stream.layout.cell_bytes)
         heappush(self._heap, (-stream.left_bytes, self._count, stream))
 
     def discard(self, stream: Stream) -> None:
         """It waits no more, if it did."""
         self._numbers.pop(stream.key, None)
 
-    def first(self, free_bytes: int, may: Callable[[Stream], bool]) -> Stream | None:
-        """Of those that may have some of what is free; it goes on waiting."""
-        if free_bytes < self._cell_bytes_min:
-            return None
+    def first(self, may: Callable[[Stream], bool]) -> Stream | None:
+        """Of those that may have some; it goes on waiting."""
         passed_by = []
         found = None
         while self._heap and found is None:
@@ -101,9 +99,9 @@ class Credit:
     # ----------------------------------------------------------------------- what streams do
 
     def join(self, stream: Stream) -> None:
-        """Accept a column that is open, with as much credit as there is."""
+        """Accept a column that is open, with some credit, unless it is saved up."""
         self._streams[stream.key] = self._arriving[stream.key] = stream
-        amount = self._amount(stream, self._free_bytes // 2)
+        amount = self._amount(stream, self._free_bytes // 2) if self._next() is None else 0
         self._take(stream, amount)
         self._say(stream, ColumnAccepted(amount, self._told(), answers=True))
         self._note_thirst(stream)
@@ -140,23 +138,28 @@ class Credit:
     def water(self) -> None:
         """Distribute free credit to streams that wait, generation by generation."""
         while self._free_bytes > 0 and (stream := self._next()) is not None:
+            amount = self._amount(stream, self._free_bytes)
+            if not amount:
+                return  # It comes next, when as much as its cell is free.
             self._quench(stream)
             checkpoint = stream.column.payload.checkpoint
             if checkpoint in self._thirsty:
                 # Its others come after those of the next generation.
                 self._thirsty[checkpoint] = self._thirsty.pop(checkpoint)
-            self._grant(stream, self._amount(stream, self._free_bytes))
+            self._grant(stream, amount)
 
     def _next(self) -> Stream | None:
-        """The first that may get some among those with most left."""
+        """Whose turn it is, however little is free."""
         for waiting in self._thirsty.values():
-            found = waiting.first(self._free_bytes, self._may_have_some)
+            found = waiting.first(self._may_have_some)
             if found is not None:
                 return found
         return None
 
     def _may_have_some(self, stream: Stream) -> bool:
-        return self._amount(stream, self._free_bytes) > 0
+        """Whether its share and the pool have room for a cell of it."""
+        cell = stream.layout.cell_bytes
+        return self._room(stream) >= cell and cell <= self._limits.credit_pool_bytes
 
     def forget(self, stream: Stream) -> None:
         """Note that its session is gone: it gets nothing more, though its last writes are not
@@ -197,12 +200,15 @@ class Credit:
 
     def _amount(self, stream: Stream, at_most: int) -> int:
         """What it would get now: whole cells, up to its share; 0 when that is less than one."""
-        cell, limits = stream.layout.cell_bytes, self._limits
-        share = limits.credit_pool_bytes // max(1, len(self._arriving))
-        share = min(share, limits.stream_credit_bytes)
-        room = max(cell, share) - stream.taken_bytes
-        want = min(room, align_up(stream.left_bytes, cell), max(cell, at_most), self._free_bytes)
+        cell, left = stream.layout.cell_bytes, align_up(stream.left_bytes, stream.layout.cell_bytes)
+        want = min(self._room(stream), left, max(cell, at_most), self._free_bytes)
         return max(0, align_down(want, cell))
+
+    def _room(self, stream: Stream) -> int:
+        """What it lacks of its share."""
+        share = self._limits.credit_pool_bytes // max(1, len(self._arriving))
+        share = min(share, self._limits.stream_credit_bytes)
+        return max(stream.layout.cell_bytes, share) - stream.taken_bytes
 
     def _refill(self, stream: Stream) -> None:
         """Return freed credit in parts of half a share, so that grants stay few."""
