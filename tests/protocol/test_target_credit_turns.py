@@ -256,6 +256,7 @@ def test_who_has_its_share_at_the_disk_keeps_nobody_waiting() -> None:
     senders = at_the_disk()
     assert [senders.begin(Wish(3)) for _ in range(2)] == [[], []]
     assert senders.write() == [(1, 1)]
+    assert [senders.write() for _ in range(3)] == [[(2, 1)], [], [(0, 1)]], "nor is it forgotten"
 
 
 def test_who_waits_keeps_its_turn_as_its_writes_end() -> None:
@@ -296,6 +297,9 @@ def test_who_leaves_while_the_disk_has_its_bytes_is_granted_nothing() -> None:
     senders.hold_writes()
     senders.send(0)
     senders.leave(0)
+    senders.world.now_us += BEAT_US
+    senders.world.feed(Ticked(senders.world.now_us))
+    assert senders.world.messages(WRITER) == []
     assert senders.write() == []
 
 
