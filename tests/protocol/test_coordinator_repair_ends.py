@@ -6,7 +6,7 @@ from ckpt.base.ids import ColumnId
 from ckpt.base.limits import LEASE_US, SEAL_WAIT_US
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.loading import ReleasePin, Resolve, Resolved
-from ckpt.format.messages.repairs import RepairNoted, SetRepair
+from ckpt.format.messages.repairs import EndRepair, RepairNoted, SetRepair
 from ckpt.format.messages.targets import Attest, DropColumn, ReleaseReservation
 from ckpt.protocol.coordinator.catalog import ColumnsMoved
 from ckpt.protocol.coordinator.repairing.tasks import REST_US
@@ -129,6 +129,25 @@ def test_a_target_that_waits_for_its_disk_before_it_answers_is_waited_for() -> N
     made.columns[column] = made.proof(column, "2+1", 10_000)
     bench.let_answer(made.id)
     assert (missing(bench, id), bench.machine.repairs.counts.problems) == (0, {})
+
+
+def test_a_task_that_ends_is_its_workers_no_more() -> None:
+    """Its places were given back: the worker is not to go on, nor to end it a second time."""
+    bench = Bench(5)
+    id = bench.save(1)
+    wipe(bench, holders(bench, id)[1])
+    worker = Worker(bench)
+    worker.lease()
+    assert worker.leased.payload is not None
+    (place,) = worker.places
+    bench.targets[place].silent.add(Attest)
+    end = EndRepair(worker.name, worker.leased.payload, "no memory")
+    assert bench.tell(worker.session, end) == []
+    for answer in (worker.renew(), worker.end("no memory")):
+        assert isinstance(answer, Failed)
+        assert answer.code == "fenced"
+    bench.let_answer(place)
+    assert missing(bench, id) == 1
 
 
 def test_a_task_ends_when_a_place_of_it_is_gone() -> None:

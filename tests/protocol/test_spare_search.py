@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckpt.base.ids import ColumnNumber, TargetId
-from ckpt.format.messages.saving import Place, RequestSpares, SparesNamed
+from ckpt.format.messages.saving import PayloadGivenUp, Place, RequestSpares, SparesNamed
 from ckpt.format.messages.targets import ListHoldings, ReleaseReservation
 from ckpt.protocol.coordinator.saving.space.spare_search import RETURN_GAP_US, RETURNS_MAX
 from tests.protocol.coordinating import SECOND_US, Bench, RankFake
@@ -47,6 +47,26 @@ def test_it_goes_back_at_once_to_the_live_target_where_its_connection_broke() ->
     assert place.reservation != before.reservation
     (released,) = bench.sent(ReleaseReservation, mark)
     assert released.reservation == before.reservation
+
+
+def test_a_spare_where_the_connection_broke_goes_back_once_and_is_named_again() -> None:
+    bench = gathered(4)
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.take_plan()
+    assert rank.plan is not None
+    (spare,) = rank.plan.spares
+    held = tuple((ColumnNumber(j), rank.plan.places[j].target) for j in (1, 2))
+    mark = bench.mark()
+    bench.tell(
+        rank.session, RequestSpares(rank.payload, ColumnNumber(0), (spare.target,), held, False)
+    )
+    (named,) = bench.sent(SparesNamed, mark)
+    assert [place.target for place in named.spares] == [spare.target]
+    assert named.spares[0].reservation != spare.reservation
+    bench.tell(rank.session, PayloadGivenUp(rank.payload, "io", "no place is left"))
+    given_back = [released.reservation for released in bench.sent(ReleaseReservation, mark)]
+    assert given_back.count(spare.reservation) == 1
 
 
 def test_one_that_has_its_place_still_is_named_no_second_one_there() -> None:

@@ -215,6 +215,17 @@ def test_a_reader_that_takes_nothing_and_keeps_nobody_waiting_stays() -> None:
     assert crowd.got[quick] == EACH * PIECE
 
 
+def test_readers_that_fill_the_memory_and_keep_nobody_waiting_stay() -> None:
+    crowd = Crowded()
+    asleep = crowd.come(*range(100, 100 + CAP // PIECE))
+    for number, session in enumerate(asleep):
+        crowd.ask(session, number, 1)
+    assert crowd.waiting_to_leave == asleep
+    assert crowd.held_bytes == CAP
+    crowd.pass_time(SLOW_US + CROWDED_US)
+    assert crowd.waiting_to_leave == asleep
+
+
 def test_slow_readers_take_the_memory_of_none_that_is_quick() -> None:
     """Each takes its piece just before it would be cut off, and asks for the next."""
     crowd = Crowded()
