@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ckpt.base.ids import LaunchNumber, ReservationId
+from ckpt.base.ids import LaunchNumber, ReservationId, TargetId
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.saving import ClaimSpace, PayloadPlanned, SpaceStands
 from ckpt.format.messages.targets import ReleaseReservation, Reserve
@@ -251,6 +251,18 @@ def test_a_claim_that_no_coordinator_has_said_is_refused() -> None:
     assert standing(bench) == set()
     claim(rank, space)
     assert standing(bench) == named(space)
+
+
+def test_a_target_that_is_not_known_any_more_holds_nothing_of_a_claim() -> None:
+    bench = Bench()
+    rank = saved(bench)
+    space = space_of(rank)
+    bench.restart(*bench.targets)
+    rank.reconnect()
+    removed = replace(space.places[0], target=TargetId("t99"))
+    claim(rank, replace(space, places=(removed, *space.places[1:])))
+    assert standing(bench) == set()
+    assert saved(bench, 2, rank).commits()
 
 
 def test_a_target_that_began_anew_holds_nothing_of_a_claim() -> None:

@@ -64,6 +64,8 @@ def test_a_spare_where_the_connection_broke_goes_back_once_and_is_named_again() 
     (named,) = bench.sent(SparesNamed, mark)
     assert [place.target for place in named.spares] == [spare.target]
     assert named.spares[0].reservation != spare.reservation
+    given_back = [released.reservation for released in bench.sent(ReleaseReservation, mark)]
+    assert given_back == [spare.reservation], "where the column was before is not asked about"
     bench.tell(rank.session, PayloadGivenUp(rank.payload, "io", "no place is left"))
     given_back = [released.reservation for released in bench.sent(ReleaseReservation, mark)]
     assert given_back.count(spare.reservation) == 1

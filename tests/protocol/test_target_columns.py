@@ -5,12 +5,16 @@ order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from msgspec import structs
 
 from ckpt.base.ids import BootId, Epoch, ReservationId, TargetId
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.manifest import RankManifest, decode_manifest, encode_manifest
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import (
     ByteRuns,
@@ -203,12 +207,21 @@ def test_a_fragment_that_does_not_match_its_checksum_ends_that_column_only() -> 
     assert len(_proofs(world)) == 1
 
 
-def test_a_manifest_of_other_bytes_is_refused() -> None:
+LIES: dict[str, Callable[[RankManifest], RankManifest]] = {
+    "another payload": lambda said: replace(said, payload=Column(rank=1).id.payload),
+    "another shape": lambda said: replace(said, payload_bytes=said.payload_bytes - 1),
+    "another fragment": lambda said: replace(said, fragment_crcs=said.fragment_crcs ^ np.uint32(1)),
+    "another column": lambda said: replace(said, column_crcs=said.column_crcs ^ np.uint32(1)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_of_other_bytes_is_refused(lie: str) -> None:
     world, column = TargetWorld(), Column()
     reserve(world, column)
     write(world, column)
-    foreign = Column(rank=1)
-    world.tell(WRITER, foreign.seal, foreign.manifest, request=20)
+    foreign = encode_manifest(LIES[lie](decode_manifest(column.manifest)))
+    world.tell(WRITER, SealColumn(len(foreign)), foreign, request=20)
     assert _failed(world) == ["corrupt"]
     assert world.disk.list_directory("columns") == []
 
