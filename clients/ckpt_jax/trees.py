@@ -7,7 +7,7 @@ back goes into the caller's own nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import jax
@@ -16,16 +16,14 @@ from jax import tree_util
 
 from ckpt.base.errors import Refused
 from ckpt.format.tree import (
-    DictNode,
     Key,
-    ListNode,
     Node,
     Path,
     SequenceIndex,
-    TupleNode,
     path_text,
     step_text,
 )
+from ckpt_client.load.trees import children_of
 
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 Leaf = Callable[[str, object], object]
@@ -73,7 +71,7 @@ def check_lengths(like: object, stored: Node | None, path: Path = ()) -> None:
     parts = _row(like) if is_row else like if type(like) is dict else _parts(like)
     if not isinstance(parts, dict):
         return
-    there = dict(_children(stored))
+    there = dict(children_of(stored))
     numbered = is_row or (bool(parts) and all(type(key) is int for key in parts))
     if numbered and len(there) > len(parts):
         raise Refused(
@@ -88,13 +86,6 @@ def check_lengths(like: object, stored: Node | None, path: Path = ()) -> None:
 def _row(like: object) -> dict[Key | SequenceIndex, object]:
     items = cast(Sequence[object], like)
     return {SequenceIndex(number): child for number, child in enumerate(items)}
-
-
-def _children(node: Node) -> Iterator[tuple[str, Node]]:
-    if isinstance(node, DictNode):
-        yield from ((step_text(key), child) for key, child in node.items)
-    elif isinstance(node, ListNode | TupleNode):
-        yield from ((step_text(SequenceIndex(n)), child) for n, child in enumerate(node.items))
 
 
 def is_plain(value: object) -> bool:

@@ -270,6 +270,17 @@ def test_missing_and_surplus_keys_are_named_by_path_unless_not_strict(cluster: C
     assert found["other"]["w"] is like["other"]["w"]
 
 
+def test_no_list_comes_back_cut(cluster: Cluster) -> None:
+    """Its items have their numbers for names: what `like` lacks need not be what comes last."""
+    cut: list[object] = [{3: (0, "", [])}, {3: (0,)}, {3: ckpt.Replicated((0, "", [None]))}]
+    for like in cut:
+        with pytest.raises(ckpt.Refused, match=r"=3(/#2)?: \d items in the checkpoint, \d here"):
+            cluster.store.load("run", like=like, strict=False, rank=2, world_size=RANKS)
+    like = {3: (0, "", [0, b"", False, 0, "more"])}
+    found = cluster.store.load("run", like=like, strict=False, rank=2, world_size=RANKS)
+    assert found == {3: (1 << 200, "x", [None, b"y", True, 2, "more"])}
+
+
 def test_the_whole_checkpoint_is_the_union_of_all_ranks(cluster: Cluster) -> None:
     whole = cluster.store.load("run", whole=True)
     assert isinstance(whole, dict)

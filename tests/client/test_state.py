@@ -68,6 +68,10 @@ class _Series(_Array):
     __module__ = "pandas.core.series"
 
 
+class _Column(_Series):
+    """A user's own kind of it."""
+
+
 _Point = namedtuple("_Point", "x y")
 _structured = np.zeros(2, [("a", "<i4")])
 _itself: list[object] = []
@@ -81,6 +85,7 @@ _itself.append(_itself)
         np.array([object()]), _structured, np.ma.masked_array([1.0], [True]), np.ndarray, int, {1.5: 0},
         {None: 0}, {(1, 2.0): 0}, {b"k": 0}, "\ud800", {"\ud800": 1}, Box((0,), (1,)),
         _Array(np.array([object()])), Replicated(object()), _Series(np.zeros(2)),
+        _Column(np.zeros(2)), np.bytes_(b"a\0"), np.str_("a\0"),
         Replicated(Shard(np.zeros(2), (2,), (0,)).array.__class__), _itself,
     ],
     ids=lambda leaf: type(leaf).__name__,

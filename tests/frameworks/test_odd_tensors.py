@@ -22,6 +22,12 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
 
 
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of torch, which prefers its other kind.
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def without_shape() -> torch.Tensor:
     """As a lazy module has it before its first forward."""
     return torch.nn.LazyLinear(3).state_dict()["weight"]
@@ -79,6 +85,9 @@ def test_store_save_refuses_a_tensor_that_has_no_memory_of_its_own(
         "no memory": torch._efficientzerotensor((8,)),
         "negated": torch.complex(torch.ones(8), torch.ones(8)).conj().imag,
         "memory, which has 0": freed((8,)),
+        "torch.int4 tensor": torch.ones(8, dtype=torch.int8).view(torch.int4),
+        "torch.sparse_coo": torch.ones(8).to_sparse(),
+        "nested tensor": nested(),
     }
     with ckpt.open(cluster) as store:
         for step, (kind, tensor) in enumerate(odd.items()):

@@ -13,8 +13,9 @@ import torch.distributed.checkpoint as dcp
 
 import ckpt
 import ckpt_torch
-from ckpt_client.save.state import flatten
+from ckpt_client.save.state import encoded_scalar, flatten
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
+from ckpt_torch.staging.parts import parts_of
 
 
 class Moments(NamedTuple):
@@ -75,6 +76,12 @@ def test_an_array_that_is_more_than_its_memory_is_refused_by_path(cluster: str) 
     found: dict[str, object] = {"w": None}
     ckpt_torch.load(found, checkpoint_id=f"{name}/3", allow_pickle=True)
     assert repr(found["w"]) == repr(masked())
+
+
+@pytest.mark.parametrize("leaf", [np.bytes_(b"a\0"), np.str_("a\0")])
+def test_text_of_numpy_s_whose_end_an_array_drops_is_refused_by_path(leaf: object) -> None:
+    with pytest.raises(ckpt.Refused, match=r"^rng/key: a numpy\.(bytes|str)_ that ends in a zero"):
+        parts_of({"rng": {"key": leaf}}, allow_pickle=True)
 
 
 def test_a_list_of_plain_values_comes_back_as_long_as_it_was_saved(cluster: str) -> None:
@@ -175,6 +182,11 @@ class Span(NamedTuple):
         ({"number": []}, "number: stored as a plain value, here it is a list"),
         ({"number": {}}, "number: stored as a plain value, here it is a dict"),
         ({"tensor": ()}, "tensor: stored as a tensor, here it is a tuple"),
+        (
+            {"none": torch.zeros(encoded_scalar(None).shape, dtype=torch.uint8)},
+            "none: stored as a plain value, here it is a tensor",
+        ),
+        ({"big": torch.zeros(2)}, "big: torch has no element type >f4"),
     ],
 )
 def test_what_would_come_back_cut_is_refused_by_path(
@@ -194,6 +206,8 @@ def kept(cluster: str) -> str:
         "mapping": {"a": 1},
         "number": 1,
         "tensor": torch.ones(1),
+        "none": None,
+        "big": np.ones(2, ">f4"),
     }
     ckpt_torch.save(state, checkpoint_id=name)
     return name

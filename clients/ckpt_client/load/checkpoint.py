@@ -199,7 +199,8 @@ class Checkpoint(HereOnly):
             Values that belong to a rank come from the caller's rank, or from rank 0 if the launch
             that saved had no such rank.
         strict: refuse a name that only `like`, or only the checkpoint, has. False loads what both
-            have.
+            have, and leaves what only `like` has as it is there. A list or tuple must have all its
+            items in `like`.
         whole: the union of all ranks' trees. Global tensors are whole arrays, even if some ranks
             have None because they hold nothing of them; values that belong to a rank are a PerRank.
 

@@ -16,7 +16,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.tree import Node
 from ckpt.transfer.read_job import ReceiverStatistics
 from ckpt_client.load.plan import BoxReads, TensorIndex
-from ckpt_client.load.trees import LikeWalk, WholeWalk, own_tree, scalars_of
+from ckpt_client.load.trees import LikeWalk, WholeWalk, check_lengths, own_tree, scalars_of
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
@@ -107,10 +107,12 @@ def _own_tree(reading: Reading, rank: Rank | None, world_size: int | None) -> ob
 def _like_tree(reading: Reading, rank: Rank | None, like: object, strict: bool) -> object:
     ranks = reading.ranks()
     reader = rank if rank is not None and rank in ranks else ranks[0]
-    scalars = scalars_of(reading.documents([reader])[reader])
+    root = reading.documents([reader])[reader]
+    scalars = scalars_of(root)
     reads = reading.new_reads()
     with collector_paused():
         state = LikeWalk(reading.index, reader, scalars, reads, strict).fill(like)
+    check_lengths(like, root)
     reading.read(reads)
     return state
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
@@ -18,6 +18,7 @@ from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import (
     DictNode,
+    Key,
     LeafNode,
     ListNode,
     Node,
@@ -26,6 +27,7 @@ from ckpt.format.tree import (
     SequenceIndex,
     TupleNode,
     path_text,
+    step_text,
 )
 from ckpt_client.load.plan import (
     BoxReads,
@@ -41,6 +43,7 @@ from ckpt_client.save.state import unflatten
 
 NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS: Final = (dict, list, tuple, Replicated)
 
 
 def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: BoxReads) -> object:
@@ -122,7 +125,7 @@ class LikeWalk:
         if type(value) in _SCALARS:
             return self._scalar(value, name)
         variants = variants_of(self.index, name)
-        if name in self.scalars and not (_is_none(self.scalars[name]) and _are_global(variants)):
+        if name in self.scalars and not (_is_none(self.scalars[name]) and are_global(variants)):
             raise Refused(f"{name}: stored as a plain value, like has a {type(value).__qualname__}")
         if not variants:
             self.absent.append(name)
@@ -188,6 +191,37 @@ class LikeWalk:
         )
 
 
+def check_lengths(like: object, stored: Node | None, path: Path = ()) -> None:
+    """Raises Refused by path for a list or tuple of which the checkpoint has more items than
+    `like`: what is missing there may not be what comes last.
+    """
+    if isinstance(like, Replicated):
+        check_lengths(like.tree, stored, path)
+    inner: dict[Key | SequenceIndex, object] = {}
+    if type(like) is dict:
+        inner = {key: child for key, child in like.items() if type(child) in _CONTAINERS}
+    elif isinstance(stored, ListNode | TupleNode) and (type(like) is list or type(like) is tuple):
+        here = cast(Sequence[object], like)
+        if len(stored.items) > len(here):
+            raise Refused(
+                f"{path_text(path) or 'root'}: {len(stored.items)} items in the checkpoint, "
+                f"{len(here)} here",
+                hint="ask for as many items as were saved",
+            )
+        inner = {SequenceIndex(n): one for n, one in enumerate(here) if type(one) in _CONTAINERS}
+    there = dict(children_of(stored)) if inner and stored is not None else {}
+    for key, child in inner.items():
+        check_lengths(child, there.get(step_text(key)), (*path, key))
+
+
+def children_of(node: Node) -> Iterator[tuple[str, Node]]:
+    """What lies directly below, each with its step as text."""
+    if isinstance(node, DictNode):
+        yield from ((step_text(key), child) for key, child in node.items)
+    elif isinstance(node, ListNode | TupleNode):
+        yield from ((step_text(SequenceIndex(n)), child) for n, child in enumerate(node.items))
+
+
 def scalars_of(root: Node) -> dict[str, ScalarNode]:
     """A tree's plain values, by path."""
     found: dict[str, ScalarNode] = {}
@@ -228,8 +262,10 @@ def _is_none(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.value is None
 
 
-def _are_global(variants: Sequence[IndexTensor]) -> bool:
-    """A rank's None at the name of a global tensor says that it holds nothing of it."""
+def are_global(variants: Sequence[IndexTensor]) -> bool:
+    """Whether a rank's None at this name says that it holds nothing of a global tensor; else it is
+    a value.
+    """
     return bool(variants) and all(tensor.meaning is Meaning.SHARD for tensor in variants)
 
 
@@ -286,7 +322,7 @@ class WholeWalk:
         others = [node for _, node in nodes if not isinstance(node, LeafNode)]
         if not leaves or not others or not all(map(_is_none, others)):
             return nodes
-        return leaves if _are_global(variants_of(self.index, path_text(path))) else nodes
+        return leaves if are_global(variants_of(self.index, path_text(path))) else nodes
 
     def _merge_dicts(self, nodes: list[tuple[Rank, Node]], path: Path) -> object:
         merged: dict[object, list[tuple[Rank, Node]]] = {}

@@ -12,6 +12,7 @@ bytes (its own encoded node), so that replicas which differ in a scalar are foun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -223,9 +224,12 @@ def as_array(value: object, where: str) -> AnyArray:
         assert isinstance(value, np.ndarray)
         return value
     if isinstance(value, np.generic):
-        return np.asarray(value)
+        try:
+            return scalar_array(value)
+        except Refused as error:
+            raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
     check_own_memory(value, where)
-    if type(value).__module__.partition(".")[0] in _LABELLED:
+    if any(kind.__module__.partition(".")[0] in _LABELLED for kind in type(value).__mro__):
         raise Refused(
             f"{_shown(where)}: a {_kind_of(value)} is more than its values",
             hint="store its values as an array, and its labels or unit beside them",
@@ -245,6 +249,17 @@ def as_array(value: object, where: str) -> AnyArray:
         + "".join(f"; {one}" for one in reasons),
         hint=_instead(value),
     )
+
+
+def scalar_array(value: np.generic) -> AnyArray:
+    """A numpy scalar as an array without axes. Raises Refused for text whose end that drops."""
+    array = np.asarray(value)
+    if isinstance(value, np.str_ | np.bytes_) and len(array[()]) < len(value):
+        raise Refused(
+            f"a numpy.{type(value).__name__} that ends in a zero, which arrays drop",
+            hint="store it as str or bytes",
+        )
+    return array
 
 
 _LABELLED: Final = frozenset({"pandas", "xarray", "polars", "pyarrow", "pint"})
@@ -278,6 +293,16 @@ def check_own_memory(value: object, where: str) -> None:
             hint="ckpt_torch takes DTensors; of any other give the tensors that it is made of",
         )
     tensor = cast(Tensor, value)
+    if tensor.is_nested or str(tensor.layout) != "torch.strided":
+        raise Refused(
+            f"{_shown(where)}: a nested tensor, or one of layout {tensor.layout}",
+            hint="store the dense tensors that it is made of",
+        )
+    if _SUB_BYTE.fullmatch(str(tensor.dtype)):
+        raise Refused(
+            f"{_shown(where)}: a {tensor.dtype} tensor has no numpy form",
+            hint="store its view(torch.uint8)",
+        )
     if tensor._is_zerotensor():
         raise Refused(f"{_shown(where)}: a tensor that has no memory", hint="clone() it")
     if tensor.is_conj() or tensor.is_neg():
@@ -316,6 +341,12 @@ class Tensor(Protocol):
 
     @property
     def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def layout(self) -> object: ...
+    @property
+    def is_nested(self) -> bool: ...
 
     def _is_zerotensor(self) -> bool: ...
     def is_conj(self) -> bool: ...
@@ -330,6 +361,8 @@ class Tensor(Protocol):
 #: Modules and names of their classes.
 _TENSOR: Final = "torch", "Tensor"
 _PARAMETER: Final = "torch.nn.parameter", "Parameter"
+#: What DLPack gives out as integers of a byte.
+_SUB_BYTE: Final = re.compile(r"torch\.u?int[1-7]")
 
 
 def _from_dlpack(value: object) -> AnyArray:

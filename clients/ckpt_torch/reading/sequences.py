@@ -8,7 +8,7 @@ in place, so it must have as many items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,7 @@ from ckpt.format.tree import (
     path_text,
     step_text,
 )
-from ckpt_client.load.trees import leaf_nodes
+from ckpt_client.load.trees import children_of, leaf_nodes
 from ckpt_client.save.state import unflatten
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY, leaves
@@ -123,18 +123,11 @@ def _is_fixed(here: object) -> bool:
 
 def _node_at(tree: Node, path: Path) -> Node | None:
     for step in path:
-        found = next((node for text, node in _children(tree) if text == step_text(step)), None)
+        found = next((node for text, node in children_of(tree) if text == step_text(step)), None)
         if found is None:
             return None
         tree = found
     return tree
-
-
-def _children(node: Node) -> Iterator[tuple[str, Node]]:
-    if isinstance(node, DictNode):
-        yield from ((step_text(key), child) for key, child in node.items)
-    elif isinstance(node, ListNode | TupleNode):
-        yield from ((step_text(SequenceIndex(n)), child) for n, child in enumerate(node.items))
 
 
 def _other_kind(here: object, stored: Node, path: Path) -> Refused:

@@ -19,7 +19,7 @@ from ckpt.format.tree import Scalar
 from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
-from ckpt_client.load.trees import listed, scalars_of
+from ckpt_client.load.trees import are_global, listed, scalars_of
 from ckpt_client.save.state import AnyArray
 from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -224,20 +224,20 @@ class StateWants:
     def _tensor(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
         found = self.contents.variants(name)
         # None stands for what other ranks alone hold.
-        if name in values and (values[name] is not None or not found):
+        if name in values and not (values[name] is None and are_global(found)):
             raise Refused(f"{name}: stored as a plain value, here it is a tensor")
         if not found:
             return False
         self._seen.add(name)
         try:
-            here = held(leaf)
+            here, kind = held(leaf), torch_dtype(found[0].dtype)
         except Refused as error:
             raise Refused(f"{name}: {error.message}", hint=error.hint) from None
         self._check_shape(name, here.global_shape, found[0].global_shape)
         for box in here.boxes:
-            if box.tensor.dtype != torch_dtype(found[0].dtype):
+            if box.tensor.dtype != kind:
                 raise Refused(
-                    f"{name}: stored as {torch_dtype(found[0].dtype)}, here {box.tensor.dtype}",
+                    f"{name}: stored as {kind}, here {box.tensor.dtype}",
                     hint="nothing is converted: load into a tensor of that dtype",
                 )
             self._want(name, box, rank, here.replicated)

@@ -11,7 +11,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, path_text
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated, Shard, Shards
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.state import AnyArray, scalar_array
 from ckpt_torch.boxes import Extent, held, is_tensor, mesh_holders
 from ckpt_torch.exchange import Box, Holders, Shape
 from ckpt_torch.place import Who
@@ -70,7 +70,7 @@ class StateParts:
             if is_tensor(leaf):
                 self.tensors[name] = self._tensor_of(leaf)
             elif is_array(leaf):
-                self.tensors[name] = _whole(np.asarray(leaf))
+                self.tensors[name] = _whole(_array_of(leaf))
             elif is_plain(leaf):
                 self.plain[name] = as_scalar(leaf)
             elif self.allow_pickle:
@@ -160,6 +160,11 @@ def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:
     if not shards:
         return None  # Outside of the tensor's mesh: nothing of it is here.
     return shards[0] if len(shards) == 1 else Shards(tuple(shards))
+
+
+def _array_of(leaf: object) -> AnyArray:
+    """What a leaf of numpy's holds."""
+    return scalar_array(leaf) if isinstance(leaf, np.generic) else np.asarray(leaf)
 
 
 def _whole(array: AnyArray) -> _Tensor:
