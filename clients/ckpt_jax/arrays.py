@@ -13,6 +13,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import SingleDeviceSharding
 
 from ckpt.base.errors import Refused
@@ -105,6 +106,7 @@ class WantedArray:
         shape: Extent,
         dtype: np.dtype[np.generic],
         sharding: jax.sharding.Sharding | None,
+        weak_type: bool = False,
     ) -> None:
         self.is_apart = is_apart(sharding)
         """See `is_apart`: what was read is copied from host memory, which is free after that."""
@@ -112,6 +114,7 @@ class WantedArray:
         self._shape = shape
         self._dtype = dtype
         self._sharding = sharding
+        self._weak_type = weak_type
         #: Each part that a device of this process needs, once, with the memory to read it into.
         self._boxes: dict[Box, AnyArray | None] = {}
         #: Those parts of them that other processes need as well.
@@ -161,6 +164,16 @@ class WantedArray:
 
     def array(self) -> jax.Array:
         """The array, once everything was read."""
+        found = self._put()
+        if not self._weak_type:
+            return found
+        # It yields to the type of what it meets in an operation; the public functions end that.
+        weak = convert_element_type_p.bind(
+            found, new_dtype=found.dtype, weak_type=True, sharding=None
+        )
+        return jax.device_put(weak, self._sharding) if self._sharding is not None else weak
+
+    def _put(self) -> jax.Array:
         boxes, self._boxes = self._boxes, dict.fromkeys(self._boxes)
         if self._sharding is None:
             (whole,) = boxes.values()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, SupportsFloat, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ckpt.base.errors import CkptError, Refused
@@ -18,7 +19,7 @@ from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.trees import listed
+from ckpt_client.load.trees import are_global, listed
 from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated
@@ -108,7 +109,7 @@ def load(store: Store, run: str, step: int | None, like: State) -> State:
     like: jax.Arrays, jax.ShapeDtypeStructs, numpy arrays and plain values, in any nodes that JAX
         knows. Dtypes and global shapes must be the saved ones; the sharding may be any. An array
         that is not bound to a device, or a struct without a sharding, gives an array that is not
-        bound either.
+        bound either. Weak types, and what JAX does not count among a node's parts, are `like`'s.
 
     Each process reads what its devices need, each byte once. Raises Refused for a name that the
     checkpoint lacks, a list or tuple of which it has more items, another dtype or shape, and 64 bit
@@ -222,15 +223,19 @@ class _Reading:
                 raise Refused(f"{name}: stored as an array, here it is a {type(leaf).__name__}")
             else:
                 self.absent.append(name)
-        elif name in values and (values[name] is not None or not found):
+        elif name in values and not (values[name] is None and are_global(found)):
             # Else None stands for what other processes alone hold.
             raise Refused(f"{name}: stored as a plain value, here it is an array")
         elif not found:
             self.absent.append(name)
         elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise Refused(f"{name}: a typed random key", hint="load jax.random.key_data(key)")
             bound = not isinstance(leaf, jax.Array) or leaf.committed
             sharding = leaf.sharding if bound else None
-            target = WantedArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding)
+            target = WantedArray(
+                name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding, bool(leaf.weak_type)
+            )
             target.check(found[0].dtype, found[0].global_shape)
             self.targets[name] = target
         elif isinstance(leaf, np.ndarray | np.generic):
@@ -241,7 +246,11 @@ class _Reading:
     def _whole(self, name: str, stored: IndexTensor, leaf: AnyArray, rank: Rank) -> None:
         if stored.global_shape != leaf.shape:
             raise other_shape(name, stored.global_shape, leaf.shape)
-        array: AnyArray = self.contents.new_array(leaf.shape, dtype_of(stored.dtype))
+        kept = dtype_of(stored.dtype)
+        # Text is as long as its longest.
+        if kept != leaf.dtype and not (kept.kind == leaf.dtype.kind and kept.kind in "SU"):
+            raise Refused(f"{name}: stored as {stored.dtype}, here {leaf.dtype}")
+        array: AnyArray = self.contents.new_array(leaf.shape, kept)
         self.arrays[name] = array
         self.wants.append(Want(name, array, (0,) * array.ndim, rank))
 
@@ -250,7 +259,10 @@ class _Reading:
             return self.made[name]
         if name in self.targets:
             return self.targets[name].array()
-        return self.arrays[name] if name in self.arrays else self.values[name]
+        if name not in self.arrays:
+            return self.values[name]
+        array = self.arrays[name]
+        return array[()] if isinstance(leaf, np.generic) else array
 
 
 def _batches(targets: Mapping[str, WantedArray]) -> Iterator[list[str]]:

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 import ckpt
 import ckpt_jax
 import ckpt_torch
+from ckpt_client.save.state import encoded_scalar
 from tests.client.bits import bits_of
 from tests.frameworks.jax_trees import bits
 
@@ -85,21 +86,31 @@ def test_arrays_come_back_under_every_other_sharding(cluster: str) -> None:
 @pytest.mark.parametrize(
     ("like", "text"),
     [
-        ({"w": jnp.zeros(4), "n": 1, "x": jnp.zeros(1)}, "the checkpoint has no x; leave it out"),
         (
-            {"v": jnp.zeros(4), "n": 1},
+            {"w": jnp.zeros(4), "n": 1, "none": None, "x": jnp.zeros(1)},
+            "the checkpoint has no x; leave it out",
+        ),
+        (
+            {"v": jnp.zeros(4), "n": 1, "none": None},
             "the checkpoint has no v; it has w, which `like` does not name",
         ),
         ({"w": jnp.zeros(5)}, r"w: stored with shape \(4,\), here \(5,\)"),
         ({"w": jnp.zeros(4, jnp.bfloat16)}, "w: stored as <f4, here bfloat16"),
         ({"w": 1.0}, "w: stored as an array"),
         ({"n": jnp.zeros(1)}, "n: stored as a plain value"),
+        ({"w": np.zeros(4)}, "w: stored as <f4, here float64"),
+        ({"w": jax.random.key(1)}, "w: a typed random key"),
+        (
+            {"none": jnp.zeros(encoded_scalar(None).shape, jnp.uint8)},
+            "none: stored as a plain value",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(cluster: str, like: Any, text: str) -> None:
     with ckpt.open(cluster) as store:
         if store.latest("jax/fits") is None:
-            ckpt_jax.save(store, "jax/fits", 1, {"w": jnp.ones(4), "n": 1}).wait()
+            state = {"w": jnp.ones(4), "n": 1, "none": None}
+            ckpt_jax.save(store, "jax/fits", 1, state).wait()
         with pytest.raises(ckpt.Refused, match=text):
             ckpt_jax.load(store, "jax/fits", 1, like)
 
@@ -127,6 +138,32 @@ def test_what_would_come_back_cut_is_refused_by_name(cluster: str, like: Any, te
             ckpt_jax.save(store, "jax/cuts", 1, state).wait()
         with pytest.raises(ckpt.Refused, match=text):
             ckpt_jax.load(store, "jax/cuts", 1, like)
+
+
+def test_weak_types_and_scalars_of_numpy_come_back_as_such(cluster: str) -> None:
+    """What is weak yields to the type of what it meets: another result for the same bits."""
+    weak = jax.device_put(jnp.broadcast_to(jnp.sin(0.5), (8,)), NamedSharding(mesh(8), P("x")))
+    state = {
+        "rate": jnp.sin(0.5), "row": weak, "count": jnp.asarray(3), "strong": jnp.float32(2),
+        "numpy": [np.float32(1.5), np.int64(1 << 60), np.str_("text"), np.array(2.5)],
+    }  # fmt: skip
+    assert weak.weak_type
+    like = jax.tree.map(lambda leaf: leaf * 0 if isinstance(leaf, jax.Array) else leaf, state)
+    like["numpy"] = [np.float32(0), np.int64(0), np.str_(""), np.array(0.0)]
+    with ckpt.open(cluster) as store:
+        ckpt_jax.save(store, "jax/weak", 1, state).wait()
+        loaded = ckpt_jax.load(store, "jax/weak", 1, like)
+        structs = jax.eval_shape(lambda: {"rate": jnp.sin(0.5), "strong": jnp.float32(0)})
+        from_structs = ckpt_jax.load(store, "jax/weak", 1, structs)
+    assert bits_of(loaded["numpy"]) == bits_of(state["numpy"])
+    assert [type(one) for one in loaded["numpy"]] == [type(one) for one in state["numpy"]]
+    for found in (loaded, from_structs):
+        for name in {"rate", "row", "count", "strong"} & set(found):
+            here, there = found[name], state[name]
+            assert bits(here) == bits(there)
+            assert (here.weak_type, here.committed) == (there.weak_type, there.committed), name
+    assert loaded["row"].sharding == weak.sharding
+    assert (loaded["rate"] * jnp.bfloat16(1)).dtype == jnp.bfloat16
 
 
 def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
