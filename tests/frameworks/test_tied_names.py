@@ -12,6 +12,7 @@ import torch
 import ckpt_torch
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
+from ckpt_client.load import plan
 from ckpt_torch.reading import twins
 from tests.frameworks.device.emulated import Emulated
 
@@ -93,3 +94,54 @@ def test_views_of_one_storage_are_filled_each(cluster: str) -> None:
     found = torch.zeros(3000)
     ckpt_torch.load({"q": found[:1000], "k": found[1000:]}, checkpoint_id=name)
     assert torch.equal(found, whole)
+
+
+def overlaid(memory: torch.Tensor) -> dict[str, Any]:
+    """As a flat parameter and its views; the last two share no item, and lie within each other."""
+    columns = memory[100:].view(50, 20)
+    return {
+        "flat": memory[:80],
+        "bias": memory[60:100],
+        "rows": {"even": columns[:, ::2], "odd": columns[:, 1::2]},
+    }
+
+
+def check_parts_in_common(name: str, where: str) -> None:
+    whole = torch.arange(1100.0, device=where)
+    saved = overlaid(whole)
+    ckpt_torch.save(saved, checkpoint_id=f"{name}/1")
+    found = torch.zeros(1100, device=where)
+    ckpt_torch.load(overlaid(found), checkpoint_id=f"{name}/1")
+    assert torch.equal(bits(found), bits(whole))
+    saved["bias"] = saved["bias"].clone()
+    saved["bias"][0] = -1.0
+    ckpt_torch.save(saved, checkpoint_id=f"{name}/2")
+    with pytest.raises(Refused, match=r"(flat and bias|bias and flat) share a part of their mem"):
+        ckpt_torch.load(overlaid(torch.zeros(1100, device=where)), checkpoint_id=f"{name}/2")
+
+
+def test_names_that_share_a_part_of_their_memory_hold_what_was_saved(cluster: str) -> None:
+    """The one that was read last had its values in both."""
+    check_parts_in_common(f"{cluster}/overlaid", "cpu")
+
+
+def test_names_that_share_memory_of_a_device_hold_what_was_saved(
+    cluster: str, device: Emulated
+) -> None:
+    check_parts_in_common(f"{cluster}/overlaid-there", "emulated")
+
+
+def test_which_tensors_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat, table = torch.zeros(6), torch.zeros(10, 10)
+    columns = [table[:, number] for number in range(10)]
+    for tensors, shared in (
+        ([flat[:4], flat[2:]], {0: 1, 1: 0}),
+        ([flat[:3], flat[3:], flat[3:3], torch.zeros(6)], {}),
+        ([flat[::2], flat[1::2], flat[4:5]], {0: 2, 2: 0}),
+        ([flat.view(torch.int16)[3:5], flat[:1], flat[2:3]], {0: 2, 2: 0}),
+        (columns, {}),
+        ([*columns, table[3:4, 4:6]], {4: 10, 5: 10, 10: 4}),
+    ):
+        assert twins.shared_memory(tensors) == shared
+    monkeypatch.setattr(plan, "PAIRS_MAX", 10)
+    assert set(twins.shared_memory(columns)) == set(range(10)), "they are read twice, and compared"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,12 @@ from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt_client.save.state import AnyArray, check_own_memory
+
+PAIRS_MAX: Final = 100_000
+"""Of arrays of one load that are looked at for memory that they share; of more, those count whose
+first and last items say that they may."""
+WORK_MAX: Final = 10_000
+"""What numpy may try to find out whether two arrays share an item."""
 
 
 class TensorIndex(Protocol):
@@ -126,6 +133,87 @@ def shares_places(shape: Sequence[int], strides: Sequence[int], item_size: int) 
         places = np.add.outer(places, np.arange(count) * stride).reshape(-1)
     places.sort()
     return bool((np.diff(places) < item_size).any())
+
+
+Span = tuple[int, int, int]
+"""(first address, end, number) of an array that has items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the items of an array lie."""
+
+    start: int
+    """The address of the first one."""
+    shape: Sequence[int]
+    strides: Sequence[int]
+    """In bytes."""
+    item_size: int
+
+
+def overlapping(spans: Iterable[list[Span]], place_of: Callable[[int], Place]) -> dict[int, int]:
+    """Which arrays share some of their memory with another one, and one such: by their numbers.
+
+    spans: of the arrays in each memory that there is.
+    place_of: asked for those whose spans meet; columns of one array share nothing.
+    """
+    found: dict[int, int] = {}
+    pairs = 0
+    for group in spans:
+        near = _neighbours(group)
+        seen = {number: _unread(place_of(number)) for number in near}
+        before: list[Span] = []
+        for span in sorted(one for one in group if one[2] in near):
+            before = [other for other in before if other[1] > span[0]]
+            pairs += len(before)
+            if pairs > PAIRS_MAX:
+                found |= near
+                break
+            for _, _, other in before:
+                if _meet(seen[span[2]], seen[other]):
+                    found.setdefault(span[2], other)
+                    found.setdefault(other, span[2])
+            before.append(span)
+    return found
+
+
+def _neighbours(spans: Iterable[Span]) -> dict[int, int]:
+    """Those that meet, each with another one."""
+    found: dict[int, int] = {}
+    furthest, other = 0, -1
+    for start, end, number in sorted(spans):
+        if start < furthest:
+            found.setdefault(number, other)
+            found.setdefault(other, number)
+        if end > furthest:
+            furthest, other = end, number
+    return found
+
+
+def _unread(place: Place) -> AnyArray:
+    """An array that lies there, also on a device: nothing is read of it."""
+    seen = _Seen()
+    seen.__array_interface__ = {
+        "version": 3,
+        "data": (place.start, True),
+        "shape": tuple(place.shape),
+        "strides": tuple(place.strides),
+        "typestr": f"|V{place.item_size}",
+    }
+    return np.asarray(seen)
+
+
+class _Seen:
+    """What numpy asks where an array lies."""
+
+    __array_interface__: dict[str, object]
+
+
+def _meet(one: AnyArray, other: AnyArray) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=WORK_MAX)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _foreign(name: str, value: object) -> AnyArray:

@@ -66,8 +66,8 @@ def load(
 
     Raises Refused, with the path, for a name that the checkpoint lacks, another dtype or global
     shape, and pickles that are not allowed, before anything is changed; NotFound, Unavailable,
-    Lost; Aborted when a device fails; Refused for names that are one tensor here and two in the
-    checkpoint, which differ. After a later error the tensors may hold anything.
+    Lost; Aborted when a device fails; Refused for names that share memory here and differ in the
+    checkpoint. After a later error the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)

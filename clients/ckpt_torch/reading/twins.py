@@ -1,13 +1,14 @@
-"""Names that stand for one piece of memory, as those of tied weights do.
+"""Names that stand for one piece of memory, as those of tied weights do, or share a part of it, as
+views of a flat parameter.
 
 The name whose part comes first fills it. What the checkpoint has under the others is read aside in
 pieces and compared: where it differs, the memory cannot hold both, and none may win without a
-word. Names that share a part of their memory alone are not compared; they are read together.
+word. Of names that share a part alone each is filled, and each compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
+from ckpt_client.load.plan import Place, Span, overlapping
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.reading.device_reads import narrowed, part_of
 from ckpt_torch.tensors import as_array
@@ -33,10 +35,13 @@ class Twin:
     """A name whose memory another one fills."""
 
     filled_by: str
+    """Or what fills a part of it as well."""
     tensor: torch.Tensor
     """Detached, of the box's shape and the stored dtype; any strides, any device."""
     want: Want
     """Its array has the shape and dtype; nothing is written to it."""
+    in_part: bool = False
+    """It shares a part of its memory alone, and is filled itself."""
 
 
 def place_of(tensor: torch.Tensor) -> Hashable:
@@ -55,13 +60,7 @@ def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[
     found = list(parts)
     if len(set(parts)) < 2:
         return found
-    spans: dict[torch.device, list[tuple[int, int, int]]] = {}
-    for number, tensor in enumerate(tensors):
-        if tensor.numel():
-            start = tensor.data_ptr()
-            span = start, start + _reach(tensor), number
-            spans.setdefault(tensor.device, []).append(span)
-    for device in spans.values():
+    for device in _spans(tensors):
         group: list[int] = []
         end = 0
         for start, stop, number in sorted(device):
@@ -75,10 +74,33 @@ def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[
     return found
 
 
+def shared_memory(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Numbers of those that share some of their memory with another one, and that one's."""
+
+    def place(number: int) -> Place:
+        one = tensors[number]
+        strides = [step * one.itemsize for step in one.stride()]
+        return Place(one.data_ptr(), one.shape, strides, one.itemsize)
+
+    return overlapping(_spans(tensors), place)
+
+
+def _spans(tensors: Sequence[torch.Tensor]) -> Collection[list[Span]]:
+    """Of each device, the host first."""
+    here: list[Span] = []
+    spans: dict[torch.device | None, list[Span]] = {None: here}
+    for number, tensor in enumerate(tensors):
+        size = tensor.nbytes
+        if size:
+            start = tensor.data_ptr()
+            end = start + (size if tensor.is_contiguous() else _reach(tensor))
+            group = here if tensor.is_cpu else spans.setdefault(tensor.device, [])
+            group.append((start, end, number))
+    return spans.values()
+
+
 def _reach(tensor: torch.Tensor) -> int:
-    """From its first element's first byte to its last one's end."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
+    """From its first element's first byte to its last one's end, of one that has elements."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (sum((size - 1) * step for size, step in steps) + 1) * tensor.itemsize
 
@@ -89,9 +111,10 @@ def check_twins(contents: Contents, twins: Iterable[Twin]) -> None:
     """
     for twin in twins:
         if not all(_agree(contents, twin)):
+            names = f"{twin.want.name} and {twin.filled_by}"
+            here = "share a part of their memory" if twin.in_part else "are one tensor"
             raise Refused(
-                f"{twin.want.name} and {twin.filled_by} are one tensor here, and two in the "
-                "checkpoint, which differ",
+                f"{names} {here} here, and two in the checkpoint, which differ",
                 hint="load into a state that does not tie them, or leave out the name that is not "
                 "wanted",
             )

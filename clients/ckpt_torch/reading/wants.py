@@ -28,7 +28,7 @@ from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
-from ckpt_torch.reading.twins import Twin, place_of, shared_parts
+from ckpt_torch.reading.twins import Twin, place_of, shared_memory, shared_parts
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
 
@@ -144,6 +144,7 @@ class StateWants:
     def _part(self) -> None:
         """Memory is filled once, in the first part that names any of it."""
         first: dict[Hashable, _Place] = {}
+        fillers: list[tuple[Part, _Place]] = []
         tensors, parts = [p.tensor for p in self._places], [p.part for p in self._places]
         filled = zip(shared_parts(tensors, parts), self._places, strict=True)
         for number, place in sorted(filled, key=lambda one: (one[0], one[1].part)):
@@ -152,10 +153,16 @@ class StateWants:
             part = self.parts[number]
             if filler is not place:
                 part.twins.append(Twin(filler.want.name, place.tensor, place.want))
-            elif is_apart(place.tensor.device):
+                continue
+            fillers.append((part, place))
+            if is_apart(place.tensor.device):
                 part.on_devices.append(DeviceWant.of(self.contents, place.tensor, place.want))
             else:
                 part.in_place.append(place.want)
+        for number, other in shared_memory([place.tensor for _, place in fillers]).items():
+            part, place = fillers[number]
+            name = fillers[other][1].want.name
+            part.twins.append(Twin(name, place.tensor, place.want, in_part=True))
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
         if not (strict or self._absent):
