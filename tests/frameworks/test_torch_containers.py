@@ -16,6 +16,7 @@ import ckpt_torch
 from ckpt_client.save.state import encoded_scalar, flatten
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
 from ckpt_torch.staging.parts import parts_of
+from tests.client.bits import bits_of
 
 
 class Moments(NamedTuple):
@@ -56,6 +57,29 @@ def test_containers_keep_their_types_and_get_their_values(cluster: str) -> None:
     assert {key: type(one) for key, one in found.items()} == {
         key: type(one) for key, one in wanted.items()
     }
+
+
+@pytest.mark.parametrize("staging", ["copy", "overlap"])
+def test_a_tensor_and_an_array_may_change_places_between_two_saves(
+    cluster: str, staging: str
+) -> None:
+    """As those do that `load_whole` gives: the state looks as it did."""
+    run = f"places-{staging}"
+    with ckpt.open(cluster) as store:
+        for step, kinds in enumerate(((0, 1), (1, 0), (1, 1), (0, 0))):
+            arrays = [np.full(3, float(step + n)) for n in (0, 1)]
+            made = [
+                torch.from_numpy(a) if kind else a for a, kind in zip(arrays, kinds, strict=True)
+            ]
+            future = ckpt_torch.async_save(
+                {"a": made[0], "b": made[1]},
+                checkpoint_id=f"{run}/{step}",
+                store=store,
+                staging=staging,
+            )
+            future.result(60)
+            found = store.load(run, step)
+            assert bits_of(found) == bits_of({"a": arrays[0], "b": arrays[1]})
 
 
 def masked() -> object:

@@ -70,7 +70,10 @@ class TorchCopier:
         all_here: it is known that all lie in host memory: they need not be asked.
         """
         devices = None if all_here else devices_of(arrays)
-        self.kind: Hashable = "torch", devices
+        kinds = list(map(type, arrays))
+        # What was prepared for a tensor takes no array in its place.
+        plain = None if ARRAYS.isdisjoint(kinds) else tuple(kind in ARRAYS for kind in kinds)
+        self.kind: Hashable = "torch", devices, plain
         elsewhere = set(devices or ()) - {CPU}
         self._accelerators = {device: accelerator_of(device) for device in elsewhere}
         self._samples: dict[torch.device, DeviceSample] = {}
