@@ -270,6 +270,27 @@ def test_missing_and_surplus_keys_are_named_by_path_unless_not_strict(cluster: C
     assert found["other"]["w"] is like["other"]["w"]
 
 
+def test_arrays_that_share_memory_are_filled_where_the_checkpoint_agrees(cluster: Cluster) -> None:
+    """What was read last had its values in both."""
+    whole, memory = np.zeros((ROWS * RANKS, 700), "f4"), np.zeros(3)
+
+    def rows(place: int, first: int) -> ckpt.Shard:
+        return ckpt.Shard(whole[::-1][-place - 6 :][:6][::-1], whole.shape, (first, 0))
+
+    everything = ckpt.Shard(whole, whole.shape, (0, 0))
+    same = {"m": ckpt.Shards((everything, rows(3, 3)))}
+    cluster.store.load("run", like=same, strict=False, rank=0, world_size=RANKS)
+    assert np.array_equal(whole, whole_matrix())
+    others: list[dict[str, object]] = [
+        {"m": ckpt.Shards((everything, rows(3, 4)))},
+        {"nan": memory, "zero": memory.view("i8")[2:].reshape(())},
+        {"zero": memory[:1].view("i8").reshape(()), "nan": memory[::-1]},
+    ]
+    for like in others:
+        with pytest.raises(ckpt.Refused, match=r"(m and m|nan and zero|zero and nan) share memory"):
+            cluster.store.load("run", like=like, strict=False, rank=0, world_size=RANKS)
+
+
 def test_no_list_comes_back_cut(cluster: Cluster) -> None:
     """Its items have their numbers for names: what `like` lacks need not be what comes last."""
     cut: list[object] = [{3: (0, "", [])}, {3: (0,)}, {3: ckpt.Replicated((0, "", [None]))}]

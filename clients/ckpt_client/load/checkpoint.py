@@ -204,9 +204,10 @@ class Checkpoint(HereOnly):
         whole: the union of all ranks' trees. Global tensors are whole arrays, even if some ranks
             have None because they hold nothing of them; values that belong to a rank are a PerRank.
 
-        Raises Refused, by path where a leaf does not fit, and for a caller of another world size
-        that passes neither `like` nor `whole`; Unavailable; Lost. After an error, arrays that were
-        to be filled may hold anything.
+        Raises Refused, by path where a leaf does not fit, for arrays of `like` that share memory in
+        which the checkpoint has two things, and for a caller of another world size that passes
+        neither `like` nor `whole`; Unavailable; Lost. After an error, arrays that were to be filled
+        may hold anything.
         """
         self._check_open()
         if whole and like is not None:

@@ -7,7 +7,7 @@ a load has is decided in tier_or_store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ckpt.aio.collector import collector_paused
@@ -15,8 +15,16 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.tree import Node
 from ckpt.transfer.read_job import ReceiverStatistics
-from ckpt_client.load.plan import BoxReads, TensorIndex
-from ckpt_client.load.trees import LikeWalk, WholeWalk, check_lengths, own_tree, scalars_of
+from ckpt_client.load.plan import BoxReads, Place, TensorIndex, new_array, overlapping
+from ckpt_client.load.trees import (
+    Filled,
+    LikeWalk,
+    WholeWalk,
+    check_lengths,
+    own_tree,
+    scalars_of,
+)
+from ckpt_client.save.state import AnyArray
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics
@@ -111,10 +119,55 @@ def _like_tree(reading: Reading, rank: Rank | None, like: object, strict: bool) 
     scalars = scalars_of(root)
     reads = reading.new_reads()
     with collector_paused():
-        state = LikeWalk(reading.index, reader, scalars, reads, strict).fill(like)
+        walk = LikeWalk(reading.index, reader, scalars, reads, strict)
+        state = walk.fill(like)
     check_lengths(like, root)
     reading.read(reads)
+    _check_shared(reading, reader, walk.filled)
     return state
+
+
+def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> None:
+    """Raises Refused naming two arrays of `like` in whose common memory the checkpoint has two
+    things: what was read last would have won.
+    """
+
+    def place(number: int) -> Place:
+        array = filled[number][3]
+        return Place(_address(array), array.shape, array.strides, array.itemsize)
+
+    spans = [(*_reach(array), n) for n, (*_, array) in enumerate(filled) if array.nbytes]
+    for number, other in overlapping([spans], place).items():
+        tensor, boxes, offset, array = filled[number]
+        reads = reading.new_reads()
+        aside = new_array(reads, tensor, array.shape)
+        reads.add_box(tensor, boxes, offset, aside, rank)
+        reading.read(reads)
+        if _bits(aside) != _bits(array):
+            raise Refused(
+                f"{tensor.name} and {filled[other][0].name} share memory here, and differ in the "
+                "checkpoint",
+                hint="load into arrays that share none, or leave out the name that is not wanted",
+            )
+
+
+def _reach(array: AnyArray) -> tuple[int, int]:
+    """From its lowest byte to the end of its highest one."""
+    start = _address(array)
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
+    steps = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
+    low = start + sum(step for step in steps if step < 0)
+    return low, start + sum(step for step in steps if step > 0) + array.itemsize
+
+
+def _address(array: AnyArray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _bits(array: AnyArray) -> bytes:
+    """NaN equals itself, and 0.0 is not -0.0."""
+    return array.tobytes()
 
 
 def _whole_tree(reading: Reading) -> object:

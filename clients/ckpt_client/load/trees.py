@@ -39,7 +39,7 @@ from ckpt_client.load.plan import (
     variants_of,
 )
 from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards, check_box
-from ckpt_client.save.state import unflatten
+from ckpt_client.save.state import AnyArray, unflatten
 
 NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -69,6 +69,9 @@ def own_tree(index: TensorIndex, rank: Rank, root: Node, reads: BoxReads) -> obj
 
 # --------------------------------------------------------------------------- like
 
+Filled = tuple[IndexTensor, Sequence[IndexBox], tuple[int, ...], AnyArray]
+"""(tensor, its boxes that are read, the offset in it, the caller's own memory)."""
+
 
 @dataclass(slots=True)
 class LikeWalk:
@@ -87,6 +90,7 @@ class LikeWalk:
     """Paths that the like tree names."""
     absent: list[str] = field(default_factory=list)
     """Those of them of which the checkpoint has nothing."""
+    filled: list[Filled] = field(default_factory=list)
 
     def fill(self, like: object) -> object:
         """The tree with its Boxes replaced by arrays and its plain values by those stored."""
@@ -170,6 +174,7 @@ class LikeWalk:
             offset = (0,) * array.ndim
         checked_dtype(name, tensor, array)
         self.reads.add_box(tensor, boxes, offset, array, self.rank)
+        self.filled.append((tensor, boxes, offset, array))
         return value
 
     def _choose(
