@@ -36,6 +36,7 @@ from tests.ha.places import (
     value_of,
 )
 from tests.ha.test_mirror import WAIT_S
+from tests.ha.test_renewed_credentials import asking
 from tests.ha.test_snapshots import kept, put_back
 from tests.stores.proxy import Fault, Request
 from tests.waiting import ASKED_S, wait_until
@@ -126,6 +127,38 @@ async def test_no_catalog_is_begun_where_one_member_answers_alone(tmp_path: Path
             for member in majority:
                 member.start()
             assert set((await start).rows) == {checkpoint(1)}
+
+
+@on_a_loop
+async def test_an_older_catalog_of_one_member_is_not_led_while_most_are_silent(
+    tmp_path: Path,
+) -> None:
+    """It was restored from a snapshot as an etcd of its own: the others have what came later."""
+    with Etcd(tmp_path / "etcd", 3) as etcd:
+        alone, *majority = etcd.members
+        place = Prefix(",".join(member.address for member in (*majority, alone)))
+        async with writing(place) as writer:
+            await writer.write(attempt(1))
+        pairs = pairs_in(etcd, place)
+        key = f"{place.name}:meta".encode()
+        async with writing(place) as writer, asking(place) as client:
+            assert await client.one(key, -1.0) is not None
+            client.identity.cluster = "c1"
+            await writer.write(attempt(2))
+            begun_again(alone)
+            put(alone, place, pairs)
+            for member in majority:
+                member.kill()
+            for _ in range(2):
+                with pytest.raises(
+                    Unavailable, match=f"{alone.address}: it is a member of another"
+                ):
+                    await client.one(key, -1.0)
+            with pytest.raises(Unavailable, match="most members of"):
+                await place.open(patience_s=0.5)
+            for member in majority:
+                member.start()
+        assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
 
 
 def test_an_etcd_that_takes_the_place_of_another_is_followed_once_it_has_the_catalog(

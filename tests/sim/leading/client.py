@@ -7,11 +7,11 @@ import math
 from collections.abc import AsyncGenerator
 
 from ckpt.base.errors import Unavailable
-from ckptd.catalog.etcd.client import EtcdClient, _failure
+from ckptd.catalog.etcd.client import EtcdClient
 from ckptd.catalog.etcd.credentials import Credentials
 from ckptd.catalog.etcd.identity import EtcdIdentity
 from ckptd.catalog.etcd.url import EtcdUrl
-from ckptd.catalog.etcd.words import KeyChanges, WatchKeys
+from ckptd.catalog.etcd.words import KeyChanges, WatchKeys, failure_of
 from tests.sim.leading.cluster import BROKEN, MEMBERS, REFUSED, Asker, EtcdCluster
 
 URL = EtcdUrl(MEMBERS, "sim")
@@ -48,7 +48,7 @@ class SimEtcdClient(EtcdClient):
         if status in (REFUSED, BROKEN):
             raise Unavailable("connection reset")
         if status != 200:
-            raise _failure(status, text, self.url)
+            raise failure_of(status, text, self.url)
         return text
 
     async def health(self, member: str) -> tuple[float, str]:

@@ -13,37 +13,48 @@ import io
 import math
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unauthorized, Unavailable
+from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
 from ckptd.catalog.etcd.credentials import Credentials
 from ckptd.catalog.etcd.identity import EtcdIdentity, OtherEtcd
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
+    NOT_ENABLED,
     AnswerHeader,
     Authenticate,
     Authenticated,
-    Failure,
     KeyChanges,
     KeyValue,
     Lease,
     LeaseKept,
     LeaseNamed,
     MemberHealth,
+    MembersAsked,
+    MembersFound,
     MemberStatus,
     Range,
     RangeFound,
+    StaleToken,
     Versions,
     WatchKeys,
     WatchLine,
     decode,
     encode,
+    failure_of,
 )
 
 if TYPE_CHECKING:
@@ -74,14 +85,6 @@ class Answered(Protocol):
 
 _Found = TypeVar("_Found")
 _Answer = TypeVar("_Answer", bound=Answered)
-
-_NO_SUCH_PATH: Final = 404
-#: gRPC's codes.
-_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 5, 7, 8, 16
-_NAMELESS: Final = "user name is empty"
-_NOT_ENABLED: Final = "authentication is not enabled"
-_AUTH_WORDS: Final = (_NAMELESS, _NOT_ENABLED, "authentication failed")
-_STALE_WORDS: Final = ("invalid auth token", "revision of auth store is old")
 
 
 class EtcdClient:
@@ -163,6 +166,23 @@ class EtcdClient:
             async with asyncio.timeout(MEMBERS_S):
                 said = await self._say(member, "POST", "/v3/maintenance/status", b"{}")
                 return decode(said, MemberStatus).header.cluster_id
+        return ""
+
+    async def etcd_of_most(self, etcds: Sequence[str]) -> str:
+        """Of these, which most members of the URL are of; or the only one of those that say so, if
+        it has as many members as the URL: the silent ones may be its. Empty where there is none: a
+        member that is an etcd of its own may have an older catalog than those that are silent.
+        """
+        for id in set(etcds) - {""}:
+            if 2 * etcds.count(id) > len(etcds):
+                return id
+            if set(etcds) == {"", id}:
+                with suppress(CkptError, TimeoutError):
+                    async with asyncio.timeout(MEMBERS_S):
+                        member = self.url.members[etcds.index(id)]
+                        said = await self._post(member, "/v3/cluster/member/list", MembersAsked())
+                    if len(decode(said, MembersFound).members) >= len(etcds):
+                        return id
         return ""
 
     async def keep_lease(self, lease: int) -> int:
@@ -273,17 +293,17 @@ class EtcdClient:
         )
 
     async def _follow_one_of(self, others: Mapping[str, str]) -> None:
-        """Ask an etcd that some members are of instead, where it has the catalog, and none of them
+        """Ask the etcd that most members are of instead, where it has the catalog, and none of them
         is of the one that was asked so far.
         """
-        if self.identity.id in await self.etcds():
-            return
-        for member, id in others.items():
+        etcds = await self.etcds()
+        most = "" if self.identity.id in etcds else await self.etcd_of_most(etcds)
+        for member in (each for each, id in others.items() if most and id == most):
             with suppress(CkptError, TimeoutError):
                 async with asyncio.timeout(MEMBERS_S):
                     said = await self._post(member, "/v3/kv/range", self.identity.question)
                 if self.identity.is_answered(decode(said, RangeFound)):
-                    self.identity.id = id
+                    self.identity.id = most
                     return
 
     @property
@@ -296,11 +316,11 @@ class EtcdClient:
         token = self._token
         try:
             return await self._say(member, "POST", path, encode(request))
-        except _StaleToken:
+        except StaleToken:
             await self._authenticate(member, token)
         try:
             return await self._say(member, "POST", path, encode(request))
-        except _StaleToken as error:
+        except StaleToken as error:
             raise Unavailable(error.message) from None
 
     async def _authenticate(self, member: str, stale: str) -> None:
@@ -324,7 +344,7 @@ class EtcdClient:
             async with asyncio.timeout(LOG_IN_S):
                 content = await self._say(member, "POST", "/v3/auth/authenticate", encode(request))
         except Unauthorized as error:
-            if _NOT_ENABLED in error.message:
+            if NOT_ENABLED in error.message:
                 self._is_open = True
                 return
             if not self.was_let_in:
@@ -350,12 +370,8 @@ class EtcdClient:
         except self._broken as error:
             raise Unavailable(str(error) or "no answer in time") from None
         if status != 200:
-            raise _failure(status, content, self.url)
+            raise failure_of(status, content, self.url)
         return content
-
-
-class _StaleToken(CkptError):
-    """It was good before: there is a new one to be had."""
 
 
 async def _lines(content: aiohttp.StreamReader, silence_s: float) -> AsyncIterator[bytes | None]:
@@ -385,32 +401,3 @@ async def _whole(answer: aiohttp.ClientResponse) -> bytes:
         if size > ANSWER_BYTES_MAX:
             raise Refused(f"an answer of etcd has more than {ANSWER_BYTES_MAX} bytes")
     return b"".join(parts)
-
-
-def _failure(status: int, content: bytes, url: EtcdUrl) -> CkptError:
-    """The error that an answer stands for; what is not known to stay may pass."""
-    try:
-        said = decode(content, Failure)
-    except Unavailable:
-        if status == _NO_SUCH_PATH:
-            # So it is where a file of options does not switch it on.
-            return Unavailable("it has no JSON gateway: start it with --enable-grpc-gateway")
-        return Unavailable(f"HTTP status {status}")
-    text = said.error or f"HTTP status {status}"
-    stale = any(word in text for word in _STALE_WORDS) or (url.user and _NAMELESS in text)
-    if stale or said.code == _UNAUTHENTICATED:
-        return _StaleToken(text)
-    if said.code == _DENIED or any(word in text for word in _AUTH_WORDS):
-        hint = "give user= and password_file= of one who may read and write below the prefix"
-        return Unauthorized(f"{url}: {text}", hint=hint)
-    if said.code == _EXHAUSTED and "space" in text:
-        return NoSpace(
-            f"{url}: {text}",
-            hint="compact and defragment it, then etcdctl alarm disarm; or raise its"
-            " --quota-backend-bytes",
-        )
-    if said.code == _NOT_FOUND:
-        return NotFound(f"{url}: {text}")
-    if said.code == _INVALID:
-        return Refused(f"{url}: {text}")
-    return Unavailable(text)

@@ -42,20 +42,15 @@ async def admitted(
     client: EtcdClient, space: FencedSpace, cluster: str | None, new_cluster: str, deadline: float,
     *, had_one: bool = False,
 ) -> Meta:  # fmt: skip
-    """What the catalog is, which is begun where there is none, in an etcd that most members of the
-    URL are of. `had_one`: that cluster had one, and gets no other that is empty; what it must be
-    then. Raises Refused for one of another cluster or a newer version, for members of several etcds
-    unless most are of the one that has it, for an etcd that is too old or takes too little at once;
-    NoSpace for one to be begun in a full etcd; Corrupt, Unauthorized, Unavailable.
+    """What the catalog is, begun where there is none, in the etcd of `ask_most`. `had_one`:
+    that cluster had one, and gets no other that is empty; what it must be then. Raises Refused for
+    one of another cluster or a newer version, for members of several etcds unless most are of one,
+    for an etcd that is too old or takes too little at once; NoSpace for one to be begun in a full
+    etcd; Corrupt, Unauthorized, Unavailable.
     """
     await client.check_version(deadline)
-    etcds = await client.etcds()
-    client.identity.id = _etcd_of_most(etcds) or _one_etcd(client, etcds)
+    await ask_most(client, deadline)
     found = await space.meta(deadline, had_one=had_one)
-    if found is None:
-        # A member that is an etcd of its own, since its disk was emptied, says so as well.
-        await ask_most(client, deadline)
-        found = await space.meta(deadline, had_one=had_one)
     _check_cluster(space, found, cluster)
     try:
         await space.check_limits(deadline)
@@ -72,15 +67,8 @@ async def admitted(
     return found
 
 
-def _etcd_of_most(etcds: list[str]) -> str:
-    """Empty where there is none."""
-    return next((etcd for etcd in etcds if etcd and 2 * etcds.count(etcd) > len(etcds)), "")
-
-
-def _one_etcd(client: EtcdClient, etcds: list[str]) -> str:
-    """The number that all have whose number is known; empty where none is. Raises Refused where
-    some have another one.
-    """
+def _check_one(client: EtcdClient, etcds: list[str]) -> None:
+    """Raises Refused where some are of another one."""
     named = dict(zip(etcds, client.url.members, strict=True))
     named.pop("", None)
     if len(named) > 1:
@@ -88,26 +76,30 @@ def _one_etcd(client: EtcdClient, etcds: list[str]) -> str:
             f"{' and '.join(named.values())} are members of different etcds",
             hint="name the members of one etcd: they are started with one --initial-cluster",
         )
-    return next(iter(named), "")
 
 
 async def ask_most(client: EtcdClient, deadline: float) -> None:
-    """Wait until most members of the URL are of one etcd, and ask that one from then on. Raises
-    Refused where others are of another one; Unavailable naming those that do not answer.
+    """Wait for the etcd that most members of the URL are of, or all may be, and ask that one from
+    then on. Raises Refused where others are of another one; Unavailable naming those that do not
+    answer.
     """
     clock = asyncio.get_running_loop().time
     while True:
         etcds = await client.etcds()
-        _one_etcd(client, etcds)
-        client.identity.id = _etcd_of_most(etcds)
+        client.identity.id = await client.etcd_of_most(etcds)
         if client.identity.id:
             return
+        _check_one(client, etcds)
+        if not any(etcds):
+            # Each says why it does not.
+            await client.one(client.identity.question.key, deadline)
         if clock() > deadline:
             pairs = zip(client.url.members, etcds, strict=True)
             silent = ", ".join(member for member, id in pairs if not id)
             raise Unavailable(
                 f"most members of {client.url} do not answer: {silent}",
-                hint="what answers has no catalog, and none is begun there: start the others",
+                hint="what answers may have an older catalog, or none: start the others, or leave"
+                " those out of --catalog that are gone for good",
             )
         await asyncio.sleep(RETRY_S)
 

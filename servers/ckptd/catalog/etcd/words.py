@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from ckpt.base.errors import Unavailable
+from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unauthorized, Unavailable
+from ckptd.catalog.etcd.url import EtcdUrl
 
 _Answer = TypeVar("_Answer")
 
@@ -214,6 +215,20 @@ class MemberStatus(Struct, frozen=True):
     header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
+class MembersAsked(Struct, frozen=True):
+    """Who is a member?"""
+
+
+class MemberFound(Struct, frozen=True):
+    name: str = ""
+
+
+class MembersFound(Struct, frozen=True):
+    """All of the etcd that answers, also those that do not run."""
+
+    members: tuple[MemberFound, ...] = ()
+
+
 class MemberHealth(Struct, frozen=True):
     """Of the member that answers."""
 
@@ -242,4 +257,45 @@ def decode(content: bytes, kind: type[_Answer]) -> _Answer:
         raise Unavailable(f"what answers there is no etcd: {error}") from None
 
 
+class StaleToken(CkptError):
+    """It was good before: there is a new one to be had."""
+
+
+def failure_of(status: int, content: bytes, url: EtcdUrl) -> CkptError:
+    """The error that an answer stands for; what is not known to stay may pass."""
+    try:
+        said = decode(content, Failure)
+    except Unavailable:
+        if status == _NO_SUCH_PATH:
+            # So it is where a file of options does not switch it on.
+            return Unavailable("it has no JSON gateway: start it with --enable-grpc-gateway")
+        return Unavailable(f"HTTP status {status}")
+    text = said.error or f"HTTP status {status}"
+    stale = any(word in text for word in _STALE_WORDS) or (url.user and _NAMELESS in text)
+    if stale or said.code == _UNAUTHENTICATED:
+        return StaleToken(text)
+    if said.code == _DENIED or any(word in text for word in _AUTH_WORDS):
+        hint = "give user= and password_file= of one who may read and write below the prefix"
+        return Unauthorized(f"{url}: {text}", hint=hint)
+    if said.code == _EXHAUSTED and "space" in text:
+        return NoSpace(
+            f"{url}: {text}",
+            hint="compact and defragment it, then etcdctl alarm disarm; or raise its"
+            " --quota-backend-bytes",
+        )
+    if said.code == _NOT_FOUND:
+        return NotFound(f"{url}: {text}")
+    if said.code == _INVALID:
+        return Refused(f"{url}: {text}")
+    return Unavailable(text)
+
+
 _ENCODER: Final = msgspec.json.Encoder()
+
+_NO_SUCH_PATH: Final = 404
+#: gRPC's codes.
+_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 5, 7, 8, 16
+_NAMELESS: Final = "user name is empty"
+NOT_ENABLED: Final = "authentication is not enabled"
+_AUTH_WORDS: Final = (_NAMELESS, NOT_ENABLED, "authentication failed")
+_STALE_WORDS: Final = ("invalid auth token", "revision of auth store is old")
