@@ -26,7 +26,8 @@ from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.url import parse_etcd_url
 from tests.ha.certificates import Certificates
 from tests.ha.members import Etcd, Member
-from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
+from tests.ha.places import Prefix, asked, in_base64, names_in, proxied, value_of
+from tests.stores.proxy import Fault, Request
 
 NOWHERE = "127.0.0.1:1"
 """Nobody listens there."""
@@ -110,6 +111,21 @@ async def test_a_user_shows_a_password_and_writes_below_the_prefix_alone(tmp_pat
         ]:  # fmt: skip
             with pytest.raises(Unauthorized, match="user= and password_file="):
                 await Prefix(etcd.addresses, prefix, options).open()
+
+
+@on_a_loop
+async def test_an_etcd_that_tells_root_alone_how_it_is_takes_a_new_catalog(tmp_path: Path) -> None:
+    """As 3.5.28 and 3.6 do, where users are asked for their names."""
+
+    def decide(request: Request) -> Fault:
+        of_root = ("/v3/maintenance/status", "/v3/cluster/member/list")
+        return Fault.NOT_ROOT if request.path in of_root else Fault.NONE
+
+    with Etcd(tmp_path / "etcd") as etcd, proxied(etcd.members[0], decide) as proxy:
+        admit(etcd.members[0])
+        own = f"?user=ckpt&password_file={file_with(tmp_path / 'password', 'ckpt-word')}"
+        async with writing(Prefix(f"127.0.0.1:{proxy.port}", "mine", own)) as writer:
+            await writer.write(attempt(1))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class Fault(Enum):
     CUT_AFTER = "it is done, and the connection is cut before the answer"
     CUT_ANSWER = "half of the answer comes"
     FULL_AFTER = "it is done, and the answer is that there is no space for it: etcd's"
+    NOT_ROOT = "nothing is done, and the answer is that root alone may: etcd's"
     STALL = "nothing comes"
     ROT_SENT = "one bit of the body is another in the store"
     ROT_READ = "one bit of the answer is another"
@@ -43,6 +44,7 @@ REFUSALS = {
 }
 
 
+NOT_ROOT = b'{"error": "etcdserver: permission denied", "code": 7}'
 NO_SPACE = b'{"error": "etcdserver: mvcc: database space exceeded", "code": 8}'
 
 
@@ -141,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if fault in REFUSALS:
             self._refuse(*REFUSALS[fault])
+        elif fault is Fault.NOT_ROOT:
+            self._answer(403, "application/json", NOT_ROOT)
         elif fault is Fault.CUT_BEFORE:
             self._cut()
         elif fault is Fault.STALL:

@@ -33,6 +33,8 @@ class Range(Struct, frozen=True, omit_defaults=True):
     key: bytes
     range_end: bytes = b""
     limit: int = 0
+    serializable: bool = False
+    """As the member knows them that answers, with a majority or without."""
 
 
 class AnswerHeader(Struct, frozen=True):
