@@ -29,11 +29,14 @@ class Certificates:
                 *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
                 *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
             )
-            self._openssl(
-                *("x509", "-req", "-days", "2", "-in", f"{name}.csr", "-out", f"{name}.pem"),
-                *("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-                *("-extfile", "extensions"),
-            )
+            self.sign(name)
+
+    def sign(self, name: str, days: int = 2) -> None:
+        """Its certificate ends after so many days; below 0 it has ended."""
+        self._openssl(
+            *("x509", "-req", "-days", str(days), "-in", f"{name}.csr", "-out", f"{name}.pem"),
+            *("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions"),
+        )
 
     def path(self, name: str) -> str:
         return str(self.folder / name)

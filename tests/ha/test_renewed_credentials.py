@@ -5,6 +5,7 @@ other: who was let in before goes on.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,3 +114,44 @@ async def test_certificates_of_another_authority_are_read_and_shown(
             member.start()
             deadline = asyncio.get_running_loop().time() + UP_S
             assert await client.one(KEY, deadline) is None
+
+
+@pytest.mark.parametrize(
+    ("whose", "why"),
+    [
+        ("server", "TLS fails: its certificate has expired: renew it"),
+        (
+            "client",
+            "TLS fails: it does not take cert=.*client.pem .*: see openssl x509 -noout -dates",
+        ),
+    ],
+)
+@on_a_loop
+async def test_a_certificate_that_has_expired_is_named_and_waited_for(
+    tmp_path: Path, certificates: Certificates, whose: str, why: str
+) -> None:
+    for name in ("server", "client"):
+        certificates.sign(name)
+    with Etcd(tmp_path / "etcd", flags=certificates.flags, scheme="https") as etcd:
+        (member,) = etcd.members
+        place = Prefix(etcd.addresses, options=certificates.shown)
+        async with asking(place) as client:
+            assert await client.one(KEY, -1.0) is None
+            client.was_let_in = True
+            member.kill()
+            certificates.sign(whose, -1)
+            member.start()
+            member.wait_up()
+            deadline = asyncio.get_running_loop().time() + UP_S
+            while re.search(why, await complaint(client)) is None:
+                assert asyncio.get_running_loop().time() < deadline
+            certificates.sign(whose)
+            deadline = asyncio.get_running_loop().time() + UP_S
+            assert await client.one(KEY, deadline) is None
+
+
+async def complaint(client: EtcdClient) -> str:
+    """A connection may break ahead of the alert that says why."""
+    with pytest.raises(Unavailable) as caught:
+        await client.one(KEY, -1.0)
+    return str(caught.value)

@@ -12,7 +12,6 @@ import asyncio
 import io
 import math
 import re
-import ssl
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -29,7 +28,7 @@ from msgspec import Struct
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
-from ckptd.catalog.etcd.credentials import Credentials
+from ckptd.catalog.etcd.credentials import Credentials, why_broken
 from ckptd.catalog.etcd.identity import EtcdIdentity, OtherEtcd
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
@@ -249,10 +248,8 @@ class EtcdClient:
                     answer = await stack.enter_async_context(asked)
                 async for line in _lines(answer.content, silence_s):
                     yield None if line is None else decode(line, WatchLine).result
-        except ssl.SSLError as error:
-            raise Unavailable(f"{member}: TLS fails: {error}") from None
         except self._broken as error:
-            raise Unavailable(f"{member}: {str(error) or 'no answer in time'}") from None
+            raise Unavailable(f"{member}: {self._why_broken(error)}") from None
         raise Unavailable(f"{member} ends the watch")
 
     async def _insist(
@@ -370,13 +367,14 @@ class EtcdClient:
             ) as answer:  # fmt: skip
                 content = await _whole(answer)
                 status = answer.status
-        except ssl.SSLError as error:
-            raise Unavailable(f"TLS fails: {error}") from None
         except self._broken as error:
-            raise Unavailable(str(error) or "no answer in time") from None
+            raise Unavailable(self._why_broken(error)) from None
         if status != 200:
             raise failure_of(status, content, self.url)
         return content
+
+    def _why_broken(self, error: Exception) -> str:
+        return why_broken(error, self.url, was_let_in=self.was_let_in)
 
 
 async def _lines(content: aiohttp.StreamReader, silence_s: float) -> AsyncIterator[bytes | None]:

@@ -56,6 +56,45 @@ def _seen(file: Path) -> _Seen | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def why_broken(error: BaseException, url: EtcdUrl, *, was_let_in: bool) -> str:
+    """What people are to hear of a connection that broke. `was_let_in`: it was good before."""
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    # The first one says which check failed.
+    for each in reversed(causes):
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return f"TLS fails: {_why_not_trusted(each, url)}"
+        if isinstance(each, ssl.SSLError):
+            return f"TLS fails: {_why_not_taken(each, url)}"
+    # Of one that never stood, aiohttp says why.
+    if url.ca is not None and isinstance(getattr(error, "os_error", None), ConnectionResetError):
+        return "it ends the connection as TLS begins: if it speaks plain text, leave ca= out"
+    if str(error) == "Server disconnected" and url.ca is None and not was_let_in:
+        return "it ends the connection without an answer: if it speaks TLS, give ca="
+    return str(error) or "no answer in time"
+
+
+def _why_not_trusted(error: ssl.SSLCertVerificationError, url: EtcdUrl) -> str:
+    match error.verify_code:
+        case 9:
+            return "its certificate is not valid yet: compare its clock with this one"
+        case 10:
+            return "its certificate has expired: renew it"
+        case 2 | 18 | 19 | 20 | 21:
+            return f"its certificate is not signed by ca={url.ca}"
+    return error.verify_message
+
+
+def _why_not_taken(error: ssl.SSLError, url: EtcdUrl) -> str:
+    if "CERTIFICATE" not in (error.reason or "") and "UNKNOWN_CA" not in (error.reason or ""):
+        return str(error)
+    if url.cert is None:
+        return "it wants a certificate: give cert= and key="
+    look = f"openssl x509 -noout -dates -issuer -in {url.cert}"
+    return f"it does not take cert={url.cert} ({error.reason}): see {look}"
+
+
 def _tls_of(url: EtcdUrl) -> ssl.SSLContext | bool:
     if url.ca is None:
         return True

@@ -270,7 +270,10 @@ def failure_of(status: int, content: bytes, url: EtcdUrl) -> CkptError:
     except Unavailable:
         if status == _NO_SUCH_PATH:
             # So it is where a file of options does not switch it on.
-            return Unavailable("it has no JSON gateway: start it with --enable-grpc-gateway")
+            return Unavailable(
+                "it has no JSON gateway: start it with --enable-grpc-gateway; or name the port for"
+                " its clients, where this is the one for its peers"
+            )
         return Unavailable(f"HTTP status {status}")
     text = said.error or f"HTTP status {status}"
     stale = any(word in text for word in _STALE_WORDS) or (url.user and _NAMELESS in text)
