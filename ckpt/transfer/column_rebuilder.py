@@ -54,6 +54,8 @@ WINDOWS: Final = 2
 Bytes = NDArray[np.uint8]
 Turn = Callable[[int], None]
 """Called before so many bytes are read; returns when they may be, raises what ends the work."""
+Check = Callable[[], None]
+"""Called again and again while a target is waited for; raises what ends the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +172,13 @@ class RebuildRoom:
 
 
 def rebuild_columns(
-    lost: LostColumns, room: RebuildRoom, sending: SenderOptions, turn: Turn
+    lost: LostColumns, room: RebuildRoom, sending: SenderOptions, turn: Turn, check: Check
 ) -> tuple[ColumnProof, ...]:
     """Make them, each on its target, durable; the proofs of the targets, by column.
 
     Raises PayloadDamaged, Unavailable, Corrupt where what was read is not what the manifest says,
-    what targets refuse, and what `turn` raises: then some may be sealed and the others are not.
+    what targets refuse, and what `turn` and `check` raise: then some may be sealed and the others
+    are not.
     """
     source = lost.source
     with ExitStack() as held:
@@ -187,6 +190,7 @@ def rebuild_columns(
                     source.layout,
                     place,
                     room.links(sending),
+                    check,
                 )
             )
             for number, place in sorted(lost.places.items())

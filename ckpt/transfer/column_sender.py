@@ -46,6 +46,8 @@ from ckpt.transfer.target_links import SenderOptions, TargetLinks
 
 SILENCE_US: Final = 30 * US_PER_S
 """A target that says and takes nothing for so long is given up. One that is busy says so."""
+LOOK_US: Final = 200_000
+"""How soon who waits for a target notices that nobody needs the column any more."""
 
 
 class ColumnLinks:
@@ -102,13 +104,16 @@ class ColumnSender:
 
     def __init__(
         self, column: ColumnId, launch: LaunchNumber, layout: Layout, place: Place,
-        links: ColumnLinks,
+        links: ColumnLinks, check: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Raises Refused, Unavailable, and what the target says."""
+        """`check` raises what ends the work; it is asked whenever I wait. Raises that, Refused,
+        Unavailable, and what the target says.
+        """
         self.place = place
         self.proof: ColumnProof | None = None
         """Of the sealed column, which may have been there already."""
         self._links = links
+        self._check = check
         self._stream = links.next_stream()
         #: The connection, and whether an earlier column had it, so that it may be gone by now.
         self._link: Link | None = None
@@ -206,7 +211,8 @@ class ColumnSender:
     def _until(self, ready: Callable[[], bool]) -> None:
         self._heard_us = now_us()
         while not ready():
-            self._links.poll(SILENCE_US)
+            self._check()
+            self._links.poll(LOOK_US)
             if now_us() - self._heard_us >= SILENCE_US and not ready():
                 raise Unavailable(f"target {self.place.target} does not answer")
 

@@ -17,7 +17,7 @@ from ckpt.format.checksum import crc32
 from ckpt.format.messages.writing import ColumnProof
 from ckpt.native.arrays import Crcs
 from ckpt.transfer import column_rebuilder
-from ckpt.transfer.column_rebuilder import LostColumns, RebuildRoom, Turn, rebuild_columns
+from ckpt.transfer.column_rebuilder import Check, LostColumns, RebuildRoom, Turn, rebuild_columns
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.read_job import PayloadDamaged
 from ckpt.transfer.target_links import SenderOptions
@@ -52,10 +52,10 @@ def _several_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert threading.active_count() <= before, "no thread of a rebuild is left"
 
 
-def rebuild(lost: LostColumns, turn: Turn) -> tuple[ColumnProof, ...]:
+def rebuild(lost: LostColumns, turn: Turn, check: Check = lambda: None) -> tuple[ColumnProof, ...]:
     """By a room of its own."""
     with RebuildRoom(HASTY) as room:
-        return rebuild_columns(lost, room, SENDING, turn)
+        return rebuild_columns(lost, room, SENDING, turn, check)
 
 
 def rebuilt(
@@ -202,6 +202,26 @@ def test_it_ends_where_its_turn_does_not_come(data: Columns) -> None:
         assert made[0].columns == {}
 
 
+@pytest.mark.parametrize("behaviour", [Behaviour(freeze_after=1), Behaviour(no_seal=True)])
+def test_it_ends_while_a_target_stands_still(data: Columns, behaviour: Behaviour) -> None:
+    """Its lease is another worker's by then, which sends to another target."""
+    waits = 0
+
+    def check() -> None:
+        nonlocal waits
+        waits += not behaviour.freeze_after or made[0].frozen.is_set()
+        if waits > 3:
+            raise Aborted("it is another worker's")
+
+    with holders(data, {2: "absent"}) as sources, targets(1, {0: behaviour}) as made:
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(1)})
+        with pytest.raises(Aborted):
+            rebuild(lost, lambda _size: None, check)
+        made[0].thaw.set()
+        assert made[0].columns == {}
+
+
 @pytest.mark.parametrize("launch", [1, 2])
 def test_of_an_empty_payload_there_is_only_the_manifest(launch: int) -> None:
     """It is of launch 1, and what is made for another launch is not its manifest."""
@@ -229,7 +249,7 @@ def made_in(
         out = {source.columns[j] for j in away}
         here = {id: where for id, where in source.addresses.items() if id not in out}
         lost = LostColumns(replace(source, addresses=here), LAUNCH, places)
-        rebuild_columns(lost, room, SENDING, lambda _size: None)
+        rebuild_columns(lost, room, SENDING, lambda _size: None, lambda: None)
         again = made[0].columns[ColumnId(PAYLOAD, number)]
         return bytes(again.content) == bytes(data.columns[column])
 
@@ -247,7 +267,7 @@ def sent_to(
     number = ColumnNumber(column)
     places = {number: target.place(column + 1)}
     lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
-    rebuild_columns(lost, room, SENDING, lambda _size: None)
+    rebuild_columns(lost, room, SENDING, lambda _size: None, lambda: None)
     again = target.columns[ColumnId(PAYLOAD, number)]
     return bytes(again.content) == bytes(data.columns[column])
 
@@ -285,7 +305,7 @@ def test_a_column_that_was_refused_leaves_nothing_open_for_the_next(data: Column
         places = {ColumnNumber(j): made[at].place(j) for at, j in enumerate((4, 5))}
         lost = LostColumns(job(data, sources, Landings()), LAUNCH, places)
         with pytest.raises(NoSpace):
-            rebuild_columns(lost, room, SENDING, lambda _size: None)
+            rebuild_columns(lost, room, SENDING, lambda _size: None, lambda: None)
         made[1].behaviour.refuse = False
         for target in made:
             assert sent_to(room, data, sources, target, 5)

@@ -59,7 +59,7 @@ def _made(rpc: RpcClient, secret: bytes, leased: RepairLeased) -> ColumnMade:
             begun = time.monotonic()
             _read(lost, room)
             read = time.monotonic()
-            rebuild_columns(lost, room, sending, lambda _size: None)
+            rebuild_columns(lost, room, sending, lambda _size: None, lambda: None)
             made = time.monotonic()
     size = lost.source.layout.column_bytes * len(lost.places)
     return ColumnMade(read - begun, made - read, size)

@@ -146,6 +146,7 @@ class RepairWorker:
                 self._room_for(lost.source.layout, found.cluster),
                 SenderOptions(self._secret, self._name, found.cluster, Role.DRAIN),
                 lambda size: self._turn(lease, size),
+                self._pace.check_stopped,
             )
 
     def _room_for(self, layout: Layout, cluster: str) -> RebuildRoom:
