@@ -227,7 +227,7 @@ class PayloadJob:
                     state.seal_offset = 0
                     self._push_seal(stream, state)
                 case w.AskTarget(_, stream):
-                    self._streams[stream].link.try_send(stream, AskPace())
+                    self._streams[stream].link.say(stream, AskPace())
                 case w.AbandonStream(_, stream, _, reason):
                     self._abandon(stream, reason)
                 case w.AskSpares(column, failed, held, stays):
@@ -287,7 +287,7 @@ class PayloadJob:
         if reason is w.AbandonReason.STALLED:
             self._cut(state.link)
         elif state.begun:
-            state.link.try_send(stream, AbandonColumn())
+            state.link.say(stream, AbandonColumn())
 
     # ----------------------------------------------------------------------- links' events
 

@@ -46,6 +46,12 @@ class Socket:
     full: bool = False
     """As much is queued as a link takes, for other streams."""
     sent: list[tuple[int, Message]] = field(default_factory=list)
+    asked: int = 0
+    """Questions that it was asked and has answered."""
+
+    def say(self, stream: int, message: Message) -> bool:
+        self.sent.append((stream, message))
+        return True
 
     def try_send(
         self, stream: int, message: Message, bulk: object = b"", *, sent: object = None
@@ -118,6 +124,7 @@ class World:
             for socket in self.sockets.of.values():
                 asked = [stream for stream, said in socket.sent if isinstance(said, AskPace)]
                 socket.sent = [each for each in socket.sent if not isinstance(each[1], AskPace)]
+                socket.asked += len(asked)
                 for stream in asked if not socket.narrow else ():
                     self.hears(socket, stream, CreditGranted(0))
 
@@ -147,6 +154,27 @@ def test_who_reads_no_more_while_its_peers_answer_is_given_up(
     world.pass_time(QUIET_US * 3 // 4, trickles=False)
     assert world.gave_up()
     assert TargetId("t3") in world.sockets.of
+
+
+def test_a_question_goes_out_however_much_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that was never asked gave no answer, and lost its column for that."""
+    world = World(monkeypatch)
+    other = world.sockets.of[TargetId("t1")]
+    other.full = True
+    world.pass_time(QUIET_US, trickles=False)
+    assert other.asked
+
+
+def test_a_target_hears_that_its_column_went_elsewhere_however_much_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It kept the stream open, and memory for what would not come, until the save was over."""
+    world = World(monkeypatch)
+    socket = world.sockets.of[TargetId("t0")]
+    socket.full = True
+    world.pass_time(QUIET_US, trickles=False)
+    assert TargetId("t3") in world.sockets.of
+    assert AbandonColumn in [type(said) for _, said in socket.sent]
 
 
 def test_a_column_begins_once_the_link_takes_words_again(monkeypatch: pytest.MonkeyPatch) -> None:

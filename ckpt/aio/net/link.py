@@ -161,9 +161,19 @@ class Link:
         not know, or no frame takes.
         """
         channel = self.channel
-        if self.state is not LinkState.OPEN or channel is None:
+        if channel is not None and channel.queued_bytes >= self.queued_bytes_max:
             return False
-        if channel.queued_bytes >= self.queued_bytes_max:
+        return self._queue(request, message, bulk, sent)
+
+    def say(self, request: int, message: Message) -> bool:
+        """As `try_send`, a word of which there are few and none may be lost: however much is
+        queued. False when the link is not open.
+        """
+        return self._queue(request, message, b"", None)
+
+    def _queue(self, request: int, message: Message, bulk: Buffer, sent: Sent | None) -> bool:
+        channel = self.channel
+        if self.state is not LinkState.OPEN or channel is None:
             return False
         if not channel.queued_bytes and not channel.lent_bytes:
             self.moved_us = now_us()
