@@ -74,3 +74,26 @@ def test_a_lock_file_that_was_removed_is_named_and_the_directory_is_not_called_g
     assert f"lock is gone: {tmp_path / 'lock'} was removed" in said
     assert "start the target again" in said
     assert "replace" not in said
+
+
+def test_a_device_that_is_dead_ends_its_target(tmp_path: Path) -> None:
+    async def found() -> str:
+        stop = asyncio.Event()
+        lock = DirectoryLock(tmp_path)
+        watch = DirectoryWatch(lock, tmp_path, lambda _, _text, _fields: None, stop.set)
+        is_dead = False
+        watch.ask(lambda: is_dead)
+        watch.start()
+        try:
+            is_dead = True
+            await asyncio.wait_for(stop.wait(), 30)
+        finally:
+            watch.close()
+            lock.close()
+        with pytest.raises(CkptError) as caught:
+            watch.check()
+        return f"{caught.value}; {caught.value.hint}"
+
+    said = asyncio.run(found())
+    assert f"the device of {tmp_path} neither takes nor gives anything" in said
+    assert "start the target again" in said

@@ -19,7 +19,7 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import VerifyColumn
 from ckpt.format.messages.targets import DeviceReport, RenewLease, TargetRegistered
 from ckpt.protocol.events import Session, SessionOpened
-from ckpt.protocol.target.disk_events import ProbeFile
+from ckpt.protocol.target.disk_events import ProbeFile, ReadAt
 from ckpt.testing.disk import Fault
 from tests.protocol.target_world import (
     COORDINATOR,
@@ -33,6 +33,7 @@ from tests.protocol.target_world import (
 
 EVER = 1 << 30
 EIO = Fault("write", count=EVER)
+NO_READ = Fault("read", count=EVER)
 
 
 def renewals(world: TargetWorld, session: Session = COORDINATOR) -> list[RenewLease]:
@@ -205,3 +206,56 @@ def test_a_full_device_answers_no_space_and_a_broken_one_failed() -> None:
     fail_columns(world, 1)
     (failed,) = [m for m in world.messages(WRITER) if isinstance(m, Failed)]
     assert failed.code == "failed"
+
+
+def failing(world: TargetWorld, seconds: float) -> None:
+    """Its device refuses writes, and for so long its probes."""
+    fail_columns(world, first=20)
+    for _ in range(int(seconds * US_PER_S / DEVICE_PROBE_US)):
+        world.tick(DEVICE_PROBE_US)
+
+
+def test_a_device_that_neither_takes_nor_gives_anything_is_dead_after_a_while() -> None:
+    """Its target answered for columns that nobody could read, and nobody made them again."""
+    world = TargetWorld()
+    store(world, Column())
+    world.disk.faults += [replace(EIO), replace(NO_READ)]
+    failing(world, 30)
+    assert not world.machine.is_device_dead, "it may be back in a moment"
+    failing(world, 120)
+    assert world.machine.is_device_dead
+
+
+@pytest.mark.parametrize(
+    "read",
+    [None, Fault("read", count=1), Fault("read", "ENOENT", count=EVER),
+     Fault("read", "EMFILE", count=EVER)],
+)  # fmt: skip
+def test_a_device_that_gives_one_file_is_not_dead(read: Fault | None) -> None:
+    """It may be mounted read-only, and one sector or one file may be gone."""
+    world = TargetWorld()
+    for rank in (1, 2):
+        store(world, Column(rank=rank), reservation=rank)
+    world.disk.faults += [replace(EIO), *([read] if read else [])]
+    failing(world, 300)
+    assert not world.machine.is_device_dead
+    assert [action for action in world.performed if isinstance(action, ReadAt)]
+
+
+def test_a_target_that_has_nothing_is_not_ended_for_its_device() -> None:
+    world = TargetWorld()
+    world.disk.faults += [replace(EIO), replace(NO_READ)]
+    failing(world, 300)
+    assert not world.machine.is_device_dead
+
+
+def test_a_device_that_was_well_meanwhile_is_given_time_again() -> None:
+    world = TargetWorld()
+    store(world, Column())
+    world.disk.faults += [replace(EIO), replace(NO_READ)]
+    failing(world, 30)
+    world.disk.faults.clear()
+    world.tick(DEVICE_PROBE_LAST_US)
+    world.disk.faults += [replace(EIO), replace(NO_READ)]
+    failing(world, 30)
+    assert not world.machine.is_device_dead

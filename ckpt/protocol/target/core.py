@@ -196,6 +196,8 @@ class Core:
         """Called when a reader met damage in it. Scrub sets it."""
         self.on_unsure: Callable[[Entry], None] = lambda _entry: None
         """Called when a mended file may have the name, and a crash may undo it. Scrub sets it."""
+        self.on_probe_failed: Callable[[], None] = lambda: None
+        """Called when the device is still not well. DeadDevice sets it."""
         self.is_rotten: Callable[[Entry], bool] = lambda _entry: False
         """Whether damage is known in it. Scrub sets it."""
         self.bytes_used = 0
@@ -294,6 +296,8 @@ class Core:
             self.device.probed(event.now_us, event if isinstance(event, DiskFailed) else None)
             if not self.device.is_failing:
                 self.report("info", "the device is well again")
+            else:
+                self.on_probe_failed()
 
         self.out.append(ProbeFile(self.expect(probed), file, bytes(PAGE_BYTES)))
 

@@ -34,6 +34,8 @@ class DeviceHealth:
         """Since the device was last proved well."""
         self.latest = ""
         """What the latest failure was."""
+        self.failing_since_us: int | None = None
+        """None while it is well."""
 
         #: When the latest failure was; a probe's does not count.
         self._failed_us = 0
@@ -73,6 +75,7 @@ class DeviceHealth:
         self._failed_us = event.now_us
         self.failures += 1
         if self.failures == DEVICE_FAILURES_MAX:
+            self.failing_since_us = event.now_us
             if event.now_us - self._well_us >= DEVICE_CALM_US:
                 self._pause_us = DEVICE_PROBE_US
             self._next_us = event.now_us + self._pause_us
@@ -88,6 +91,6 @@ class DeviceHealth:
         """Note the end of a probe. One for which there was no room proves no failure."""
         self._pause_us = min(2 * self._pause_us, DEVICE_PROBE_LAST_US)
         if failure is None or failure.errno_name in FULL_ERRNOS:
-            self.failures, self._well_us = 0, now_us
+            self.failures, self._well_us, self.failing_since_us = 0, now_us, None
         else:
             self._next_us = now_us + self._pause_us

@@ -48,6 +48,7 @@ from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.at_rest.verifying import Verifying
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import STAGING, Core, TargetAction, TargetIdentity, TargetLimits
+from ckpt.protocol.target.dead_device import DeadDevice
 from ckpt.protocol.target.device import DeviceHealth
 from ckpt.protocol.target.directory import DirectoryLoaded, adopt, is_aside
 from ckpt.protocol.target.disk_events import (
@@ -105,6 +106,7 @@ class TargetMachine:
         self._listing = Listing(self._core, self._columns)
         self._verifying = Verifying(self._core, self._reads)
         self._scrub = Scrub(self._core, self._reservations, self._reads)
+        self._dead_device = DeadDevice(self._core)
         self._note = CatalogNote(self._core, self._reservations)
         self._needs = Needs(self._core, self._reservations)
         self._map = MapNote(self._core, self._reservations)
@@ -172,6 +174,11 @@ class TargetMachine:
     def device(self) -> DeviceHealth:
         """What the device refused; to be read only."""
         return self._core.device
+
+    @property
+    def is_device_dead(self) -> bool:
+        """Whether it neither takes nor gives anything: this process is of no use any more."""
+        return self._dead_device.is_dead
 
     @property
     def space(self) -> Space:

@@ -198,7 +198,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
             )  # fmt: skip
             if identity is not None:
                 watch.start()
-                await _serve(config, identity, disk, secret, stop, report, reports, http)
+                await _serve(config, identity, disk, secret, stop, report, reports, http, watch)
     finally:
         watch.close()
         disk.close()
@@ -221,7 +221,7 @@ def _unix_of(config: TargetConfig, report: Reporter) -> str | None:
 
 async def _serve(
     config: TargetConfig, known: TargetFile, disk: RealDisk, secret: bytes, stop: asyncio.Event,
-    report: Reporter, reports: TargetReports, http: str,
+    report: Reporter, reports: TargetReports, http: str, watch: DirectoryWatch,
 ) -> None:  # fmt: skip
     boot = BootId(secrets.randbits(64) | 1)
     # Stagers of this host lend their memory: where no others come the pool is hardly used.
@@ -248,6 +248,7 @@ async def _serve(
     )  # fmt: skip
     shell = relay.shell = TargetShell(machine, disk, report)
     shell.server = server
+    watch.ask(lambda: machine.is_device_dead)
     coordinator = CoordinatorHandler(shell, stop.set)
     caller = Caller(secret, Role.TARGET, known.target, cluster=known.cluster)
     shell.dialer = dialer = Dialer(

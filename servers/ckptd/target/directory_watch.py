@@ -3,7 +3,7 @@
 One that was removed or moved under its process, or over which something was mounted, has nothing
 that the target said it has. Its process would go on to answer for it, and nobody would make again
 what is gone: so it ends. Started again it knows what is there. So it does when one of the folders
-of what it keeps went.
+of what it keeps went, and when its device neither takes nor gives anything.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class DirectoryWatch:
         self._folders: dict[str, int] = {}
         self._next: asyncio.TimerHandle | None = None
         self._why: CkptError | None = None
+        #: Whether the device is; the target's machine says so once it is there.
+        self._is_dead: Callable[[], bool] = lambda: False
+
+    def ask(self, is_device_dead: Callable[[], bool]) -> None:
+        """From now on look at that as well."""
+        self._is_dead = is_device_dead
 
     def start(self) -> None:
         # Soon, until the target has made its folders: only what was seen can be missed.
@@ -57,6 +63,11 @@ class DirectoryWatch:
             raise self._why
 
     def _look(self) -> None:
+        if self._is_dead():
+            self._why = _dead(self._directory)
+            self._report("error", "device is dead", {"directory": str(self._directory)})
+            self._stop()
+            return
         if self._lock.is_in_place():
             gone = next(filter(self._has_gone, FOLDERS), None)
             if gone is None:
@@ -81,6 +92,13 @@ class DirectoryWatch:
         except OSError:
             return False
         return self._folders.setdefault(folder, number) != number
+
+
+def _dead(directory: Path) -> CkptError:
+    return CkptError(
+        f"the device of {directory} neither takes nor gives anything",
+        hint="mend or replace it and start the target again; what it had is made again elsewhere",
+    )
 
 
 def _folder_gone(folder: Path) -> CkptError:
