@@ -19,7 +19,7 @@ from ckpt.format.checksum import crc32, xxh3_128
 from ckpt.format.combs import combs_of
 from ckpt.format.layout import Layout
 from ckpt.format.manifest import RankManifest, encode_manifest
-from ckpt.protocol.events import Ticked
+from ckpt.protocol.events import Report, Ticked
 from ckpt.protocol.reader.events import (
     AskAnswered,
     AskManifest,
@@ -142,6 +142,7 @@ class Reading:
         self.last: ReadCompleted | ReadFailed | None = None
         self.cut: list[tuple[int, str]] = []
         self.asked: list[AskRanges] = []
+        self.reports: list[Report] = []
         self.ask_counts = [0] * len(behaviours)
         self.column_of: dict[int, int] = {}
 
@@ -206,6 +207,8 @@ class Reading:
     def do(self, actions: list[ReaderAction]) -> None:
         for action in actions:
             match action:
+                case Report():
+                    self.reports.append(action)
                 case AskRanges(request, column, _):
                     self.asked.append(action)
                     self.column_of[request] = column

@@ -122,6 +122,15 @@ def test_a_damaged_block_is_mended_from_parity_and_the_column_serves_the_rest() 
     assert found.received_bytes[4] == BLOCK
 
 
+def test_a_column_with_many_damaged_blocks_is_reported_once() -> None:
+    """Of a dead disk a trainer wrote a line for each block."""
+    behaviours = good()
+    behaviours[1].damaged, behaviours[2].damaged = {3, 9, 14}, {5}
+    reading = read(behaviours)
+    assert reading.right()
+    assert sorted(dict(one.fields)["column"] for one in reading.reports) == [1, 2]
+
+
 def test_damage_in_more_than_m_columns_of_a_stripe_is_mended_where_the_blocks_differ() -> None:
     behaviours = good()
     for column, how in enumerate(behaviours):

@@ -423,6 +423,8 @@ def test_a_block_that_cannot_be_read_costs_the_runs_in_it() -> None:
     assert _bytes(world) == {at: data for at, data in every.items() if at >= BLOCK_BYTES}
     damaged = [m for m in world.messages(READER) if isinstance(m, RangeDamaged)]
     assert [m.start for m in damaged] == [at for at in every if at < BLOCK_BYTES]
+    said = [report.text for report in world.reports]
+    assert said.count("damaged bytes") == 1, "a dead disk would fill the log, run by run"
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,7 @@ class PayloadReader:
         layout = wish.layout
         assert len(wish.standings) == layout.code.n
         self.wish, self.done = wish, False
-        self.columns = tuple(
-            new_column(ColumnNumber(j), standing) for j, standing in enumerate(wish.standings)
-        )
+        self.columns = tuple(new_column(ColumnNumber(j), at) for j, at in enumerate(wish.standings))
         self._requests = requests
         self._now_us = self._tick_us = now_us
         self._own_us = 0
@@ -195,9 +193,10 @@ class PayloadReader:
         column, stripes, _ = found
         j = column.number
         column.note_progress(self._now_us)
+        if not column.damaged_bytes:  # Once: a dead disk would have a word for each block.
+            told = "damaged bytes are mended from parity"
+            self._report(told, column=int(j), start=start, end=end, why=reason)
         column.damaged_bytes += end - start
-        told = "damaged bytes are mended from parity"
-        self._report(told, column=int(j), start=start, end=end, why=reason)
         for stripe, parts in stripes:
             stripe.bad[j] = union(stripe.bad[j], parts)
             self._plan(stripe)

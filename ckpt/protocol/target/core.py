@@ -192,8 +192,8 @@ class Core:
         """Called when a file counts from now on. Scrub sets it."""
         self.on_gone: Callable[[Entry], None] = lambda _entry: None
         """Called when it does no more. Scrub sets it."""
-        self.on_suspect: Callable[[Entry], None] = lambda _entry: None
-        """Called when a reader met damage in it. Scrub sets it."""
+        self.on_suspect: Callable[[Entry], bool] = lambda _entry: True
+        """Called when a reader met damage in it; says whether that is news. Scrub sets it."""
         self.on_unsure: Callable[[Entry], None] = lambda _entry: None
         """Called when a mended file may have the name, and a crash may undo it. Scrub sets it."""
         self.on_probe_failed: Callable[[], None] = lambda: None

@@ -221,10 +221,10 @@ class Scrub:
         self._count()
         self._end_pass()
 
-    def _suspected(self, entry: Entry) -> None:
+    def _suspected(self, entry: Entry) -> bool:
         """A reader met damage: what is known of it already is not read once more."""
-        if entry.file not in self._rot and self._core.holds(entry):
-            self._times.suspect(entry.file)
+        is_known = entry.file in self._rot or not self._core.holds(entry)
+        return not is_known and self._times.suspect(entry.file)
 
     # ----------------------------------------------------------------------- reading
 

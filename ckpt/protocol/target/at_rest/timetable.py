@@ -72,8 +72,8 @@ class Timetable:
         self._unread: _Queue = []
         self._read: _Queue = []
         self._turns = 0
-        #: In which a reader met damage.
-        self._suspects: deque[KnownFile] = deque()
+        #: In which a reader met damage, by name, in that order.
+        self._suspects: dict[str, KnownFile] = {}
         #: Of a pass that somebody asked for, the longest unread first.
         self._wanted: deque[KnownFile] = deque()
         self.now: Pass | None = None
@@ -122,7 +122,7 @@ class Timetable:
     def next(self, now_us: int) -> KnownFile | None:
         """What to read now; whoever takes it says `read` or `later`."""
         while self._suspects:
-            file = self._suspects.popleft()
+            file = self._suspects.pop(next(iter(self._suspects)))
             if not file.gone:
                 return file
         while self._wanted:
@@ -133,11 +133,13 @@ class Timetable:
         due = [head for head in heads if head[2].due_us <= now_us]
         return min(due)[2] if due else None
 
-    def suspect(self, name: str) -> None:
-        """Note that a reader met damage in the file: it comes first."""
+    def suspect(self, name: str) -> bool:
+        """Note that a reader met damage in the file: it comes first. True when that is news."""
         file = self._files.get(name)
-        if file is not None and file not in self._suspects:
-            self._suspects.append(file)
+        if file is None or self._suspects.get(name) is file:
+            return False
+        self._suspects[name] = file
+        return True
 
     def read(self, file: KnownFile, now_us: int) -> None:
         """Note that all of the file was read."""

@@ -403,11 +403,12 @@ class Reads:
     def _damage(self, job: ReadQuestion, start: int, end: int, reason: str) -> None:
         answer = RangeDamaged(start=start, end=end, reason=reason)
         self._core.send(job.session, job.request, answer)
-        self._core.on_suspect(job.column)
-        self._core.report(
-            "warning", "damaged bytes", column=str(job.column.header.column), start=start,
-            end=end, why=reason,
-        )  # fmt: skip
+        # A dead disk would fill the log, block by block.
+        if self._core.on_suspect(job.column):
+            self._core.report(
+                "warning", "damaged bytes", column=str(job.column.header.column), start=start,
+                end=end, why=reason,
+            )  # fmt: skip
 
     # ----------------------------------------------------------------------- answers
 
