@@ -24,7 +24,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ckpt.aio.sealed_memory import HUGE_PAGE_BYTES, advise, populate
+from ckpt.aio.sealed_memory import DEAR_NS, HUGE_PAGE_BYTES, advise, populate
 from ckpt.base.units import KiB, MiB
 
 AnyArray = npt.NDArray[np.generic]
@@ -33,8 +33,6 @@ FRESH_BYTES_MIN: Final = 4 * MiB
 """Arrays below are the allocator's: a huge page would belong to others as well."""
 TOUCHED_BYTES_MIN: Final = 512 * KiB
 """Arrays below are touched as they are filled: with 128 KiB each, nothing was won."""
-DEAR_NS: Final = 1_000_000
-"""CPU time of one huge page from which on small ones are cheaper: they take 650 us."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_NOHUGEPAGE: Final = 15
 

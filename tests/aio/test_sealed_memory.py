@@ -74,7 +74,8 @@ def test_nobody_can_change_its_size() -> None:
                 os.ftruncate(descriptor, size)
 
 
-def test_whole_huge_pages_are_huge_without_a_right() -> None:
+def test_whole_huge_pages_are_huge_without_a_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt.aio.sealed_memory.DEAR_NS", 10**12)  # Whatever the host asks today.
     with sealed(5 * MiB + 12 * KiB) as (_, view):
         found = in_huge_pages(view)
         if not found:
@@ -82,6 +83,14 @@ def test_whole_huge_pages_are_huge_without_a_right() -> None:
             pytest.skip(f"SKIPPED LOUDLY: Linux {release} gives this process no huge pages now")
         assert found == 4 * MiB
         assert not any(view)  # And nothing else than zeros came along.
+
+
+def test_after_a_huge_page_that_is_dear_all_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt.aio.sealed_memory.DEAR_NS", 0)
+    with sealed(9 * MiB + 12 * KiB) as (descriptor, view):
+        assert in_huge_pages(view) <= HUGE_PAGE_BYTES
+        assert os.fstat(descriptor).st_blocks * 512 >= len(view)
+        assert not any(view)
 
 
 def test_a_mapping_goes_with_its_last_view() -> None:
