@@ -1,24 +1,19 @@
 """`ckptd target | coordinator | local`: which daemon this process is.
 
-Each is imported when it is asked for.
+Each is imported when it is asked for, and Ctrl-C meanwhile ends it as Ctrl-C later does.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from ckpt.aio.descriptors import raise_limit
-from ckpt.aio.inherited import answered, hear_signals, open_missing_streams
-from ckpt.aio.private import keep_private
-from ckpt.base.errors import CkptError
-from ckpt.base.extras import needing
+if TYPE_CHECKING:
+    from ckpt.base.errors import CkptError
 
 INTERRUPTED_CODE: Final = 128 + signal.SIGINT
 PROGRAMS: Final = {
@@ -42,25 +37,13 @@ PROGRAMS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, that of the error (see `ckpt.base.errors`), or 130 for a Ctrl-C."""
-    open_missing_streams()
-    hear_signals()
-    keep_private()
+    # Some C modules crash when Ctrl-C cuts their import. It waits until the program is imported.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     given = list(sys.argv[1:] if argv is None else argv)
     program = given[0] if given else ""
-    known = program in PROGRAMS
-    # numpy's thread pool would be started with the daemon, and never used.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    raise_limit()
-    name = f"ckptd {program}" if known else "ckptd"
-
-    def run() -> int:
-        return (load(program)(given[1:]) or 0) if known else _explain(given)
-
+    name = f"ckptd {program}" if program in PROGRAMS else "ckptd"
     try:
-        return answered(name, run)
-    except CkptError as error:
-        print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
-        return error.exit_code
+        return _main(name, program, given)
     except KeyboardInterrupt:
         # Before it was ready: from then on a daemon takes it as SIGTERM.
         print(f"{name}: interrupted", file=sys.stderr)
@@ -69,9 +52,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def load(program: str) -> Callable[[Sequence[str]], int | None]:
     """Import what a program needs; returns its `main`. Raises NotInstalled."""
+    from ckpt.base.extras import needing
+
     with needing(f"ckptd {program}"):
         main = importlib.import_module(PROGRAMS[program][0]).main
     return cast(Callable[[Sequence[str]], int | None], main)
+
+
+def _main(name: str, program: str, given: Sequence[str]) -> int:
+    from ckpt.aio.descriptors import raise_limit
+    from ckpt.aio.inherited import answered, hear_signals, open_missing_streams
+    from ckpt.aio.private import keep_private
+    from ckpt.base.errors import CkptError
+
+    open_missing_streams()
+    keep_private()
+    # numpy's thread pool would be started with the daemon, and never used.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    raise_limit()
+
+    def run() -> int:
+        if program not in PROGRAMS:
+            return _explain(given)
+        start = load(program)
+        hear_signals()
+        return start(given[1:]) or 0
+
+    try:
+        return answered(name, run)
+    except CkptError as error:
+        print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
+        return error.exit_code
 
 
 def _complaint(program: str, error: CkptError, *, as_json: bool) -> str:
@@ -80,6 +91,8 @@ def _complaint(program: str, error: CkptError, *, as_json: bool) -> str:
     """
     if not as_json:
         return " ".join(f"{program}: {error}".split("\n"))
+    import json
+
     line = {
         "message_type": "exit_error",
         "code": error.exit_code,
@@ -93,6 +106,9 @@ def _explain(given: Sequence[str]) -> int:
     """--help, --version, or a complaint."""
     lines = "\n".join(f"  {name:<16} {text}" for name, (_, text) in PROGRAMS.items())
     # Nothing that each of many targets should import at its start.
+    import argparse
+
+    from ckpt.aio.inherited import hear_signals
     from ckpt.native.version import version_line
     from ckptd.config import Parser
 
@@ -104,6 +120,7 @@ def _explain(given: Sequence[str]) -> int:
     )
     parser.add_argument("program", choices=sorted(PROGRAMS), help="which daemon")
     parser.add_argument("--version", action="version", version=version_line("ckptd"))
+    hear_signals()
     parser.parse_args(given)
     return 2
 

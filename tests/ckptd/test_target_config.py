@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -295,3 +296,20 @@ def test_why_a_daemon_does_not_start_is_one_line_of_json_if_asked(
     assert told["message_type"] == "exit_error"
     assert told["code"] == done.returncode == 2
     assert "absent.toml" in told["message"]
+
+
+@pytest.mark.parametrize("module", ["ckpt/base/errors", "servers/ckptd/target/"])
+def test_ctrl_c_while_a_daemon_still_imports_is_one_line(module: str) -> None:
+    """Some C modules crash when it cuts their import."""
+    command = [sys.executable, "-v", "-m", "ckptd.cli", "target", *NEEDED]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if module.encode() in line:
+                child.send_signal(signal.SIGINT)
+                break
+        rest = child.stderr.read().decode()
+    assert "Traceback" not in rest
+    assert "import 'ckptd.target.daemon'" in rest, "it has gone on until all is imported"
+    assert "ckptd target: interrupted\n" in rest
+    assert child.returncode == 130
