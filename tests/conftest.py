@@ -75,6 +75,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of torch's wait for each other by spinning. Where others have the cores, that is all they
 # do: a training of 200 tiny steps took 20 s of CPU, and takes one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Whoever runs the tests may have a store, its secret or a daemon's option in their shell.
+for variable in ("CKPT_STORE", "CKPT_SECRET_FILE", "CKPT_WIRE", "CKPT_DURABLE"):
+    os.environ.pop(variable, None)
+for variable in [one for one in os.environ if one.startswith("CKPT_") and "__" in one]:
+    del os.environ[variable]
 
 
 def pytest_configure(config: pytest.Config) -> None:
