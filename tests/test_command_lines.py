@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import GiB, KiB, MiB, exact_bytes, parse_bytes
+from ckpt.base.units import (
+    GiB,
+    KiB,
+    MiB,
+    TiB,
+    exact_bytes,
+    format_bytes,
+    format_number,
+    format_seconds,
+    parse_bytes,
+)
 from ckpt_client.cli.main import VERBS
 from ckpt_client.cli.main import main as ckpt
 from ckptbench.cli import COMMANDS
@@ -131,3 +141,37 @@ def test_a_size_that_no_file_has_is_refused(text: str) -> None:
 )
 def test_a_size_has_the_largest_unit_that_divides_it(count: int, text: str) -> None:
     assert exact_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (KiB, "1 KiB"), (int(1.25 * GiB), "1.25 GiB"),
+        (int(999.4 * MiB), "999 MiB"), (int(999.7 * MiB), "1000 MiB"), (GiB - 1, "1024 MiB"),
+        (16 * KiB * TiB, "16384 TiB"),
+    ],
+)  # fmt: skip
+def test_a_size_has_three_digits_or_all_before_its_point(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 us"), (850e-6, "850 us"), (999.7e-6, "1 ms"), (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"), (0.9997, "1 s"), (4.56, "4.56 s"), (119, "119 s"), (119.7, "2 min"), (120, "2 min"),
+        (200, "3 min 20 s"), (3600, "60 min"), (7200, "2 h"), (7500, "2 h 5 min"),
+        (48 * 3600 - 1, "47 h 59 min"), (48 * 3600, "2 d"), (30 * 86400 + 7200.5, "30 d 2 h"),
+        (1e9, "11574 d 1 h"),
+    ],
+)  # fmt: skip
+def test_a_time_has_the_units_that_people_count_in(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.006301, "0.0063"), (4.5678, "4.57"), (999.6, "1,000"), (81920.4, "81,920")],
+)
+def test_a_large_number_has_no_exponent(value: float, text: str) -> None:
+    assert format_number(value) == text

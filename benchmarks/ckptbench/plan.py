@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import TiB, format_bytes, format_seconds
+from ckpt.base.units import TiB, format_bytes, format_number, format_seconds
 from ckpt.erasure.code import Code
 from ckptbench import models
 
@@ -134,7 +134,7 @@ def plan_text(request: PlanRequest, plan: TierPlan) -> str:
             f"bandwidth    {plan.bandwidth / 1e9:.4g} GB/s into the tier, "
             f"{format_bytes(plan.capacity)} of capacity for {request.keep} checkpoints",
             f"a save       stalls {format_seconds(plan.stall_s)} "
-            f"({plan.lost_gpu_s_per_save:.4g} GPU-seconds), is committed after "
+            f"({format_number(plan.lost_gpu_s_per_save)} GPU-seconds), is committed after "
             f"{format_seconds(plan.commit_s)}",
             f"a restart    loads after {format_seconds(plan.load_s)}",
             f"lost         {100 * plan.lost_share:.3g}% of the job's time",

@@ -26,6 +26,8 @@ _SIZE_BYTES_MAX: Final = (1 << 63) - 1
 """The largest size of a file, and the largest that every peer can be sent."""
 SECONDS_MAX: Final = 1_000_000_000
 """Thirty years; in microseconds a peer can be sent it, and every lock can wait for so long."""
+_NO_EXPONENT_BELOW: Final = 999.5
+"""Python writes three significant digits of a larger number as `1e+03`."""
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-zA-Z]*)")
 
 
@@ -42,15 +44,16 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def format_number(value: float) -> str:
+    """Three significant digits, or all before the point: `0.0123`, `4.56`, `81,920`."""
+    return f"{value:.3g}" if abs(value) < _NO_EXPONENT_BELOW else f"{value:,.0f}"
+
+
 def format_bytes(count: float) -> str:
     """Three significant digits with a binary unit: `512 KiB`, `1.25 GiB`."""
     for unit, size in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
         if abs(count) >= size:
-            return (
-                f"{count / size:.3g} {unit}"
-                if count / size < 1000
-                else f"{count / size:.0f} {unit}"
-            )
+            return f"{format_number(count / size).replace(',', '')} {unit}"
     return f"{count:.0f} B"
 
 
@@ -63,17 +66,24 @@ def exact_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`850 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 1e-3:
+    """`850 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`, `2 h 5 min`, `12 d 3 h`."""
+    if seconds * 1e6 < _NO_EXPONENT_BELOW:
         return f"{seconds * 1e6:.0f} us"
-    if seconds < 1:
+    if seconds * 1e3 < _NO_EXPONENT_BELOW:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
+    if seconds < 119.5:
         return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes = round(seconds) // 60
+    hours = minutes // 60
     if minutes < 120:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return _two(minutes, "min", round(seconds) % 60, "s")
+    if hours < 48:
+        return _two(hours, "h", minutes % 60, "min")
+    return _two(hours // 24, "d", hours % 24, "h")
+
+
+def _two(count: int, unit: str, rest: int, smaller: str) -> str:
+    return f"{count} {unit} {rest} {smaller}" if rest else f"{count} {unit}"
 
 
 def check_seconds(what: str, seconds: SupportsFloat) -> float:

@@ -23,7 +23,7 @@ def test_rounds_are_told_with_what_is_left_of_them() -> None:
     assert said == [
         "training: round 0 of 3, which does not count",
         "training: round 1 of 3, about 90 s left",
-        "training: round 2 of 3, about 2 min 0 s left",
+        "training: round 2 of 3, about 2 min left",
         "training: round 3 of 3, about 70 s left",
     ]
 

@@ -294,7 +294,7 @@ def a_scrub_that_is_late(_folder: Path) -> None:
     (found,) = hears(7200)
     assert (found["name"], found["severity"]) == ("SCRUB_LATE", "warning")
     assert found["command"] == f"ckpt scrub {target.id}"
-    assert "was to be read 2 h 0 min ago, within a period of 7d" in found["message"]
+    assert "was to be read 2 h ago, within a period of 7d" in found["message"]
     assert hears(0) == []
 
 

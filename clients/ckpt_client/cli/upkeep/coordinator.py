@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import format_age, format_seconds
+from ckpt.base.units import format_seconds
 from ckpt.protocol.coordinator.reading.coordinator_answers import (
     CatalogMember,
     CoordinatorRow,
@@ -66,10 +66,14 @@ def _show(view: CoordinatorsView, output: Output) -> None:
 def _row(one: CoordinatorRow) -> tuple[str, ...]:
     seconds = one.led_s if one.led_s is not None else one.runs_s
     return (
-        one.id or "-", one.address, one.state, "-" if seconds is None else format_age(int(seconds)),
+        one.id or "-", one.address, one.state, _for_text(seconds),
         *("-" if each is None else str(each) for each in (one.term, one.lag)),
         f"{one.host} pid {one.pid}", one.version,
     )  # fmt: skip
+
+
+def _for_text(seconds: float | None) -> str:
+    return "-" if seconds is None else format_seconds(round(seconds))
 
 
 def _member(one: CatalogMember) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import argparse
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import format_bytes, format_number, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
     ColumnsView,
     DocumentView,
@@ -70,6 +70,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         f"{counted(view.targets_survivable_at_commit, 'target')}, "
         f"{counted(view.domains_survivable_at_commit, view.domain_level)}"
     )
+    ranks = counted(view.world_size, "rank")
     marks = [mark for mark, is_set in (("newest", view.newest), ("pinned", view.pinned)) if is_set]
     rows = [
         ("checkpoint", f"{view.run}@{view.step}" + (f" ({', '.join(marks)})" if marks else "")),
@@ -77,7 +78,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         *([("metrics", _metrics_text(view))] if view.metrics else []),
         ("generation", view.generation),
         ("state", view.state + (f": {reason_text(view)}" if view.reason else "")),
-        ("size", f"{format_bytes(view.bytes)} from {counted(view.world_size, 'rank')}"),
+        ("size", f"{format_bytes(view.bytes)} from {ranks}"),
         *_references(view),
         ("code", view.code),
         (
@@ -88,7 +89,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         ("at the commit", at_commit),
         ("committed", f"{age_text(view.committed_at_s)}, in {format_seconds(view.commit_s)}"),
         ("stall", f"{format_seconds(view.stall_s)}, first touch {format_seconds(view.fault_in_s)}"),
-        ("cost", f"{view.gpu_s:.4g} GPU-seconds: the stall of {counted(view.world_size, 'rank')}"),
+        ("cost", f"{format_number(view.gpu_s)} GPU-seconds: the stall of {ranks}"),
         ("slowest", f"rank {view.slowest_rank}, target {view.slowest_target or '-'}"),
         *(("warning", text) for text in view.warnings),
     ]
