@@ -350,6 +350,19 @@ def test_colours_need_a_terminal_and_no_no_color(store: str) -> None:
     assert "\x1b[" not in run("status", "--store", store).out
 
 
+def test_tables_fit_a_narrow_terminal_and_say_what_they_do_without(store: str) -> None:
+    for line in ("ls", "target ls"):
+        whole = run(*line.split(), "--store", store).out.splitlines()
+        assert max(map(len, whole)) > 80
+        code, shown = on_terminal(*line.split(), "--store", store, COLUMNS="80", NO_COLOR="1")
+        rows = shown.split("\r\n")
+        assert (code, max(map(len, rows)) <= 80) == (0, True), rows
+        (note,) = (row for row in rows if row.startswith("(80 columns have no room for "))
+        for title in note.partition(" for ")[2].partition(";")[0].split(", "):
+            assert title in whole[0]
+            assert title not in rows[0]
+
+
 # --------------------------------------------------------------------------- resting, rebuilding
 
 

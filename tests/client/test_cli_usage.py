@@ -21,7 +21,7 @@ import ckpt
 from ckpt.base.errors import Refused
 from ckpt_client.cli.exits import MEANINGS, ExitCode
 from ckpt_client.cli.main import VERBS, main
-from ckpt_client.cli.output import Output, columns_of, rate_text, table_lines
+from ckpt_client.cli.output import Output, columns_of, narrowed, rate_text, table_lines
 from tests.client.clikit import environment, run, run_installed, start
 
 DOCUMENTED = {
@@ -373,6 +373,32 @@ def test_table_columns_line_up_also_with_wide_characters() -> None:
     )
     assert lines == ["run   size  state", "模型   1 B  ok", "e\u0301a    22 B"]
     assert columns_of("模型") == 4
+
+
+HEAD = ("run", ">step", "size", "domain")
+ROWS = [("llama/7b", "1", "1 GiB", "p/r"), ("llama/7b", "20", "2 GiB", "p/r"), ("b", "3", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("width", "grouped", "head", "left_out", "headings"),
+    [
+        (29, True, HEAD, (), ()),
+        (28, True, HEAD[1:], (), ("llama/7b", "", "b")),
+        (21, True, HEAD[1:], (), ("llama/7b", "", "b")),
+        (20, True, HEAD[1:3], ("domain",), ("llama/7b", "", "b")),
+        (12, True, HEAD[1:2], ("domain", "size"), ("llama/7b", "", "b")),
+        (2, True, HEAD[1:2], ("domain", "size"), ("llama/7b", "", "b")),
+        (28, False, HEAD[:3], ("domain",), ()),
+        (20, False, HEAD[:2], ("domain", "size"), ()),
+    ],
+)
+def test_what_a_narrow_terminal_does_without(
+    width: int, grouped: bool, head: tuple[str, ...], left_out: tuple[str, ...],
+    headings: tuple[str, ...],
+) -> None:  # fmt: skip
+    found = narrowed(HEAD, ROWS, width, ("domain", "size"), grouped=grouped)
+    assert (tuple(found.head), found.left_out, found.headings) == (head, left_out, headings)
+    assert {len(row) for row in found.rows} == {len(head)}
 
 
 def test_json_mode_says_nothing_but_json() -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, TextIO
+from typing import Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
 
@@ -46,6 +47,22 @@ class Toned(NamedTuple):
 
     text: str
     tone: Tone
+
+
+Row = Sequence[str | Toned]
+Cell = TypeVar("Cell")
+
+
+class Narrowed(NamedTuple):
+    """A table as it fits."""
+
+    head: Sequence[str]
+    rows: Sequence[Row]
+    left_out: tuple[str, ...] = ()
+    """Titles of columns for which there is no room."""
+    headings: tuple[str, ...] = ()
+    """What stands above each row; empty where it is as above the row before. None if there is room
+    for the column that it was."""
 
 
 AHEAD_S: Final = 60.0
@@ -89,11 +106,31 @@ class Output:
             self._put(printable_json(encoded.decode()), now=True)
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[str | Toned]], indent: str = ""
+        self,
+        head: Sequence[str],
+        rows: Sequence[Row],
+        indent: str = "",
+        *,
+        spare: Sequence[str] = (),
+        grouped: bool = False,
     ) -> None:
-        """Columns as wide as needed; a column whose head starts with `>` is right-aligned."""
-        for number, text in enumerate(table_lines(head, rows, indent, self.tone)):
+        """Columns as wide as needed; a column whose head starts with `>` is right-aligned.
+
+        On a terminal that is too narrow the first column becomes headings, where it is `grouped`;
+        then `spare` columns are left out, the first of them first, and a line says so.
+        """
+        width = self._width()
+        shown = (
+            narrowed(head, rows, width, spare, grouped=grouped) if width else Narrowed(head, rows)
+        )
+        inset = f"{indent}  " if shown.headings else indent
+        for number, text in enumerate(table_lines(shown.head, shown.rows, inset, self.tone)):
+            if number and shown.headings and shown.headings[number - 1]:
+                self.line(f"{indent}{shown.headings[number - 1]}")
             self.line(self.tone(text, Tone.HEAD) if number == 0 else text)
+        if shown.left_out:
+            names = ", ".join(shown.left_out)
+            self.line(f"{indent}({width} columns have no room for {names}; a pipe or --json does)")
 
     def tone(self, text: str, tone: Tone) -> str:
         """The text in colour where stdout is a terminal that wants it."""
@@ -149,6 +186,10 @@ class Output:
 
     # ----------------------------------------------------------------------- inside
 
+    def _width(self) -> int:
+        """Of the terminal, in columns; 0 where it is unknown, or stdout is none."""
+        return shutil.get_terminal_size((0, 0)).columns if self._stdout.isatty() else 0
+
     def _put(self, text: str, *, now: bool = False) -> None:
         """Raises CkptError, and BrokenPipeError when nobody reads it."""
         try:
@@ -186,16 +227,14 @@ class Output:
 
 def table_lines(
     head: Sequence[str],
-    rows: Sequence[Sequence[str | Toned]],
+    rows: Sequence[Row],
     indent: str = "",
     paint: Callable[[str, Tone], str] = lambda text, _tone: text,
 ) -> Iterator[str]:
     """The head, then the rows, without trailing spaces."""
     right = [title.startswith(">") for title in head]
     titles = [title.removeprefix(">") for title in head]
-    texts = [
-        [printable(each.text if isinstance(each, Toned) else each) for each in row] for row in rows
-    ]
+    texts = [[printable(text_of(each)) for each in row] for row in rows]
     widths = [max(map(columns_of, column)) for column in zip(titles, *texts, strict=True)]
     for row, shown in zip((titles, *rows), (titles, *texts), strict=True):
         cells = []
@@ -204,6 +243,42 @@ def table_lines(
             painted = paint(text, cell.tone) if isinstance(cell, Toned) else text
             cells.append(space + painted if flush_right else painted + space)
         yield indent + "  ".join(cells).rstrip()
+
+
+def narrowed(
+    head: Sequence[str], rows: Sequence[Row], width: int, spare: Sequence[str], *, grouped: bool
+) -> Narrowed:
+    """The table, and what has to go so that its lines have no more columns than that. It stays
+    wider where even that does not do.
+    """
+    headings: list[str] = []
+    if grouped and _width_of(head, rows) > width:
+        firsts = [text_of(row[0]) for row in rows]
+        headings = [
+            "" if one == before else one for before, one in zip(["", *firsts], firsts, strict=False)
+        ]
+        head, rows, width = head[1:], [row[1:] for row in rows], width - 2
+    left_out: list[str] = []
+    for title in spare:
+        if _width_of(head, rows) <= width:
+            break
+        index = [each.removeprefix(">") for each in head].index(title)
+        left_out.append(title)
+        head, rows = _without(head, index), [_without(row, index) for row in rows]
+    return Narrowed(head, rows, tuple(left_out), tuple(headings))
+
+
+def _width_of(head: Sequence[str], rows: Sequence[Row]) -> int:
+    return max(map(columns_of, table_lines(head, rows)))
+
+
+def _without(cells: Sequence[Cell], index: int) -> Sequence[Cell]:
+    return [*cells[:index], *cells[index + 1 :]]
+
+
+def text_of(cell: str | Toned) -> str:
+    """A cell without its colour."""
+    return cell.text if isinstance(cell, Toned) else cell
 
 
 def columns_of(text: str) -> int:

@@ -56,7 +56,7 @@ def _step_down(arguments: argparse.Namespace, output: Output) -> int:
 
 def _show(view: CoordinatorsView, output: Output) -> None:
     head = ("coordinator", "address", "state", ">for", ">term", ">lag", "host", "version")
-    output.table(head, [_row(each) for each in view.coordinators])
+    output.table(head, [_row(each) for each in view.coordinators], spare=("host", "lag"))
     output.line()
     output.line(f"catalog  {view.catalog}")
     if view.members:

@@ -249,7 +249,7 @@ def _print_placements(report: DurabilityReport, output: Output) -> None:
         )
         for each in report.placements
     ]  # fmt: skip
-    output.table(head, rows)
+    output.table(head, rows, spare=("groups",))
 
 
 def _print_sizes(report: DurabilityReport, output: Output) -> None:

@@ -168,7 +168,9 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     refused = [check for check in status.checks if check.name in REFUSED]
     output.document({"targets": targets, "balance": balance, "refused": refused})
     head = ("target", "stands", "state", ">columns", ">used", ">free", "domain", "directory")
-    output.table(head, [_row(target) for target in targets])
+    # As `ckpt status` shows it.
+    prefix = f"{talk.url.directory}/" if isinstance(talk.url, LocalUrl) else ""
+    output.table(head, [_row(target, prefix) for target in targets], spare=("domain", "columns"))
     for check in refused:
         text = f"refused: {check.message}; {check.remedy}: {check.command}"
         output.line(output.tone(text, Tone.WARN))
@@ -221,10 +223,10 @@ def _share(one: DeviceShare) -> str:
     return f"{one.used_bytes / one.total_bytes:.0%}"
 
 
-def _row(target: TargetView) -> tuple[str, ...]:
+def _row(target: TargetView, prefix: str) -> tuple[str, ...]:
     used, free = format_bytes(target.bytes_used), format_bytes(target.bytes_free)
     columns = str(target.columns)
-    where = target.domain, target.directory
+    where = target.domain, target.directory.removeprefix(prefix)
     return target.id, target.standing, target.state, columns, used, free, *where
 
 

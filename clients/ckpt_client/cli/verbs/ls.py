@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if any(labels):
         head = (*head, "names")
         rows = [(*row, text) for row, text in zip_longest(rows, labels, fillvalue="")]
-    output.table(head, rows)
+    output.table(head, rows, spare=("stall", "commit"), grouped=True)
     for view in steps:
         if view.reason:
             output.line(output.tone(f"{view.run}@{view.step}: {reason_text(view)}", Tone.WARN))

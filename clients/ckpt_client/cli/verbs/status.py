@@ -145,7 +145,7 @@ def _print_targets(status: Status, output: Output) -> None:
     head = (
         "target", "state", ">pid", "address", ">used", ">free", "scrubbed", "domain", "directory",
     )  # fmt: skip
-    output.table(head, rows)
+    output.table(head, rows, spare=("domain", "directory", "scrubbed"))
 
 
 def _state_text(target: TargetStatus) -> str:
@@ -176,7 +176,8 @@ def _print_runs(listed: tuple[RunView, ...], output: Output) -> None:
         )
         for view in listed
     ]
-    output.table(("run", ">newest step", ">steps", ">size", "committed"), rows)
+    head = ("run", ">newest step", ">steps", ">size", "committed")
+    output.table(head, rows, spare=("steps",), grouped=True)
 
 
 def _print_attempts(attempts: tuple[AttemptView, ...], output: Output) -> None:
