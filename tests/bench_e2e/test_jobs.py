@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +24,15 @@ from ckptbench.commands.goals import goal_jobs
 from ckptbench.commands.run import local_ranks
 from ckptbench.job.flags import parse_flags
 from ckptbench.job.grammar import Words, parse_file
-from ckptbench.job.jobs import build_jobs
+from ckptbench.job.jobs import JobList, build_jobs
+from ckptbench.rank import RankPlan
+from ckptbench.ranks import RankGroup
 from ckptbench.report.drawing import draw
 from ckptbench.report.text import run_text
-from ckptbench.results import JobResult, RunResult
+from ckptbench.results import CheckpointFigures, JobResult, RunResult
 from ckptbench.run.session import check_all, run_jobs
 from ckptbench.run.shelf import Context
+from tests.waiting import wait_until
 
 WORDS = Words({}, {})
 
@@ -233,6 +243,78 @@ def test_an_interrupted_benchmark_leaves_no_process_and_no_file(tmp_path: Path) 
     assert len(started) == 3
     assert find_marked(cluster.mark) == []
     assert list(tmp_path.iterdir()) == []
+
+
+ENDLESS = ["--ioengine=posix", "--size=64k", "--numjobs=2", "--loops=1000000", "--verify=0"]
+ENOUGH = 3
+"""Checkpoints that are measured before the run is cut off."""
+
+
+def endless(directory: Path) -> JobList:
+    line = parse_flags(["save", *ENDLESS, f"--directory={directory}"], WORDS)
+    return build_jobs([line.sections], line.everywhere)
+
+
+def test_ctrl_c_prints_what_was_measured_until_then(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckptbench.cli", "save", *ENDLESS, f"--directory={tmp_path}"]
+    words = ["--output-format=json", "--status-interval=0.1"]
+    with subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if json.loads(line)["checkpoints"] >= ENOUGH:
+                child.send_signal(signal.SIGINT)
+                break
+        out, err = child.communicate()
+    (job,) = json.loads(out[out.index("{\n") :])["jobs"]
+    assert job["write"]["total_ios"] >= ENOUGH
+    assert job["error"] == child.returncode == 130
+    assert err == "ckptbench: interrupted; everything that it started is gone\n"
+
+
+def test_ctrl_c_while_ranks_start_ends_them(tmp_path: Path) -> None:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def is_ending() -> bool:
+        frames = traceback.walk_stack(sys._current_frames()[main_thread])
+        return any(frame.f_code.co_name == "shutdown" for frame, _ in frames)
+
+    def start(
+        plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
+    ) -> RankGroup:
+        found = local_ranks(plans, environment, log_directory)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        wait_until(is_ending, "the run has heard of it")
+        return found
+
+    jobs = endless(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, Context(False, start, 1, lambda name, one: None))
+
+
+def test_a_job_that_cannot_go_on_keeps_what_it_has_measured(tmp_path: Path) -> None:
+    started: list[int] = []
+    seen: list[CheckpointFigures] = []
+
+    def start(
+        plans: Sequence[RankPlan], environment: Mapping[str, str], log_directory: Path
+    ) -> RankGroup:
+        found = local_ranks(plans, environment, log_directory)
+        started.extend(found.pids)
+        return found
+
+    def note(_name: str, one: CheckpointFigures) -> None:
+        seen.append(one)
+        if len(seen) == ENOUGH:
+            os.kill(started[0], signal.SIGKILL)
+
+    jobs = endless(tmp_path)
+    (job,) = run_jobs(jobs, Context(False, start, 1, note)).jobs
+    assert list(job.checkpoints) == seen
+    assert len(seen) >= ENOUGH
+    assert (job.exit_code, len(job.errors)) == (1, 1)
 
 
 def test_a_directory_may_lie_deeper_than_a_socket_can(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from ckptbench.report.plot import check_plot, write_plot
 from ckptbench.report.text import run_text
 from ckptbench.results import RunResult
 from ckptbench.roofline import core_count
-from ckptbench.run.session import check_all, may_isolate, run_jobs
+from ckptbench.run.session import Interrupted, check_all, may_isolate, run_jobs
 from ckptbench.run.shelf import Context
 
 NO_JOB: Final = 2
@@ -89,10 +89,20 @@ def execute(jobs: JobList, line: CommandLine) -> int:
                 False, hosts.make_ranks, len(addresses), progress.note, addresses,
                 hosts.start_skew_s(),
             )  # fmt: skip
-        found = run_jobs(jobs, context)
+        found, end = _measured(jobs, context)
     _report(found, formats, line)
     write_logs(found, {job.name: job.options.write_bw_log for job in jobs.jobs})
+    if end is not None:
+        raise end
     return exit_code(found, strict="strict" in line.tool)
+
+
+def _measured(jobs: JobList, context: Context) -> tuple[RunResult, Interrupted | None]:
+    """What was measured, also until Ctrl-C."""
+    try:
+        return run_jobs(jobs, context), None
+    except Interrupted as end:
+        return end.found, end
 
 
 def exit_code(found: RunResult, *, strict: bool = False) -> int:

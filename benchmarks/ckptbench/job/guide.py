@@ -32,7 +32,7 @@ TAIL = """\
 exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
 above its bound (with --strict: a goal was missed, a rule is broken); 2 options that make no sense,
 or no job; 3, 4, 10 to 13, 75 the error of the store that ended the run, as `ckpt` gives them; 130
-interrupted; 141 nobody reads its output
+interrupted, after a report of what was measured; 141 nobody reads its output
 
 example:
   ckptbench save --numjobs=4 --size=256Mi --loops=5 --warmups=2 --output-format=json+

@@ -70,6 +70,12 @@ class SectionRun:
         with ObjectStore(self._shelf.cluster, self._options) as self._durable:
             return self._run()
 
+    def ended_by(self, error: str, exit_code: int) -> SectionOutcome:
+        """What it had measured when that kept it from going on."""
+        self._outcome.errors.append(error)
+        self._outcome.exit_code = exit_code
+        return self._outcome
+
     # ----------------------------------------------------------------------- loops
 
     def _run(self) -> SectionOutcome:

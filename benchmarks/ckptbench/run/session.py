@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -35,7 +36,18 @@ NETWORKED: Final = ("fsspec", "s3")
 URLS: Final = ("ckpt", "fsspec", "s3")
 """Engines that can be given a URL that all hosts see."""
 
+INTERRUPTED_CODE: Final = 128 + signal.SIGINT
+"""Of a job that a signal has cut off."""
+
 Key = tuple[object, ...]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has ended the run; `found` is what had been measured by then."""
+
+    def __init__(self, found: RunResult, cause: KeyboardInterrupt) -> None:
+        super().__init__(*cause.args)
+        self.found = found
 
 
 def may_isolate(jobs: JobList) -> bool:
@@ -105,10 +117,21 @@ def _is_or_can_be_made(directory: Path) -> bool:
 
 def run_jobs(jobs: JobList, context: Context) -> RunResult:
     """All of it. Raises CkptError when a piece does not come up; a checkpoint that fails is in the
-    result.
+    result. Raises Interrupted after a signal, once anything was measured.
     """
-    with Session(context) as session:
-        found = [result for group in jobs.groups for result in session.run_group(group)]
+    found: list[JobResult] = []
+    try:
+        with Session(context) as session:
+            for group in jobs.groups:
+                session.run_group(group, found)
+    except KeyboardInterrupt as end:
+        if not any(job.checkpoints for job in found):
+            raise
+        raise Interrupted(_run_result(jobs, found), end) from None
+    return _run_result(jobs, found)
+
+
+def _run_result(jobs: JobList, found: Sequence[JobResult]) -> RunResult:
     return RunResult(
         describe_machine(), tuple(found), dict(jobs.shared), time.time(), jobs.passed_over
     )
@@ -136,27 +159,33 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def run_group(self, group: Sequence[Job]) -> list[JobResult]:
-        """All jobs of a group, begun at the same time; interleaved ones take turns."""
+    def run_group(self, group: Sequence[Job], found: list[JobResult]) -> None:
+        """All jobs of a group, begun at the same time; interleaved ones take turns. Adds what they
+        led to, also when they are interrupted.
+        """
         shelves = [self._shelf(job.options) for job in group]
         bounds = [self._bound(job, shelf) for job, shelf in zip(group, shelves, strict=True)]
         gate = threading.Barrier(len(group))
         turns = Turns(len(group)) if group[0].options.interleave else None
-        with ThreadPoolExecutor(len(group)) as pool:
-            running = [
-                pool.submit(self._run_job, job, shelf, bound, gate, Seat(turns, number))
-                for number, (job, shelf, bound) in enumerate(
-                    zip(group, shelves, bounds, strict=True)
-                )
-            ]
-            try:
-                return [one.result() for one in running]
-            except BaseException:
-                # Interrupted: the jobs' threads wait for ranks, which are killed; they end at once.
-                self._interrupted.set()
-                for ranks in self._ranks:
-                    ranks.abandon()
-                raise
+        running: list[Future[JobResult]] = []
+        try:
+            with ThreadPoolExecutor(len(group)) as pool:
+                try:
+                    for number, each in enumerate(zip(group, shelves, bounds, strict=True)):
+                        seat = Seat(turns, number)
+                        running.append(pool.submit(self._run_job, *each, gate, seat))
+                    wait(running)
+                except BaseException:
+                    # The jobs' threads wait for ranks, which are killed; they end at once.
+                    self._interrupted.set()
+                    gate.abort()
+                    for ranks in self._ranks:
+                        ranks.abandon()
+                    raise
+        except KeyboardInterrupt:
+            found += [one.result() for one in running if one.exception() is None]
+            raise
+        found += [one.result() for one in running]
 
     def _noted(self, make_ranks: MakeRanks) -> MakeRanks:
         def make(
@@ -166,6 +195,9 @@ class Session:
                 raise CkptError("interrupted")
             found = make_ranks(plans, environment, log_directory)
             self._ranks.append(found)
+            if self._interrupted.is_set():
+                # While they started; whoever did not see them here yet has not ended them.
+                found.abandon()
             return found
 
         return make
@@ -175,11 +207,15 @@ class Session:
     ) -> JobResult:
         gate.wait()
         started, began = time.time(), time.monotonic()
+        section = SectionRun(job, shelf, self.context, seat)
         try:
             with seat:
-                outcome = SectionRun(job, shelf, self.context, seat).run()
+                outcome = section.run()
         except CkptError as error:
-            outcome = SectionOutcome(errors=[str(error)], exit_code=error.exit_code)
+            if self._interrupted.is_set():
+                outcome = section.ended_by("interrupted", INTERRUPTED_CODE)
+            else:
+                outcome = section.ended_by(str(error), error.exit_code)
         found = self._result(job, shelf, outcome, bounds, started, time.monotonic() - began)
         errors = (*found.errors, *find_errors(found))
         exit_code = found.exit_code or int(bool(errors))
