@@ -110,7 +110,7 @@ def test_a_run_alone_is_its_newest_step(url: str) -> None:
     assert run("show", RUN, "--json", "--store", url).document()["generations"][-1]["step"] == 2
     missing = run("show", "no/such", "--store", url)
     assert (missing.code, missing.err.splitlines()[0]) == (
-        10, "ckpt: there is no checkpoint of run 'no/such'"
+        10, "ckpt: there is no run 'no/such'"
     )  # fmt: skip
 
 

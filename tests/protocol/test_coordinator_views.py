@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt.base.ids import CheckpointId, PayloadId, Rank, Step, TargetId
-from ckpt.format.messages.asking import Ask
+import pytest
+
+from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step, TargetId
+from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReportDamage, Resolve
 from ckpt.format.messages.reading import ByteRange, DocumentKind
@@ -241,3 +243,37 @@ def test_a_target_may_not_ask_and_a_reader_may_not_register() -> None:
     assert bench.targets[TargetId("t0")].session is None
     reader = bench.session()
     assert bench.tell(reader, RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "hint"),
+    [
+        ("run", 40, "its steps: 10, 20, 30"),
+        ("runs", 10, "did you mean run?"),
+        ("other", 10, "see ckpt ls"),
+    ],
+)
+def test_whoever_names_a_checkpoint_that_is_not_there_hears_what_is(
+    run: str, step: int, hint: str
+) -> None:
+    bench = Bench(3)
+    for number in (10, 20, 30):
+        bench.save(number)
+    asked_for = RunName(run), Step(step)
+    messages = (
+        Ask("show", *asked_for), Resolve(*asked_for, timeout_us=0),
+        LabelStep(*asked_for, add=("best",)), DeleteStep(*asked_for), RollBack(*asked_for),
+    )  # fmt: skip
+    for message in messages:
+        (answer,) = bench.tell(bench.session(), message)
+        assert isinstance(answer, Failed)
+        assert (answer.code, answer.hint) == ("not_found", hint), message
+
+
+def test_of_many_steps_the_newest_are_named() -> None:
+    bench = Bench(3)
+    for number in range(1, 11):
+        bench.save(number)
+    (answer,) = bench.tell(bench.session(), Ask("show", RUN, Step(40)))
+    assert isinstance(answer, Failed)
+    assert answer.hint == "its newest steps: 3, 4, 5, 6, 7, 8, 9, 10"

@@ -137,7 +137,7 @@ class Conversation:
         """
         steps = self.steps(run)
         if not steps:
-            raise NotFound(f"there is no checkpoint of run {run!r}", hint="see ckpt ls")
+            raise no_run(run, self.runs())
         return Step(next((view.step for view in steps if view.newest), steps[-1].step))
 
     def which(

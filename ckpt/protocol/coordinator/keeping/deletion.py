@@ -57,6 +57,7 @@ from ckpt.protocol.coordinator.facts import (
 )
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import Copies, store_document
+from ckpt.protocol.coordinator.keeping.instead import instead
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.events import Buffer, Session
 
@@ -148,8 +149,8 @@ class Deleter:
                 return
             which = "" if message.generation is None else f"#{message.generation}"
             text = f"{message.run}@{message.step}{which} has no committed checkpoint"
-            missing = NotFound(text)
-            self._desk.send(session, request, Failed(missing.code, missing.message, "see ckpt ls"))
+            hint = instead(self._checkpoints, message.run)
+            self._desk.send(session, request, Failed(NotFound.code, text, hint))
             return
         named = [c for c in doomed if c.names]
         if message.nameless and named:

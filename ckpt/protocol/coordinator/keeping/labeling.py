@@ -37,6 +37,7 @@ from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import RetentionDue
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.documents import copies_of_record, store_document
+from ckpt.protocol.coordinator.keeping.instead import instead
 from ckpt.protocol.events import Session
 
 
@@ -143,9 +144,8 @@ class Labeling:
             if message.generation in (None, checkpoint.id.generation):
                 return checkpoint
         which = "" if message.generation is None else f"#{message.generation}"
-        raise NotFound(
-            f"{message.run}@{message.step}{which} has no committed checkpoint", hint="see ckpt ls"
-        )
+        text = f"{message.run}@{message.step}{which} has no committed checkpoint"
+        raise NotFound(text, hint=instead(self._checkpoints, message.run))
 
     # ----------------------------------------------------------------------- what is wanted
 

@@ -25,18 +25,17 @@ import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, RunName, Step
-from ckpt.base.near import did_you_mean
 from ckpt.format.documents.labels import NAMES_MAX, aside_name, check_names, is_aside
 from ckpt.format.messages.asking import RollBack, RolledBack, SetAside
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
+from ckpt.protocol.coordinator.keeping.instead import instead
 from ckpt.protocol.coordinator.keeping.labeling import Labeling
 from ckpt.protocol.events import Session
 from ckpt.protocol.losses import loss_text
 
 HERE = (RowState.COMMITTED, RowState.DAMAGED)
-STEPS_NAMED_MAX = 8
 
 
 class RollingBack:
@@ -94,9 +93,8 @@ class RollingBack:
         held = self._checkpoints.of_step(run, step, *HERE)
         line = [one for one in held if not one.is_aside]
         if not held:
-            raise NotFound(
-                f"{run}@{step} has no committed checkpoint", hint=self._other_than(run, step)
-            )
+            hint = instead(self._checkpoints, run)
+            raise NotFound(f"{run}@{step} has no committed checkpoint", hint=hint)
         if not line:
             name = next(name for name in held[-1].names if is_aside((name,)))
             raise Refused(
@@ -113,13 +111,6 @@ class RollingBack:
             hint = "see ckpt status; roll back when it can be read, or to another step"
             raise Unavailable(f"{chosen.id} cannot be read now: {why}", hint=hint)
         return chosen
-
-    def _other_than(self, run: RunName, step: Step) -> str:
-        """What may have been meant."""
-        steps = sorted({one.id.step for one in self._checkpoints.of_run(run, *HERE)})
-        if not steps:
-            return did_you_mean(run, self._checkpoints.runs(), "see ckpt ls")
-        return f"its steps: {', '.join(map(str, steps[-STEPS_NAMED_MAX:]))}"
 
 
 def _told(one: KeptCheckpoint, names: tuple[str, ...]) -> SetAside:

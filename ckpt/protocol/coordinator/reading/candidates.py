@@ -12,6 +12,7 @@ from ckpt.format.messages.loading import Resolve
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.instead import instead
 from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.losses import loss_reason, loss_text
 
@@ -86,4 +87,5 @@ class Candidates:
                 f"load one by its name (ckpt tag {message.run}), or bring it back: ckpt tag --help"
             )
             return NotFound(text, hint=hint)
-        return NotFound(f"{what} has no committed checkpoint here", hint=drained or "see ckpt ls")
+        hint = drained or instead(self._checkpoints, message.run)
+        return NotFound(f"{what} has no committed checkpoint here", hint=hint)

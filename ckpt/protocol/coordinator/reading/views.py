@@ -20,6 +20,7 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.membership import Target
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
+from ckpt.protocol.coordinator.keeping.instead import instead
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
@@ -179,7 +180,8 @@ class Views:
         wanted = [one for one in held if generation in (None, one.id.generation)]
         if not wanted:
             which = f"{run}@{step}" if generation is None else f"{run}@{step}#{generation}"
-            raise NotFound(f"{which} has no committed checkpoint", hint="see ckpt ls")
+            hint = instead(self._checkpoints, run)
+            raise NotFound(f"{which} has no committed checkpoint", hint=hint)
         shown = str(wanted[-1].id.generation)
         views = [view for view in self.steps(run) if view.step == step]
         views.sort(key=lambda view: view.generation == shown)

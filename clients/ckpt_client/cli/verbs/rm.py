@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with conversation(arguments, output) as talk:
         held = talk.steps(run_name)
         doomed = [view for view in held if view.step == step]
+        if not doomed:
+            talk.show(run_name, step)  # Raises NotFound, which names what there is instead.
         _check(run_name, step, held, doomed, is_forced=arguments.force)
         if not arguments.yes and output.is_interactive():
             size = format_bytes(sum(view.bytes for view in doomed))
@@ -75,9 +77,7 @@ def _check(
     run_name: RunName, step: Step, held: list[StepView], doomed: list[StepView], *, is_forced: bool
 ) -> None:
     if not doomed:
-        steps = sorted({view.step for view in held})
-        hint = f"its steps: {', '.join(map(str, steps[-8:]))}" if steps else "see ckpt ls"
-        raise NotFound(f"{run_name}@{step} has no committed checkpoint", hint=hint)
+        raise NotFound(f"{run_name}@{step} has no committed checkpoint", hint="see ckpt ls")
     committed = {view.step for view in held if _is_in_line(view)}
     if committed == {step} and not is_forced:
         raise Refused(
