@@ -60,7 +60,8 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise Unauthorized(
             f"cannot read the cluster's secret {path}: {error.strerror}",
-            hint="set CKPT_SECRET_FILE to a copy of it",
+            hint="set CKPT_SECRET_FILE to a copy of it; if the cluster is new, "
+            f"`openssl rand -hex {SECRET_BYTES}` makes one",
         ) from None
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode

@@ -176,7 +176,7 @@ def _build(kind: type[_Config], texts: dict[str, object], program: str) -> _Conf
     ]
     if missing:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise Refused(f"ckptd {program} needs {flags}", hint=f"see ckptd {program} --help")
+        raise Refused(f"needs {flags}", hint=f"see ckptd {program} --help")
     return kind(**{name: _value(name, hints[name], text) for name, text in texts.items()})
 
 

@@ -47,6 +47,14 @@ def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_whoever_has_no_secret_hears_where_it_may_come_from(tmp_path: Path) -> None:
+    with pytest.raises(Unauthorized) as refused:
+        read_secret(tmp_path / "secret")
+    assert "No such file" in refused.value.message
+    assert "set CKPT_SECRET_FILE to a copy of it" in refused.value.hint
+    assert f"`openssl rand -hex {SECRET_BYTES}` makes one" in refused.value.hint
+
+
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     make_secret(path)

@@ -55,6 +55,8 @@ def test_every_flag_of_a_job_stands_above_the_presets() -> None:
         (["restore", "--targets=5"], "needs 6 targets"),
         (["save"], "no size"),
         (["none.fio"], "cannot read the job file"),
+        (["sav", "--size=1m"], "did you mean save?"),
+        (["brust"], "did you mean burst?"),
         (["save", "--size=1m", "--output-format=xml"], "not one of normal"),
         (["save", "--size=1m", "--ioengine=posix", "--plot=x.gif"], "none of .svg, .html and .png"),
         (["save", "--size=1m", "--directory=/dev/null/place"], "cannot be made"),

@@ -186,6 +186,11 @@ def test_a_program_that_is_nearly_right_is_named() -> None:
     assert done.stderr.endswith("did you mean target?\n")
 
 
+def test_what_must_be_said_is_named_once() -> None:
+    with pytest.raises(Refused, match=r"^needs --directory; see ckptd target --help"):
+        _load("--coordinator", "c:1")
+
+
 def test_the_secret_is_found_in_the_variable_then_the_flag_then_the_home() -> None:
     both = {"CKPT_SECRET_FILE": "/env", "XDG_CONFIG_HOME": "/config"}
     assert _load(*NEEDED, "--secret-file", "/f", environ=both).secret_file == Path("/env")

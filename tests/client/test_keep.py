@@ -81,6 +81,11 @@ def test_what_is_no_rule_is_refused_before_anything_changes(store: Store) -> Non
 
 
 def test_commands_say_show_and_take_back_what_stays(store: Store, url: str) -> None:
+    early = run("keep", RUN, "--store", url)
+    assert early.out.splitlines() == [
+        f"{RUN} keeps the last 4 (the cluster's rule)", "0 stay, 0 checkpoints go",
+        f"{RUN} has no checkpoints yet; ckpt ls shows which runs have",
+    ]  # fmt: skip
     save(store, 10, 20, 30, 40)
     shown = run("keep", RUN, "--store", url)
     assert shown.out.splitlines() == [

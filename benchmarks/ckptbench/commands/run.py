@@ -11,15 +11,18 @@ from typing import Final
 
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.errors import Refused
+from ckpt.base.near import did_you_mean
 from ckpt.base.printable import printable, printable_json
 from ckptbench import proc
 from ckptbench.checks import find_goals
+from ckptbench.cli import COMMANDS
 from ckptbench.commands.progress import Progress
 from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.job.flags import CommandLine, parse_flags
 from ckptbench.job.grammar import Words, parse_file
 from ckptbench.job.guide import command_help, help_text
 from ckptbench.job.jobs import JobList, build_jobs, show_command
+from ckptbench.job.options import VERBS
 from ckptbench.job.values import time_kind
 from ckptbench.rank import RankPlan
 from ckptbench.ranks import RankGroup, Ranks
@@ -139,7 +142,9 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "not text"
-        raise Refused(f"cannot read the job file {path}: {cause}") from None
+        # A verb that is nearly right is taken for a file.
+        hint = did_you_mean(path, (*VERBS, *COMMANDS))
+        raise Refused(f"cannot read the job file {path}: {cause}", hint=hint) from None
 
 
 def _formats(line: CommandLine) -> list[str]:

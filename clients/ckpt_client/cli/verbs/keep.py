@@ -86,3 +86,5 @@ def _print(view: RetentionView, output: Output, *, changes: bool, tries: bool) -
     verb = "goes" if going == 1 else "go"
     why = "" if changes or tries or not going else f"; why: ckpt gc {view.run} --dry-run"
     output.line(f"{len(view.steps) - going} stay, {counted(going, 'checkpoint')} {verb}{why}")
+    if not view.steps:
+        output.line(f"{view.run} has no checkpoints yet; ckpt ls shows which runs have")
