@@ -140,7 +140,7 @@ Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ItemPlaces:
     """Where the items of an array lie."""
 
     start: int
@@ -151,7 +151,9 @@ class Place:
     item_size: int
 
 
-def overlapping(spans: Iterable[list[Span]], place_of: Callable[[int], Place]) -> dict[int, int]:
+def overlapping(
+    spans: Iterable[list[Span]], place_of: Callable[[int], ItemPlaces]
+) -> dict[int, int]:
     """Which arrays share some of their memory with another one, and one such: by their numbers.
 
     spans: of the arrays in each memory that there is.
@@ -190,7 +192,7 @@ def _neighbours(spans: Iterable[Span]) -> dict[int, int]:
     return found
 
 
-def _unread(place: Place) -> AnyArray:
+def _unread(place: ItemPlaces) -> AnyArray:
     """An array that lies there, also on a device: nothing is read of it."""
     seen = _Seen()
     seen.__array_interface__ = {

@@ -15,7 +15,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.tree import Node
 from ckpt.transfer.read_job import ReceiverStatistics
-from ckpt_client.load.plan import BoxReads, Place, TensorIndex, new_array, overlapping
+from ckpt_client.load.plan import BoxReads, ItemPlaces, TensorIndex, new_array, overlapping
 from ckpt_client.load.trees import (
     Filled,
     LikeWalk,
@@ -132,9 +132,9 @@ def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> Non
     things: what was read last would have won.
     """
 
-    def place(number: int) -> Place:
+    def place(number: int) -> ItemPlaces:
         array = filled[number][3]
-        return Place(_address(array), array.shape, array.strides, array.itemsize)
+        return ItemPlaces(_address(array), array.shape, array.strides, array.itemsize)
 
     spans = [(*_reach(array), n) for n, (*_, array) in enumerate(filled) if array.nbytes]
     for number, other in overlapping([spans], place).items():

@@ -20,7 +20,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.plan import Place, Span, overlapping
+from ckpt_client.load.plan import ItemPlaces, Span, overlapping
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.reading.device_reads import narrowed, part_of
 from ckpt_torch.tensors import as_array
@@ -77,10 +77,10 @@ def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[
 def shared_memory(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     """Numbers of those that share some of their memory with another one, and that one's."""
 
-    def place(number: int) -> Place:
+    def place(number: int) -> ItemPlaces:
         one = tensors[number]
         strides = [step * one.itemsize for step in one.stride()]
-        return Place(one.data_ptr(), one.shape, strides, one.itemsize)
+        return ItemPlaces(one.data_ptr(), one.shape, strides, one.itemsize)
 
     return overlapping(_spans(tensors), place)
 
