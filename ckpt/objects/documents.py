@@ -22,6 +22,7 @@ from ckpt.format.checksum import Buffer, crc32, xxh3_128
 from ckpt.format.table import Meaning, box_problem, tensor_problem
 from ckpt.objects.elements import Element
 from ckpt.objects.grid import Extent, Grid
+from ckpt.objects.names import generation_prefix
 
 FORMAT: Final = "ckpt-drain"
 VERSION: Final = "1.0"
@@ -45,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
     committed_at_s: float
     """When it was committed in the tier, Unix time."""
     source: str
-    """What it was made from: `tier`, or the format of an import."""
+    """What it was made from: `tier`, or the format of an import and xxh3-128 of its arrays."""
 
     @property
     def key(self) -> tuple[RunName, Step, Generation]:
@@ -54,6 +55,25 @@ class Header(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.run}@{self.step}#{self.generation}"
+
+
+def check_same(found: Header, ours: Header, where: str) -> None:
+    """The same generation of the same cluster, or an import of the same bytes; raises Refused
+    naming both.
+    """
+    if (found.cluster, *found.key) != (ours.cluster, *ours.key):
+        raise Refused(
+            f"{where} is of {found} of cluster {found.cluster or '-'}, "
+            f"not of {ours} of cluster {ours.cluster or '-'}",
+            hint="give each cluster a place of its own",
+        )
+    if not ours.cluster and found.source.split()[-1:] != ours.source.split()[-1:]:
+        prefix = generation_prefix(*ours.key)
+        folder = where.partition(prefix)[0] + prefix
+        raise Refused(
+            f"{where} is of an import of other bytes: nothing was written",
+            hint=f"name another step or store, or delete {folder} first",
+        )
 
 
 class ArrayPlan(msgspec.Struct, frozen=True):

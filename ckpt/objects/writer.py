@@ -50,6 +50,7 @@ from ckpt.objects.documents import (
     Receipt,
     SmallFile,
     StoredObject,
+    check_same,
     decode,
     digest_of,
     encode,
@@ -197,7 +198,7 @@ def read_marker(sink: Sink, prefix: str, header: Header) -> Marker | None:
     except NotFound:
         return None
     marker = decode(Marker, raw, f"{sink.url}/{key}")
-    _check_same(marker.header, header, f"{sink.url}/{key}")
+    check_same(marker.header, header, f"{sink.url}/{key}")
     sink.settle(key)
     return marker
 
@@ -257,7 +258,7 @@ class WriteJob:
             clear_drain(sink, prefix)
             return None
         plan = decode(Plan, raw, f"{sink.url}/{key}")
-        _check_same(plan.header, header, f"{sink.url}/{key}")
+        check_same(plan.header, header, f"{sink.url}/{key}")
         if plan.encoder != encoder_versions() and any(array.compressed for array in plan.arrays):
             raise Refused(
                 f"{sink.url}/{key} was begun with {plan.encoder}, here is {encoder_versions()}",
@@ -483,13 +484,3 @@ def _raw_bytes(array: ArrayPlan, shard: int) -> int:
     grid = array.grid
     regions = grid.chunks(grid.shard_at(shard))
     return sum(grid.chunk_bytes for region in regions if region is not None)
-
-
-def _check_same(found: Header, ours: Header, where: str) -> None:
-    """The same generation of the same cluster; raises Refused naming both."""
-    if (found.cluster, *found.key) != (ours.cluster, *ours.key):
-        raise Refused(
-            f"{where} is of {found} of cluster {found.cluster or '-'}, "
-            f"not of {ours} of cluster {ours.cluster or '-'}",
-            hint="give each cluster a place of its own",
-        )

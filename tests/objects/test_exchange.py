@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
-from ckpt.objects.writer import WriteLimits, write_checkpoint
+from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
 from ckpt_client.cli.main import main
-from ckpt_client.exchange.npz_file import write_npz
+from ckpt_client.exchange.mapped_source import MappedSource
+from ckpt_client.exchange.npz_file import read_npz, write_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
 from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays, pieces
@@ -224,6 +226,42 @@ def imported(place: Path, store: Path, *options: str) -> dict[str, object]:
     state = ckpt.load(f"{url}/in@0")
     assert isinstance(state, dict)
     return state
+
+
+def filled(path: Path, value: int) -> Path:
+    np.savez(path, **{f"w{n}": np.full((300, 1000), value, "<f4") for n in range(3)})
+    return path
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_import_of_other_bytes_is_neither_taken_for_done_nor_mixed_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ended: bool
+) -> None:
+    """The first of them is there as a whole, or was killed after its first item."""
+    one, other = filled(tmp_path / "one.npz", 1), filled(tmp_path / "other.npz", 2)
+    if ended:
+        imported(one, tmp_path / "store")
+    else:
+        source = MappedSource(read_npz(one), "in", 0, "npz")
+        limits = WriteLimits()
+        job = WriteJob.begin(FileSink(tmp_path / "store"), source, WriteOptions(), limits)
+        assert job is not None
+        job.write_item(0)
+    line = ["import", str(other), "in@0", "--to", f"file://{tmp_path}/store"]
+    capsys.readouterr()
+    assert main(line) == Refused.exit_code
+    assert f"delete file://{tmp_path}/store/in@0/0.1/ first" in capsys.readouterr().err
+    state = imported(one, tmp_path / "store")
+    assert all(np.all(array == 1) for array in state.values())
+    shutil.rmtree(tmp_path / "store/in@0/0.1")
+    state = imported(other, tmp_path / "store")
+    assert all(np.all(array == 2) for array in state.values())
+
+
+def test_an_import_in_the_place_of_a_clusters_step_is_refused(url: str, tmp_path: Path) -> None:
+    """It would be older than that, so nobody would ever read it."""
+    one, (place, checkpoint) = filled(tmp_path / "one.npz", 1), url.rsplit("//", 1)
+    assert main(["import", str(one), checkpoint, "--to", place]) == Refused.exit_code
 
 
 def test_an_archive_that_was_exported_comes_back_with_its_types(url: str, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from ckpt.base.ids import Rank
+from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node, path_text
@@ -20,14 +23,17 @@ class MappedSource:
     metrics: Mapping[str, float] = {}
 
     def __init__(self, arrays: Sequence[Incoming], run: str, step: int, kind: str) -> None:
-        self.header = Header(
-            run=run, step=step, generation="0.1", cluster="", launch=0, world_size=1,
-            committed_at_s=0.0, source=kind,
-        )  # fmt: skip
+        """Every array is read once, for what tells this import from one of other bytes: such a one
+        may have been interrupted in the place where this one is to go.
+        """
         self._arrays = {path_text((array.name,)): array for array in arrays}
         self._names = [array.name for array in arrays]
         #: The array that was read last, mapped: chunks of an array come together.
         self._held: tuple[str, Array] | None = None
+        self.header = Header(
+            run=run, step=step, generation="0.1", cluster="", launch=0, world_size=1,
+            committed_at_s=0.0, source=f"{kind} {self._digest()}",
+        )  # fmt: skip
 
     def tensors(self) -> Sequence[IndexTensor]:
         return [
@@ -55,6 +61,14 @@ class MappedSource:
 
     def close(self) -> None:
         self._held = None
+
+    def _digest(self) -> str:
+        whole = Xxh3()
+        for name, array in sorted(self._arrays.items()):
+            whole.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+            content = np.ascontiguousarray(self._content(name)).reshape(-1)
+            whole.update(xxh3_128(content.view(np.uint8).data))
+        return whole.digest().hex()
 
     def _content(self, name: str) -> Array:
         if self._held is None or self._held[0] != name:

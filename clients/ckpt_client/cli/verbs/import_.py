@@ -8,8 +8,9 @@ zarr         a group that any Zarr writer made, by path or URL
 
 Without --to they are saved into the cluster as RUN@STEP, by one rank: the staging memory holds all
 of them for that time. With --to they go straight into an object store in the drained format, an
-array at a time; `ckpt.load("URL/RUN@STEP")` reads them there. The state is a flat dict of arrays
-that are the same for all ranks: any number of ranks loads them, whole or in parts.
+array at a time; `ckpt.load("URL/RUN@STEP")` reads them there. What a killed import left there is
+finished by the next one of the same bytes; where others are, it is refused. The state is a flat
+dict of arrays that are the same for all ranks: any number of ranks loads them, whole or in parts.
 """
 
 from __future__ import annotations
@@ -101,7 +102,16 @@ def _save(
 def _write(arguments: argparse.Namespace, source: MappedSource) -> None:
     from ckpt.objects.planning import WriteOptions
     from ckpt.objects.sinks.stores import open_sink
+    from ckpt.objects.stored_steps import stored_generations
     from ckpt.objects.writer import WriteLimits, write_checkpoint
 
     options = WriteOptions(portable=arguments.portable_dtypes)
-    write_checkpoint(open_sink(arguments.to), source, options, WriteLimits())
+    sink = open_sink(arguments.to)
+    run_name, step, generation = source.header.key
+    for found in stored_generations(sink, run_name):
+        if found[0] == step and found[1] > generation:
+            raise Refused(
+                f"{arguments.to} has {run_name}@{step} of a cluster, which readers would be given",
+                hint="name another step, or another store",
+            )
+    write_checkpoint(sink, source, options, WriteLimits())
