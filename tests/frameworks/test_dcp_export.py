@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import ckpt
-from ckpt.base.errors import Busy, Corrupt, Refused, Unavailable
+from ckpt.base.errors import Busy, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt_client.cli.main import main
@@ -21,6 +23,10 @@ from ckpt_client.exchange.claims import FolderClaim
 from ckpt_client.exchange.dcp_directory import write_dcp
 from ckpt_client.exchange.tensors import named_arrays
 from tests.objects.sources import MemorySource, random_bits
+from tests.small_disk import small_files
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 torch = pytest.importorskip("torch")
 
@@ -148,6 +154,59 @@ def test_what_ends_an_export_is_said_as_it_was_and_nothing_is_left(
         write_dcp(source, arrays, tmp_path / "dcp")
     assert not list((tmp_path / "dcp").iterdir())
     write_dcp(small_source(), arrays, tmp_path / "dcp")
+
+
+def test_a_second_ctrl_c_leaves_what_the_next_export_takes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the first one's half is removed."""
+    source = Interrupted({f"w{n}": np.full(1000, n, "<f4") for n in range(4)})
+    arrays = named_arrays(source, "", ".")
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt("again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt, match="again"):
+            write_dcp(source, arrays, tmp_path / "dcp")
+    assert list((tmp_path / "dcp").glob("*.distcp")), "else this test shows nothing"
+    write_dcp(small_source(), arrays, tmp_path / "dcp")
+    assert len(list((tmp_path / "dcp").iterdir())) == 5
+
+
+class Ending(io.FileIO):
+    """Ctrl-C comes while its second block is written."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        if self.tell():
+            raise KeyboardInterrupt("in a file")
+        return super().write(data)
+
+
+def test_ctrl_c_in_the_middle_of_a_file_is_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own writer then finds that its file ends early, and says that instead."""
+    monkeypatch.setattr(Path, "open", lambda path, mode: Ending(path, mode))
+    source = small_source()
+    with pytest.raises(KeyboardInterrupt, match="in a file"):
+        write_dcp(source, named_arrays(source, "", "."), tmp_path / "dcp")
+    assert not list((tmp_path / "dcp").iterdir())
+
+
+def test_a_disk_without_room_is_named_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, to = f"file://{tmp_path}/stored", tmp_path / "dcp"
+    np.savez(tmp_path / "in.npz", w=random_bits("|u1", (300_001,)))
+    assert main(["import", str(tmp_path / "in.npz"), "r@1", "--to", store]) == 0
+    line = ["export", f"{store}/r@1", "--format", "dcp", str(to)]
+    with small_files(100_003):
+        assert main(line) == NoSpace.exit_code
+    assert str(to) in capsys.readouterr().err
+    assert not list(to.iterdir())
+    assert main(line) == 0
 
 
 class Killed(Interrupted):

@@ -65,6 +65,8 @@ class FolderClaim:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        #: Something of it is in the folder that would have to go; then the claim stays to say so.
+        self._is_half = False
 
     def __enter__(self) -> Self:
         """Raises Busy, OSError."""
@@ -78,9 +80,12 @@ class FolderClaim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
-        os.close(self._claim.descriptor)
+        try:
+            if not self._is_half:
+                with suppress(OSError):
+                    self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._claim.descriptor)
 
     @property
     def path(self) -> Path:
@@ -93,9 +98,14 @@ class FolderClaim:
         return os.fstat(self._claim.descriptor).st_size > 0
 
     def mark(self) -> None:
-        """From now on what is in the folder is this export's. Raises OSError."""
+        """Until `settle`, what is in the folder is a half of this export. Raises OSError."""
         os.pwrite(self._claim.descriptor, b"export\n", 0)
         os.fsync(self._claim.descriptor)
+        self._is_half = True
+
+    def settle(self) -> None:
+        """It is whole, or all of it is gone."""
+        self._is_half = False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -68,7 +68,9 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
             dcp.save(empty, storage_writer=writer, planner=planner, no_dist=True)
         except BaseException as error:
             _clear(folder)
+            claim.settle()
             raise _cause(error) from None
+        claim.settle()
     return sum(array.byte_count for array in arrays)
 
 
@@ -88,13 +90,18 @@ def _clear(folder: Path) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What torch says of the rank, this one, that raised: Ctrl-C and a full disk as well."""
+    """What torch says of the rank, this one, that raised: Ctrl-C and a full disk as well, of which
+    its own writer then complains that its file ends early.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     if not isinstance(error, CheckpointException) or not error.failures:
         return error
     raised: BaseException = next(iter(error.failures.values()))[0]
-    return raised
+    found: BaseException | None = raised
+    while found is not None and not isinstance(found, CkptError | KeyboardInterrupt | OSError):
+        found = found.__context__
+    return found or raised
 
 
 def read_dcp(folder: Path) -> Sequence[HeldArray]:
