@@ -41,6 +41,8 @@ def test_the_newest_step_comes_from_the_store_and_is_fetched_back(
     for step in (1, 2):
         save(store, "rotten", step)
     wait_drained(sink, "rotten", 1, 2)
+    command("tag", "rotten@2", "best", "--store", cluster.url)
+    command("pin", "rotten@2", "--store", cluster.url)
     rot(cluster, "rotten", 2)
     with ckpt.open(cluster.url, durable=sink.url) as other:
         with pytest.warns(UserWarning, match=r"rotten@2\S* is lost in the tier; .* from file://"):
@@ -66,6 +68,8 @@ def test_the_newest_step_comes_from_the_store_and_is_fetched_back(
     done = command(*line, "--json").document()
     assert (done["fetched"], dry["fetched"]) == (True, False)
     assert (done["store"], done["stored_bytes"]) == (dry["store"], dry["stored_bytes"])
+    again = listed(cluster, "rotten")[-1]
+    assert (again["names"], again["pinned"], again["state"]) == (["best"], True, "committed")
     assert "is in the tier already" in command(*line, "--dry-run").out
     assert command(*line, "--json").document()["in_tier"] is True
     with (

@@ -1,12 +1,13 @@
 """Bring a checkpoint back from an object store into the cluster, before the ranks start again.
 
 RUN@STEP is looked for in $CKPT_DURABLE and in the stores that this cluster drains to; a URL names
-the store. A step that is lost in the tier is replaced; a step that can be read there stays.
+the store. A step that is lost in the tier is replaced, and gives its names and its pin to what is
+fetched; a step that can be read there stays.
 
 --lost fetches all that the tier has lost and a store has (`stored` in `ckpt ls`), of all runs or of
-RUN alone, the newest step first. Names, pins and metrics come with it. A run whose trainer is
-connected is left for later, since a fetch would end its launch; steps that a rollback has set aside
-stay where they are.
+RUN alone, the newest step first. Names, pins and metrics come with it; a fetch that was killed
+before it gave them is named, with the commands. A run whose trainer is connected is left for later,
+since a fetch would end its launch; steps that a rollback has set aside stay where they are.
 
 A step that was written as files is fetched as files. Otherwise every rank's tree is read from the
 store, verified, and saved as that rank of a new launch; when all are committed, RUN@STEP is in the
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -83,7 +85,8 @@ def _fetch_one(arguments: argparse.Namespace, output: Output) -> int:
         name, step, _ = header.key
         with conversation(arguments, output) as talk:
             under_way = [one for one in talk.status().attempts if one.run == name]
-            held = [one for one in talk.steps(name) if one.step == step and one.readable]
+            known = [one for one in talk.steps(name) if one.step == step]
+            held = [one for one in known if one.readable]
         if under_way:
             raise Busy(f"{name} is being saved at this moment", hint="fetch when it has ended")
         if not held and not arguments.dry_run:
@@ -92,7 +95,11 @@ def _fetch_one(arguments: argparse.Namespace, output: Output) -> int:
                 output.waiting(f"fetching {name}@{step}"),
                 open_store(arguments.store, launch=launch) as store,
             ):
-                _save(stored, store, talk.url)
+                generation = _save(stored, store, talk.url)
+            with conversation(arguments, output) as talk:
+                for view in known:
+                    if view.generation == header.generation:
+                        _label(talk, view, generation)
         found = _One(
             name, step, header.world_size, not held and not arguments.dry_run,
             arguments.dry_run, bool(held), stored.url, stored.manifest.stored_bytes,
@@ -181,7 +188,7 @@ def _named(view: StepView) -> dict[str, object]:
         "from": view.generation,
         "bytes": view.bytes,
         "ranks": view.world_size,
-        "store": view.stored[0],
+        "store": view.stored[0] if view.stored else "",
     }
 
 
@@ -207,7 +214,10 @@ def _fetch_lost(arguments: argparse.Namespace, output: Output) -> int:
 def _lost(talk: Conversation, name: RunName, done: _Done) -> Iterator[StepView]:
     """Of a run, the newest step first: what was saved again since is not lost."""
     is_open = any(view.is_open for view in talk.runs() if view.run == name)
-    newest = {view.step: view for view in talk.steps(name)}  # Ascending.
+    views = talk.steps(name)
+    for view, reason in left_unnamed(views):
+        done.leave(view, reason)
+    newest = {view.step: view for view in views}  # Ascending.
     for _, view in sorted(newest.items(), reverse=True):
         if not view.stored:
             continue
@@ -269,9 +279,32 @@ def _label(talk: Conversation, view: StepView, generation: Generation) -> None:
             labels.unpin(talk.control, run_name, step, before)
 
 
+def left_unnamed(views: Sequence[StepView]) -> Iterator[tuple[StepView, str]]:
+    """Lost generations of a run that still have a name or a pin, though their step was saved again,
+    and what to do: a fetch that was killed before it gave them to the one that it had saved. Or
+    somebody trained the step again: so people decide.
+    """
+    readable = {view.step: view for view in views if view.readable}  # Ascending.
+    for view in views:
+        now = readable.get(view.step)
+        if view.readable or view.aside or now is None or not (view.names or view.pinned):
+            continue
+        what = f"{view.run}@{view.step}"
+        word = shlex.quote(what)
+        commands = [f"ckpt tag {word} {shlex.join(view.names)}"] * bool(view.names)
+        commands += [f"ckpt unpin {word} && ckpt pin {word}"] * view.pinned
+        labels_of = ", ".join([*view.names, *["a pin"] * view.pinned])
+        yield (
+            view,
+            f"#{view.generation} is lost and still has {labels_of}; the step was saved again as "
+            f"#{now.generation}, to which this gives them: {' && '.join(commands)}",
+        )
+
+
 def _tell(done: _Done, arguments: argparse.Namespace, output: Output, seconds: float) -> None:
     for one in done.left:
-        output.line(f"{one['run']}@{one['step']} stays in {one['store']}: {one['reason']}")
+        where = f" stays in {one['store']}" if one["store"] else ""
+        output.line(f"{one['run']}@{one['step']}{where}: {one['reason']}")
     count = counted(len(done.fetched), "checkpoint")
     if arguments.dry_run:
         rows = [
