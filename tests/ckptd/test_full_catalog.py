@@ -13,6 +13,33 @@ from tests.small_disk import FILL, run_on_small_disk
 from tests.tree import ROOT
 
 LIMIT_S = 120.0
+MADE_AGAIN = (
+    FILL
+    + """
+import json, os, sys
+from pathlib import Path
+from ckpt.base.errors import NoSpace
+from ckpt.protocol.coordinator.image import CatalogImage
+from ckptd.catalog.sqlite import create_catalog, read_image
+
+folder, filler = Path(sys.argv[1]) / "catalog", Path(sys.argv[1]) / "filler"
+create_catalog(folder, "c1", CatalogImage(2))
+ends = []
+for free in range(4, 80, 6):
+    fill(filler)
+    os.truncate(filler, filler.stat().st_size - 4096 * free)
+    try:
+        create_catalog(folder, "c1", CatalogImage(3), keep_old=True)
+        said = "made"
+    except NoSpace as error:
+        said = error.message
+    filler.unlink()
+    ends.append([said, read_image(folder)[1].term, sorted(os.listdir(folder))])
+    if said == "made":
+        break
+print(json.dumps({"ends": ends, "folder": str(folder)}))
+"""
+)
 SCRIPT = (
     FILL
     + """
@@ -165,3 +192,16 @@ def test_each_step_of_the_reserve_is_given_once_and_it_is_made_whole(tmp_path: P
     assert reserve.stat().st_size == RESERVE_BYTES
     reserve.unlink()
     assert not give_reserve(tmp_path)
+
+
+def test_a_catalog_is_made_again_whole_or_the_old_one_stays(tmp_path: Path) -> None:
+    """Its log may find room where the file itself then finds none."""
+    ended = run_on_small_disk(MADE_AGAIN, tmp_path / "disk", size="2m", limit_s=LIMIT_S)
+    ends = ended["ends"]
+    assert isinstance(ends, list)
+    full, made = ends[:-1], ends[-1]
+    files = ["catalog.sqlite", "cluster.id", "coordinator.lock"]
+    said = f"no room for the catalog in {ended['folder']}: No space left on device"
+    assert len(full) > 5
+    assert full == [[said, 2, files]] * len(full)
+    assert made == ["made", 3, ["catalog.sqlite", "catalog.sqlite.1", *files[1:]]]

@@ -24,7 +24,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -260,7 +260,7 @@ def create_catalog(
 
     `image.term` is the highest term seen anywhere: the next coordinator begins above it. With
     `keep_old` an old catalog is moved aside as `catalog.sqlite.N`. Raises Refused when there is one
-    without that, Busy when a coordinator lives there.
+    without that, Busy when a coordinator lives there, or as `unusable`: then nothing is changed.
     """
     path = directory / CATALOG_NAME
     make_directory(directory)
@@ -269,12 +269,7 @@ def create_catalog(
     try:
         if path.exists() and not keep_old:
             raise Refused(f"{path} exists", hint="move it away first")
-        aside.unlink(missing_ok=True)
-        connection = connect(aside)
-        try:
-            _fill(connection, directory, cluster, image)
-        finally:
-            connection.close()  # The last close folds the log into the file and removes the log.
+        _make_aside(aside, cluster, image)
         keep_cluster(directory, cluster)
         _move_old_away(path)
         aside.rename(path)
@@ -282,6 +277,23 @@ def create_catalog(
     finally:
         os.close(lock)
     return path
+
+
+def _make_aside(aside: Path, cluster: str, image: CatalogImage) -> None:
+    """All of it in a file that has no name yet; nothing is left of one that fails."""
+    aside.unlink(missing_ok=True)
+    try:
+        with closing(connect(aside)) as connection:
+            _fill(connection, aside.parent, cluster, image)
+            # Its close does that as well, but tells nobody that the log found no room in the file.
+            (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            assert not busy, "nobody else has it open"
+    except BaseException as error:
+        said = unusable(aside.parent, error) if isinstance(error, DAMAGED) else error
+        for suffix in ("", "-wal"):
+            with suppress(OSError):
+                Path(f"{aside}{suffix}").unlink(missing_ok=True)
+        raise said from None
 
 
 def write_copy(path: Path, cluster: str, image: CatalogImage) -> None:
