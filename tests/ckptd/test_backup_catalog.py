@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -30,7 +32,7 @@ from ckpt_client.cli.upkeep import catalog
 from ckptd.catalog.backup import backup_path, main, read_backup
 from ckptd.catalog.file import LOCK_NAME
 from ckptd.catalog.rebuild import RestingTarget, rebuild
-from ckptd.catalog.sqlite import CATALOG_NAME
+from ckptd.catalog.sqlite import APPLICATION_ID, CATALOG_NAME
 from tests.ckptd.catalogs import begin_term, opened
 from tests.ckptd.test_rebuild_catalog import (
     CLUSTER,
@@ -195,3 +197,38 @@ def test_no_copy_is_written_over_a_catalog(tmp_path: Path) -> None:
         assert "is the catalog of a coordinator" in ended.err
         assert {file: file.read_bytes() for file in before} == before
     assert run("catalog", "backup", str(one), "--to", str(tmp_path / CATALOG_NAME)).code == 0
+
+
+@pytest.mark.parametrize("kind", ["a secret", "another program's", "a device's", "a directory"])
+def test_a_copy_replaces_nothing_but_an_earlier_one(tmp_path: Path, kind: str) -> None:
+    """As root it replaced /dev/null, and a cluster's secret, without a word."""
+    directory, place = tmp_path / "one", tmp_path / "there"
+    begin_term(directory, None, "c1")
+    match kind:
+        case "a secret":
+            place.write_bytes(b"a" * 64)
+        case "another program's":
+            connection = sqlite3.connect(place)
+            connection.execute("CREATE TABLE bookmarks (url)")
+            connection.close()
+        case "a device's":
+            os.mkfifo(place)
+        case _:
+            place.mkdir()
+    before = place.lstat()
+    ended = run("catalog", "backup", str(directory), "--to", str(place))
+    assert ended.code == Refused.exit_code, ended.err
+    assert f"{place} is no copy of a catalog" in ended.err
+    assert place.lstat() == before
+    assert not (directory / "backups").exists(), "nothing was copied"
+
+
+def test_a_copy_replaces_an_earlier_one_and_an_empty_file(tmp_path: Path) -> None:
+    directory, place, link = tmp_path / "one", tmp_path / "there", tmp_path / "link"
+    begin_term(directory, None, "c1")
+    assert catalog.APPLICATION_ID == APPLICATION_ID
+    place.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    for to in (place, place, link):
+        assert run("catalog", "backup", str(directory), "--to", str(to)).code == 0
+        assert read_backup(to, "c1").term >= 1

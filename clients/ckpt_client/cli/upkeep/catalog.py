@@ -60,6 +60,11 @@ CATALOG: Final = "catalog.sqlite"
 """The file of a coordinator's catalog; SQLite's own stand beside it, their names begin with it."""
 LOCK: Final = "coordinator.lock"
 """In each coordinator's directory."""
+SQLITE: Final = b"SQLite format 3\0"
+APPLICATION_ID: Final = 0x636B7074
+"""Of a catalog among SQLite's files."""
+_ID_AT: Final = 68
+"""Where it stands in one."""
 
 
 class RefusedGeneration(msgspec.Struct, frozen=True):
@@ -168,7 +173,7 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
     if len(arguments.directories) > 1:
         raise Refused("one catalog is copied at a time", hint="give one DIR")
     if arguments.to:
-        _check_no_catalog(Path(arguments.to))
+        _check_place(Path(arguments.to))
     directory = _directory_of_backup(arguments)
     if directory is None or is_supervised(directory):
         if directory is not None:
@@ -186,13 +191,28 @@ def _back_up(arguments: argparse.Namespace, output: Output) -> int:
     return ExitCode.OK
 
 
-def _check_no_catalog(to: Path) -> None:
-    """Raises Refused for the file of a catalog: its coordinator would go on in one without a name,
-    and the next one begin with the copy.
+def _check_place(to: Path) -> None:
+    """Raises Refused for what is there and is no earlier copy: a copy takes its place whatever it
+    is. With a catalog's own file its coordinator would go on in one without a name, and the next
+    one begin with the copy.
     """
     place = to.resolve()
     if place.name.startswith(CATALOG) and (place.parent / LOCK).exists():
         raise Refused(f"{to} is the catalog of a coordinator itself", hint="name another file")
+    try:
+        if not place.exists() or (place.is_file() and _is_copy(place)):
+            return
+    except OSError as error:
+        raise Refused(f"cannot write {to}: {error.strerror}") from None
+    raise Refused(f"{to} is no copy of a catalog", hint="name another file, or remove that one")
+
+
+def _is_copy(place: Path) -> bool:
+    """Or an empty file."""
+    with place.open("rb") as file:
+        header = file.read(_ID_AT + 4)
+    id = int.from_bytes(header[_ID_AT:], "big")
+    return not header or (header.startswith(SQLITE) and id == APPLICATION_ID)
 
 
 def _directory_of_backup(arguments: argparse.Namespace) -> Path | None:
