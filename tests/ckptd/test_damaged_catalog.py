@@ -16,6 +16,7 @@ import pytest
 from ckpt.base.errors import Corrupt
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_entries import apply_all, every_entry
+from ckptd.catalog.file import CLUSTER_NAME
 from ckptd.catalog.sqlite import create_catalog, read_image
 from tests.ckptd.catalogs import begin_term, spoil_page
 
@@ -94,3 +95,18 @@ def test_a_daemon_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None
     assert ended.stdout == ""
     (said,) = ended.stderr.splitlines()
     assert said.startswith("ckptd backup-catalog: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\x7fELF\xd0\xff"])
+@pytest.mark.parametrize("insisted", [None, "c1"])
+def test_a_damaged_id_beside_it_is_named_with_what_mends_it(
+    catalog: Path, content: bytes, insisted: str | None
+) -> None:
+    directory = catalog.parent
+    begin_term(directory, insisted, "c1")
+    (directory / CLUSTER_NAME).write_bytes(content)
+    with pytest.raises(Corrupt, match=r"cluster\.id is unreadable") as found:
+        begin_term(directory, insisted, "c1")
+    assert "run: ckpt catalog rebuild " in found.value.hint
+    create_catalog(directory, "c1", CatalogImage(8), keep_old=True)
+    begin_term(directory, insisted, "c1")

@@ -13,6 +13,7 @@ import ckpt
 from ckpt.base.ids import TargetId
 from ckpt.protocol.coordinator.catalog import TargetSeen
 from ckpt.protocol.coordinator.image import CatalogImage
+from ckptd.catalog.file import CLUSTER_NAME
 from ckptd.catalog.sqlite import create_catalog, read_image
 from tests.e2e.catalogs import (
     NAME,
@@ -173,3 +174,9 @@ def test_the_directory_of_another_cluster_is_not_filled_with_what_these_targets_
     remove(other)
     command("catalog", "rebuild", str(other), "--targets", addresses, codes=(2,))
     assert not (other / NAME).exists()
+    # And one whose id is damaged, if its catalog is another's; the targets know whose it is if not.
+    for cluster, code in (("another", 2), ("many", 0)):
+        directory = tmp_path / cluster
+        create_catalog(directory, cluster, CatalogImage(1, targets={its_own.target: its_own}))
+        (directory / CLUSTER_NAME).write_bytes(b"\xff")
+        command("catalog", "rebuild", str(directory), "--targets", addresses, codes=(code,))

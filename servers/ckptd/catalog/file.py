@@ -56,19 +56,24 @@ def lock_directory(directory: Path) -> int:
 def kept_cluster(directory: Path, insisted: str | None) -> str | None:
     """The id of the cluster whose catalogs lie here; None when it is not known yet.
 
-    Raises Refused when the caller insists on another one.
+    Raises Refused when the caller insists on another one, and Corrupt for what is no id.
     """
     path = directory / CLUSTER_NAME
+    hint = f"put its own back, or run: {mending_command(directory)}"
     try:
-        kept = path.read_text().strip()
+        kept = path.read_bytes().strip().decode()
     except FileNotFoundError:
         return insisted
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        kept = ""
+    if not kept:
+        raise Corrupt(f"{path} is unreadable", hint=hint)
     if insisted is not None and kept != insisted:
         raise Refused(
             f"{directory} is of cluster {kept}, not {insisted}",
-            hint=f"put its own back, or run: {mending_command(directory)}",
+            hint=hint,
         )
     return kept
 
@@ -77,7 +82,7 @@ def keep_cluster(directory: Path, cluster: str) -> None:
     """Durable on return, and written only where it is news. Raises Refused when it cannot be."""
     path = directory / CLUSTER_NAME
     try:
-        if not path.exists() or path.read_text().strip() != cluster:
+        if not path.exists() or path.read_bytes().strip() != cluster.encode():
             write_aside(path, f"{cluster}\n".encode())
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from None

@@ -192,20 +192,25 @@ def rebuild_running(
 
 
 def _check_own(directory: Path, cluster: str) -> None:
-    kept = kept_cluster(directory, None)
-    if kept not in (None, cluster) and not _is_blank(directory):
+    stands, image = _catalog_there(directory)
+    try:
+        kept = kept_cluster(directory, None)
+    except Corrupt:
+        kept = stands
+    is_blank = image is not None and not image.targets and not image.rows
+    if kept not in (None, cluster) and not is_blank:
         raise Refused(
             f"{directory} is of cluster {kept}, and these targets are of {cluster}",
             hint=f"name the directory of {cluster}'s coordinator, or an empty one",
         )
 
 
-def _is_blank(directory: Path) -> bool:
+def _catalog_there(directory: Path) -> tuple[str | None, CatalogImage | None]:
+    """Its cluster and contents. What cannot be read may have been anything."""
     try:
-        _, image = read_image(directory)
-    except CkptError:  # What cannot be read may have been anything.
-        return False
-    return not image.targets and not image.rows
+        return read_image(directory)
+    except CkptError:
+        return None, None
 
 
 def rebuild_into_etcd(
