@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import ckptd.target.daemon
+from ckpt.aio.collector import end_uncollected
 from ckpt.aio.disk import DiskSpace, RealDisk
 from ckpt.base.units import KiB, TiB
 from ckpt.format.checksum import Buffer
@@ -146,6 +147,7 @@ def read_observed(path: Path) -> list[tuple[int, int]]:
 
 def main() -> int:
     """`ckptd target` with the watched disk in the place of the real one."""
+    end_uncollected()
     disk = DiscardingDisk if os.environ.get(DISCARD_NAME) == "1" else WatchedDisk
     # A class is not assigned to otherwise.
     setattr(ckptd.target.daemon, "RealDisk", disk)  # noqa: B010

@@ -18,6 +18,7 @@ from functools import partial
 from types import FrameType
 from typing import Final
 
+from ckpt.aio.collector import end_uncollected
 from ckpt.aio.inherited import answered
 from ckpt.base.errors import CkptError
 
@@ -51,6 +52,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
+    end_uncollected()
     words = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _interrupt)
     command = COMMANDS.get(words[0]) if words else None

@@ -34,6 +34,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from ckpt.aio.collector import end_uncollected
 from ckpt.base.errors import CkptError
 from ckptbench.engines import make_engine
 from ckptbench.engines.base import (
@@ -297,6 +298,7 @@ def _usage() -> Usage:
 
 def main(argument: str) -> None:
     """Answer lines until `close` or the end of stdin."""
+    end_uncollected()
     # What libraries print (gloo does) is no answer: it goes where errors go.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

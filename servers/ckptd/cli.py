@@ -60,11 +60,13 @@ def load(program: str) -> Callable[[Sequence[str]], int | None]:
 
 
 def _main(name: str, program: str, given: Sequence[str]) -> int:
+    from ckpt.aio.collector import end_uncollected
     from ckpt.aio.descriptors import raise_limit
     from ckpt.aio.inherited import answered, hear_signals, open_missing_streams
     from ckpt.aio.private import keep_private
     from ckpt.base.errors import CkptError
 
+    end_uncollected()
     open_missing_streams()
     keep_private()
     # numpy's thread pool would be started with the daemon, and never used.

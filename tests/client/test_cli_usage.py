@@ -364,6 +364,18 @@ def test_who_has_no_standard_output_is_served_as_everybody(program: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
+FROZEN = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))"
+
+
+@pytest.mark.parametrize("program", ["ckpt_client.cli.entry", "ckptd.cli", "ckptbench.cli"])
+def test_at_its_end_a_program_does_not_look_through_all_that_it_has_imported(program: str) -> None:
+    """That took a seventh of what a command costs. What is registered first comes last."""
+    script = f"{FROZEN}; from {program} import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.splitlines()[-1] == b"True"
+
+
 # --------------------------------------------------------------------------- the two voices
 
 

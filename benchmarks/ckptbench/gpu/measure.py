@@ -17,6 +17,7 @@ import torch
 
 import ckpt
 import ckpt_torch
+from ckpt.aio.collector import end_uncollected
 from ckpt.base.units import format_seconds
 from ckptbench import proc
 from ckptbench.gpu.plan import (
@@ -198,6 +199,7 @@ def _name_of(device: str) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Prints the figures as JSON."""
+    end_uncollected()
     plan, url, keep_file = argv
     # torch.distributed says that it is not there; a single process is what is measured.
     warnings.simplefilter("ignore")

@@ -13,6 +13,10 @@ def main() -> int:
     # Some C modules crash when Ctrl-C cuts their import. It waits until the command is imported.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        from ckpt.aio.collector import collect_rarely, end_uncollected
+
+        collect_rarely()
+        end_uncollected()
         from ckpt.aio.inherited import open_missing_streams
         from ckpt_client.cli.main import main as run
 

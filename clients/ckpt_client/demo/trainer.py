@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ckpt
+from ckpt.aio.collector import end_uncollected
 from ckpt_client.demo.adam import AdamRates, Floats32, Moments, take_step
 from ckpt_client.demo.corpus import draw_batch, read_corpus
 from ckpt_client.demo.mesh import Mesh
@@ -214,6 +215,7 @@ def _say(word: Word) -> None:
 
 def main() -> None:
     """Read the plan, train, leave."""
+    end_uncollected()
     plan = msgspec.json.decode(sys.argv[1], type=TrainerPlan)
     with ExitStack() as stack:
         sockets = {

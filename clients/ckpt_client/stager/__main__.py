@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.collector import end_uncollected
 from ckpt.aio.descriptors import raise_limit
 from ckpt.aio.private import keep_private
 from ckpt.base.errors import Aborted
@@ -27,6 +28,7 @@ def main() -> int:
     was given up of whose end nothing was heard: the log names it.
     """
     hold_signals()
+    end_uncollected()
     keep_private()
     raise_limit()  # It may have a connection to each target of a large cluster.
     _step_back()
