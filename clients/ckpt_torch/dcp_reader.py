@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -217,6 +218,8 @@ class CkptReader(StorageReader):
                 apart.append(DeviceWant.of(contents, target, want))
             else:
                 wants.append(want)
+        # Torch does not see that these are filled: see ckpt_torch.reading.loading.
+        increment_version([target for _, target in landed])
         with DeviceReads(target for _, target in landed) as devices:
             devices.fill(contents, wants, apart)
             devices.wait_copied()

@@ -73,3 +73,23 @@ def test_a_new_optimizer_s_state_is_said_to_take_nothing(cluster: str) -> None:
     new = torch.optim.AdamW(net.parameters())
     with pytest.warns(UserWarning, match=r"o/state is empty here: o/state/=0/exp_avg, .* is not l"):
         ckpt_torch.load({"o": new}, checkpoint_id=f"{name}/2")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("way", ["load", "dcp"])
+def test_a_backward_pass_does_not_go_on_with_what_was_loaded_meanwhile(
+    cluster: str, way: str
+) -> None:
+    """As torch's own loads say. Its gradients were of one half of either state."""
+    name = f"{cluster}/beneath-{way}/1"
+    dcp.save({"w": torch.full((3,), 5.0)}, storage_writer=ckpt_torch.CkptWriter(name), no_dist=True)
+    weight = torch.full((3,), 2.0, requires_grad=True)
+    loss = (weight * weight).sum()
+    state: dict[str, object] = {"w": weight}
+    if way == "load":
+        ckpt_torch.load(state, checkpoint_id=name)
+    else:
+        dcp.load(state, storage_reader=ckpt_torch.CkptReader(name), no_dist=True)
+    assert weight.tolist() == [5.0] * 3
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
@@ -137,6 +138,8 @@ class LoadJob:
             if self.order.is_handed_out(number):
                 devices.fill(contents, part.new, ())
                 continue
+            # Torch does not see that: a backward pass whose values these were must not go on.
+            increment_version(part.changed)
             devices.fill(contents, [*part.in_place, *part.new], part.on_devices)
             if part.twins:
                 devices.wait_copied()

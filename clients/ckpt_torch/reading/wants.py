@@ -76,6 +76,8 @@ class Part:
     """What is given to the caller when the load is through."""
     twins: list[Twin] = field(default_factory=list)
     """Names of the caller's own memory that others fill, in this part."""
+    changed: list[torch.Tensor] = field(default_factory=list)
+    """The caller's own memory, wherever it lies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +153,7 @@ class StateWants:
             here = place_of(place.tensor)
             filler = place if here is None else first.setdefault(here, place)
             part = self.parts[number]
+            part.changed.append(place.tensor)
             if filler is not place:
                 part.twins.append(Twin(filler.want.name, place.tensor, place.want))
                 continue
