@@ -93,3 +93,22 @@ def test_a_backward_pass_does_not_go_on_with_what_was_loaded_meanwhile(
     assert weight.tolist() == [5.0] * 3
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_load_says_what_it_leaves_out_of_an_object(cluster: str) -> None:
+    """As of an optimizer here that has not stepped every parameter yet."""
+    name = f"{cluster}/left-out/1"
+
+    def trained(stepped: int) -> torch.optim.Adam:
+        weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+        optimizer = torch.optim.Adam(weights)
+        sum(weight.sum() for weight in weights[:stepped]).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        return optimizer
+
+    more = torch.nn.Linear(2, 2).state_dict()
+    ckpt_torch.save({"o": trained(3), "model": more, "rest": [1]}, checkpoint_id=name)
+    less = {"weight": torch.zeros(2, 2)}
+    with pytest.warns(UserWarning, match=r"^o/state/=1/exp_avg, .*: in the checkpoint, and not "):
+        ckpt_torch.load({"o": trained(1), "model": less}, checkpoint_id=name)
+    ckpt_torch.load({"o": trained(3), "model": less}, checkpoint_id=name)  # Asks for a part.

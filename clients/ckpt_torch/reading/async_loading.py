@@ -16,7 +16,7 @@ from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
-from ckpt_torch.reading.loading import LoadJob, give_back, names_of, tensors_of
+from ckpt_torch.reading.loading import LoadJob, give_back, names_of, objects_of, tensors_of
 from ckpt_torch.reading.order import LoadOrder, paths_of
 from ckpt_torch.reading.wants import NewLeaves
 from ckpt_torch.tree import asked
@@ -61,7 +61,7 @@ def async_load(
     loading = Loading(state_dict, state, order)
     futures = loading.prefixes
     parts = LoadOrder(order, names_of(state), lambda part: futures[part].set_result(None))
-    job = LoadJob(state, who, parts, strict, allow_pickle)
+    job = LoadJob(state, who, parts, strict, allow_pickle, objects_of(state_dict))
     devices = DeviceReads(tensors_of(state), ring_bytes)
     checkpoint = where.store.resolve(
         where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ckpt.base.units import MiB
+from ckpt.format.tree import below
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
 from ckpt_client.save.staged import wait_for_stagings
@@ -54,7 +55,7 @@ def load(
 
     state_dict: as in `async_save`, of any sharding and number of ranks. Tensors must have the
         saved dtype and global shape. Objects with `state_dict()` get their part through
-        `load_state_dict()`.
+        `load_state_dict()`; a warning names what was saved of them and is not in theirs.
     checkpoint_id, store: as in `async_save`; without a step the newest, the same for all ranks.
     process_group, no_dist: as in `async_save`.
     allow_pickle: load objects that were saved as pickles; this runs whatever code they name.
@@ -72,7 +73,8 @@ def load(
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
     state = asked(state_dict)
-    job = LoadJob(state, who, LoadOrder(order, names_of(state)), strict, allow_pickle)
+    objects = objects_of(state_dict)
+    job = LoadJob(state, who, LoadOrder(order, names_of(state)), strict, allow_pickle, objects)
     with (
         DeviceReads(tensors_of(state), ring_bytes) as devices,
         where.store.resolve(
@@ -112,6 +114,8 @@ class LoadJob:
     order: LoadOrder
     strict: bool
     allow_pickle: bool
+    objects: frozenset[str] = frozenset()
+    """Names of those that get their part as a whole."""
 
     @property
     def in_pieces(self) -> bool:
@@ -131,7 +135,9 @@ class LoadJob:
         if self.in_pieces:
             contents.expect_pieces()
         wanted = StateWants(contents, self.who, self.order)
-        wanted.look_up(self.state, strict=self.strict, allow_pickle=self.allow_pickle)
+        wanted.look_up(
+            self.state, strict=self.strict, allow_pickle=self.allow_pickle, objects=self.objects
+        )
         generation = checkpoint.info.checkpoint
         self.order.begin(generation)
         for number, part in enumerate(wanted.parts):
@@ -149,6 +155,12 @@ class LoadJob:
                 self.order.hand_out(number, generation)
         devices.wait_copied()
         return wanted.found
+
+
+def objects_of(state_dict: Mapping[str, object]) -> frozenset[str]:
+    """Names of the objects with `load_state_dict`."""
+    found = [key for key, value in state_dict.items() if not isinstance(value, torch.Tensor)]
+    return frozenset(below("", key) for key in found if is_stateful(state_dict[key]))
 
 
 def names_of(state: Mapping[str, object]) -> Iterator[str]:

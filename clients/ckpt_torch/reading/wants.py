@@ -6,7 +6,7 @@ the boxes that it holds, whatever the sharding that they were saved with.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from ckpt.format.tree import Scalar
 from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
-from ckpt_client.load.trees import are_global, listed, scalars_of
+from ckpt_client.load.trees import are_global, leaf_nodes, listed, scalars_of
 from ckpt_client.save.state import AnyArray
 from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -105,8 +105,19 @@ class StateWants:
     def __post_init__(self) -> None:
         self.parts = [Part() for _ in range(self.order.part_count)]
 
-    def look_up(self, state: Mapping[str, object], *, strict: bool, allow_pickle: bool) -> None:
-        """Fill `parts` and `found`, whose arrays hold nothing yet. Raises Refused."""
+    def look_up(
+        self,
+        state: Mapping[str, object],
+        *,
+        strict: bool,
+        allow_pickle: bool,
+        objects: Collection[str] = (),
+    ) -> None:
+        """Fill `parts` and `found`, whose arrays hold nothing yet. Raises Refused.
+
+        objects: names of what takes its part by `load_state_dict`: a warning says what of it does
+            not come back.
+        """
         ranks = self.contents.ranks()
         mine = Rank(self.who.rank) if self.who.rank in ranks else ranks[0]
         values = self.contents.values(mine)
@@ -125,6 +136,8 @@ class StateWants:
             ]  # fmt: skip
         self._check_names(strict, values)
         self._warn_of_empty(state, values)
+        if self.who.rank in ranks:  # Else this rank asks another one's tree, which has its names.
+            self._warn_of_rest(objects, mine)
         self.found.check_pickles(allow_pickle)
         self._part()
 
@@ -192,12 +205,25 @@ class StateWants:
         stored = {tensor.name for tensor in self.contents.tensors()} | set(values) if empty else ()
         for name in empty:
             below = sorted(one for one in stored if one.startswith(f"{name}/"))
+            self._seen.update(below)
             if below:
                 warn(
                     f"{name} is empty here: {listed(below)} is not loaded. A new optimizer has no "
                     "state: load into what torch.distributed.checkpoint.state_dict's "
                     "get_state_dict(model, optimizer) gives"
                 )
+
+    def _warn_of_rest(self, objects: Collection[str], mine: Rank) -> None:
+        if not objects:
+            return
+        tree = self.contents.tree(mine)
+        saved = {node.name for node in leaf_nodes(tree)} | set(self.contents.values(mine))
+        rest = [one for one in sorted(saved - self._seen) if one.partition("/")[0] in objects]
+        if rest:
+            warn(
+                f"{listed(rest)}: in the checkpoint, and not in what state_dict() of the object "
+                "here names: it is not loaded"
+            )
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
         """Plan one leaf; False when the checkpoint has nothing of that name."""
