@@ -16,6 +16,7 @@ import ckpt_torch
 from ckpt_client.save.state import encoded_scalar, flatten
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
 from ckpt_torch.staging.parts import parts_of
+from ckpt_torch.tree import PICKLE_KEY, pickled
 from tests.client.bits import bits_of
 
 
@@ -80,6 +81,27 @@ def test_a_tensor_and_an_array_may_change_places_between_two_saves(
             future.result(60)
             found = store.load(run, step)
             assert bits_of(found) == bits_of({"a": arrays[0], "b": arrays[1]})
+
+
+def test_what_ranks_have_in_different_forms_is_loaded_whole_as_tensors(cluster: str) -> None:
+    with ckpt.open(cluster) as store:
+        saves = []
+        for rank in (0, 1):
+            seen = [np.full(2, float(rank))] * (rank + 1)
+            objects = [{PICKLE_KEY: pickled({rank})}] * (rank + 1)
+            state = {"seen": seen, "objects": objects}
+            saves.append(store.save("apart", 1, state, rank=rank, world_size=2))
+        for save in saves:
+            save.wait(60)
+    with pytest.raises(ckpt.Refused, match="objects/#0: stored as a pickle"):
+        ckpt_torch.load_whole(f"{cluster}/apart/1")
+    whole = ckpt_torch.load_whole(f"{cluster}/apart/1", allow_pickle=True)
+    assert isinstance(whole, dict)
+    for rank in (0, 1):
+        assert whole["objects"][rank] == [{rank}] * (rank + 1)
+        (tensor, *more) = whole["seen"][rank]
+        assert torch.equal(tensor, torch.full((2,), float(rank), dtype=torch.float64))
+        assert len(more) == rank
 
 
 def masked() -> object:

@@ -5,6 +5,8 @@ For frameworks that load before there is anything to load into. Each process get
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 
@@ -12,7 +14,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Path, SequenceIndex, path_text
 from ckpt_client.load.checkpoint import Checkpoint
-from ckpt_client.save.shards import PerRank
+from ckpt_client.save.shards import PerRank, Shard
 from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import unpack_value
@@ -28,7 +30,8 @@ def load_whole(
     allow_pickle: bool = False,
 ) -> object:
     """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor
-    of the saved dtype and global shape.
+    of the saved dtype and global shape. What ranks have under one name in different forms, such as
+    lists of different lengths, is a `ckpt.PerRank`.
 
     checkpoint_id, store: as in `load`; without a step the newest. All ranks may call it, or only
         some: those that do get the same checkpoint.
@@ -50,8 +53,12 @@ def whole_of(checkpoint: Checkpoint, *, allow_pickle: bool = False) -> object:
 
 
 def _made(node: object, path: Path, allow_pickle: bool) -> object:
-    if isinstance(node, PerRank) and len(node) == 1:
-        (node,) = node.values.values()  # Keyed by its rank: nobody else has it.
+    if isinstance(node, PerRank):
+        ranks = {rank: _made(child, path, allow_pickle) for rank, child in node.values.items()}
+        # Of one rank it is keyed by that: nobody else has it.
+        return PerRank(ranks) if len(ranks) != 1 else next(iter(ranks.values()))
+    if isinstance(node, Shard) and np.shape(cast(AnyArray, node.array)) == node.global_shape:
+        node = node.array
     if isinstance(node, dict):
         if PICKLE_KEY in node:
             return _unpickled(node[PICKLE_KEY], path, allow_pickle)
