@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION
 from ckpt.protocol.coordinator.said import UpgradeFinished
@@ -241,7 +240,7 @@ async def test_members_of_two_etcds_are_refused_by_name(
         place = Prefix(f"{NOWHERE},{first.address},{second.address}")
         why = f"{first.address} and {second.address} are members of different etcds"
         with pytest.raises(Refused, match=why):
-            await place.open()
+            await place.open(patience_s=0.5)
         assert names_in(etcd, place) == set()
         second.kill()
         with pytest.raises(Unavailable, match=f"do not answer: {NOWHERE}, {second.address}"):
@@ -262,9 +261,8 @@ async def test_a_catalog_of_another_cluster_that_came_in_the_place_of_one_is_not
     etcd_client = client.EtcdClient(parse_etcd_url(place.url))
     space = FencedSpace(etcd_client)
     deadline = asyncio.get_running_loop().time() + 30.0
-    began_us = now_us()
     fence = await space.take(deadline)
-    keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+    keeper = LeaseKeeper(space, fence, RevisionHistory())
     with pytest.raises(Refused, match="is of cluster c1, not c2"):
         await EtcdCatalog.load(space, fence, "c2", keeper, deadline)
     await etcd_client.close()

@@ -11,8 +11,10 @@ import pytest
 
 from tests.ha.coordinators import Coordinators
 from tests.ha.members import Etcd
-from tests.ha.places import Prefix, names_in
+from tests.ha.places import Prefix, names_in, no_fault, proxied
 from tests.waiting import wait_until
+
+WRITES = ("/v3/kv/txn", "/v3/lease/grant")
 
 
 @pytest.fixture
@@ -67,6 +69,19 @@ def test_another_one_leads_when_the_leader_is_killed_again_and_again(three: Coor
         assert why(three, after, count + 1) in ends_of(before)
         assert f'"term": {count + 1}' in three.warm_lines(after), "it followed by a watch"
         assert three.start(before).ready["leader"] == three.listen[after]
+
+
+def test_another_one_leads_where_each_write_of_etcd_takes_long(tmp_path: Path, etcd: Etcd) -> None:
+    """It needs two of them to take the key, on a lease that lasts 2 s."""
+    with proxied(etcd.members[0], no_fault) as proxy:
+        place = Prefix(f"127.0.0.1:{proxy.port}")
+        with Coordinators(tmp_path, etcd, place, ids="ab") as two:
+            proxy.delay_s = lambda request: 1.2 if request.path in WRITES else 0.0
+            before = two.leader()
+            two.kill(before)
+            (after,) = two.running
+            wait_until(lambda: two.logged(after, '"leads"') == 1, "the other one leads")
+            proxy.delay_s = lambda _request: 0.0
 
 
 def test_a_killed_leader_is_unseated_and_not_waited_for(three: Coordinators) -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy
 from ckpt.protocol.coordinator.catalog import RowAborted, RowState
 from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
@@ -170,9 +169,8 @@ async def test_who_was_deposed_while_it_loaded_leads_nothing(etcd: Etcd) -> None
     place = Prefix(etcd.addresses)
     await found(place)
     async with space_at(place) as space:
-        began_us = now_us()
         fence = await space.take(math.inf)
-        keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+        keeper = LeaseKeeper(space, fence, RevisionHistory())
         pairs = await all_keys(space, math.inf)
         await space.unseat(fence.revision, math.inf)
         with pytest.raises(Busy):

@@ -379,7 +379,7 @@ class Contender:
             task.result()
 
     async def _campaign(self) -> None:
-        began_us = self._began_us = now_us()
+        self._began_us = now_us()
         won: KeyHolder | None = None
         try:
             deadline = asyncio.get_running_loop().time() + CAMPAIGN_S
@@ -395,15 +395,15 @@ class Contender:
             self._fence = None
         except CkptError as error:
             self._catalog_failed(error)
-        lease_us = 0
+        kept_us = lease_us = 0
         self._took_us = now_us()
         if self._fence is not None:
             fence = self._fence
-            self._keeper = LeaseKeeper(self._space, fence, self._history, began_us)
+            self._keeper = LeaseKeeper(self._space, fence, self._history)
             self._keeper.on_ended(self._hurry.set)
-            lease_us = fence.lease_s * US_PER_S
+            kept_us, lease_us = fence.kept_us, fence.lease_s * US_PER_S
             won = KeyHolder(fence.revision, self._space.process, self.id, self.address, fence.term)
-        self._feed(CampaignEnded(began_us, won, lease_us))
+        self._feed(CampaignEnded(kept_us, won, lease_us))
         self._hurry.set()
 
     async def _unseat(self, revision: int) -> None:

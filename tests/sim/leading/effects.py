@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ckpt.protocol import resting
-from ckptd.catalog.etcd import catalog, fence, lease, mirror, times
+from ckptd.catalog.etcd import catalog, client, fence, lease, mirror, times
 from ckptd.coordinator import colleagues, contender, front, leader_watch, shell, silence
 from tests.sim.leading.book import WatchedCatalog
 from tests.sim.leading.loop import running
@@ -52,7 +52,7 @@ def simulated(*, rests: bool = False) -> Iterator[None]:
     as a daemon does; else each history is turned at the same times, whatever it is about.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (contender, shell, silence, catalog, lease):
+        for module in (contender, shell, silence, client, fence, lease):
             patch.setattr(module, "now_us", _now_us)
         for module in (catalog, mirror, leader_watch):
             patch.setattr(module, "draw", _draw)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.clock import draw, now_us
+from ckpt.aio.clock import draw
 from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
 from ckpt.base.rests import Rests
 from ckpt.protocol.coordinator.catalog import Persist
@@ -116,9 +116,8 @@ class EtcdCatalog:
         try:
             deadline = asyncio.get_running_loop().time() + patience_s
             meta = await admitted(client, space, cluster, new_cluster, deadline)
-            began_us = now_us()
             fence = await space.take(deadline)
-            keeper = LeaseKeeper(space, fence, history or RevisionHistory(), began_us)
+            keeper = LeaseKeeper(space, fence, history or RevisionHistory())
             catalog = await cls.load(space, fence, meta.cluster, keeper, deadline)
         except BaseException:
             await client.close()

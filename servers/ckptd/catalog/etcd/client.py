@@ -20,11 +20,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
+from ckpt.aio.clock import now_us
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
@@ -67,6 +68,7 @@ MEMBERS_S: Final = 2.0
 """Patience with all of them, when they are asked whether they are of one etcd."""
 KEEP_ATTEMPT_S: Final = 0.5
 """The same for keeping a lease: one of several members that hangs must not cost it."""
+KEEPS_PER_LEASE: Final = 3
 LOG_IN_S: Final = 5.0
 """Patience with a member that checks a password, which takes it long where processors are few."""
 RETRY_S: Final = 0.1
@@ -199,6 +201,27 @@ class EtcdClient:
         except NotFound:
             return 0
         return kept.result.header.revision if kept.result.TTL > 0 else 0
+
+    @asynccontextmanager
+    async def keeping(self, lease: Lease, kept: Callable[[int], None]) -> AsyncIterator[None]:
+        """Renew the lease as long as the block takes. `kept` hears when that was asked, each time
+        that it was done.
+        """
+
+        async def keep() -> None:
+            while True:
+                await asyncio.sleep(lease.TTL / KEEPS_PER_LEASE)
+                asked_us = now_us()
+                with suppress(CkptError):
+                    if await self.keep_lease(lease.ID):
+                        kept(asked_us)
+
+        task = asyncio.get_running_loop().create_task(keep())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def end_lease(self, lease: int) -> None:
         """End the lease with all its keys, if etcd answers; otherwise it ends by itself."""

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, Corrupt, NotFound
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckptd.catalog.etcd import keys
@@ -74,9 +73,8 @@ async def whole_catalog(url: EtcdUrl) -> AsyncIterator[tuple[str, CatalogImage]]
         meta = await space.meta(_deadline())
         if meta is None:
             raise NotFound(f"there is no catalog in {url}", hint="see its members and its prefix")
-        began_us = now_us()
         fence = await space.take(_deadline())
-        keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+        keeper = LeaseKeeper(space, fence, RevisionHistory())
         catalog = await EtcdCatalog.load(space, fence, meta.cluster, keeper, _deadline())
         try:
             await _check_alone(space)
@@ -123,9 +121,8 @@ async def _empty(space: FencedSpace, source: str) -> AsyncIterator[Fence]:
 
 @asynccontextmanager
 async def _held(space: FencedSpace, source: str) -> AsyncIterator[Fence]:
-    began_us = now_us()
     fence = await space.take(_deadline(), copied_from=source)
-    keeper = LeaseKeeper(space, fence, RevisionHistory(), began_us)
+    keeper = LeaseKeeper(space, fence, RevisionHistory())
     try:
         yield fence
     except BaseException:

@@ -32,6 +32,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages.hello import PROTOCOL_VERSION
 from ckpt.protocol.coordinator.leading import KeyHolder
@@ -94,6 +95,8 @@ class Fence:
     """Of the newest transaction that is known to be done."""
     key: bytes = b""
     """What the leader's key says since then."""
+    kept_us: int = 0
+    """When that was asked which granted or renewed the lease last, before it was taken."""
 
 
 class FencedSpace:
@@ -268,7 +271,16 @@ class FencedSpace:
         """Begin a term, of a catalog that there is or, as `take` says, is none; None when somebody
         else has the key. Raises NoSpace; NotFound where there is no catalog any more.
         """
+        kept_us = [now_us()]
         granted = await self._client.call("lease/grant", LeaseGrant(LEASE_S), Lease, deadline)
+        # A slow etcd takes longer for the rest than the lease lasts.
+        async with self._client.keeping(granted, kept_us.append):
+            fence = await self._take_on(granted, deadline, copied_from)
+        if fence is not None:
+            fence.kept_us = kept_us[-1]
+        return fence
+
+    async def _take_on(self, granted: Lease, deadline: float, copied_from: str) -> Fence | None:
         known = await self._one(keys.TERM, deadline)
         term = _term_of(known) + 1
         full, me = self._space.full, self._me

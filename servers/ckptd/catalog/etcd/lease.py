@@ -6,24 +6,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from ckpt.aio.clock import now_us
 from ckpt.base.errors import Unavailable
+from ckpt.base.units import US_PER_S
+from ckptd.catalog.etcd.client import KEEPS_PER_LEASE
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.history import RevisionHistory
-
-KEEPS_PER_LEASE: Final = 3
 
 
 class LeaseKeeper:
     """I renew a fence's lease from now on, until it has ended or I am closed."""
 
-    def __init__(
-        self, space: FencedSpace, fence: Fence, history: RevisionHistory, granted_us: int
-    ) -> None:
-        """granted_us: it was asked for then."""
-        self.kept_us = granted_us
+    def __init__(self, space: FencedSpace, fence: Fence, history: RevisionHistory) -> None:
+        self.kept_us = fence.kept_us
         """When that was asked which renewed it last: it lasts at least its length from then on."""
         self._space = space
         self._fence = fence
@@ -46,17 +42,21 @@ class LeaseKeeper:
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
+        rest_s = self._fence.lease_s / KEEPS_PER_LEASE
+        # Where etcd is slow, much of the lease has gone by.
+        await asyncio.sleep(max(0.0, rest_s - (now_us() - self.kept_us) / US_PER_S))
         while True:
-            await asyncio.sleep(self._fence.lease_s / KEEPS_PER_LEASE)
             asked_us = now_us()
             try:
                 revision = await self._space.keep(self._fence)
             except Unavailable:
                 # The next one may reach it; what is written finds out.
-                continue
+                revision = -1
             if not revision:
                 return
-            self.kept_us = asked_us
-            old = self._history.note(clock(), revision)
-            if old is not None:
-                await self._space.compact(old)
+            if revision > 0:
+                self.kept_us = asked_us
+                old = self._history.note(clock(), revision)
+                if old is not None:
+                    await self._space.compact(old)
+            await asyncio.sleep(rest_s)

@@ -14,9 +14,8 @@ from msgspec import Struct
 from ckpt.base.errors import Busy, CkptError, NotFound
 from ckpt.format.messages.hello import TAGS_VERSION
 from ckptd.catalog.etcd import keys
-from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.client import KEEPS_PER_LEASE, EtcdClient
 from ckptd.catalog.etcd.fence import LEASE_S
-from ckptd.catalog.etcd.lease import KEEPS_PER_LEASE
 from ckptd.catalog.etcd.words import (
     Compare,
     KeyValue,
