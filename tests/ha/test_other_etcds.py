@@ -19,7 +19,9 @@ from ckpt.base.errors import Busy, Unavailable
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
 from ckpt_client.cli.main import main
+from ckptd.catalog.etcd import copying
 from ckptd.catalog.etcd.client import EtcdClient
+from ckptd.catalog.etcd.copying import whole_catalog
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
 from ckptd.catalog.etcd.folding import Writes
 from ckptd.catalog.etcd.url import parse_etcd_url
@@ -131,7 +133,7 @@ async def test_no_catalog_is_begun_where_one_member_answers_alone(tmp_path: Path
 
 @on_a_loop
 async def test_an_older_catalog_of_one_member_is_not_led_while_most_are_silent(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was restored from a snapshot as an etcd of its own: the others have what came later."""
     with Etcd(tmp_path / "etcd", 3) as etcd:
@@ -156,6 +158,9 @@ async def test_an_older_catalog_of_one_member_is_not_led_while_most_are_silent(
                     await client.one(key, -1.0)
             with pytest.raises(Unavailable, match="most members of"):
                 await place.open(patience_s=0.5)
+            monkeypatch.setattr(copying, "OPEN_S", 0.5)
+            with pytest.raises(Unavailable, match="most members of"):
+                await whole_catalog(parse_etcd_url(place.url)).__aenter__()
             for member in majority:
                 member.start()
         assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}

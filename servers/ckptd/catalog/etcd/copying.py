@@ -69,6 +69,7 @@ async def whole_catalog(url: EtcdUrl) -> AsyncIterator[tuple[str, CatalogImage]]
     client = EtcdClient(url)
     try:
         await client.check_version(_deadline())
+        await ask_most(client, _deadline())
         space = FencedSpace(client)
         meta = await space.meta(_deadline())
         if meta is None:

@@ -80,8 +80,8 @@ def _check_one(client: EtcdClient, etcds: list[str]) -> None:
 
 async def ask_most(client: EtcdClient, deadline: float) -> None:
     """Wait for the etcd that most members of the URL are of, or all may be, and ask that one from
-    then on. Raises Refused where others are of another one; Unavailable naming those that do not
-    answer.
+    then on. Raises Refused where none comes, and others are of another one; Unavailable naming
+    those that do not answer.
     """
     clock = asyncio.get_running_loop().time
     while True:
@@ -89,15 +89,15 @@ async def ask_most(client: EtcdClient, deadline: float) -> None:
         client.identity.id = await client.etcd_of_most(etcds)
         if client.identity.id:
             return
-        _check_one(client, etcds)
         if not any(etcds):
             # Each says why it does not.
             await client.one(client.identity.question.key, deadline)
-        if clock() > deadline:
-            pairs = zip(client.url.members, etcds, strict=True)
-            silent = ", ".join(member for member, id in pairs if not id)
+        silent = [member for member, id in zip(client.url.members, etcds, strict=True) if not id]
+        most = max(map(etcds.count, set(etcds) - {""}), default=0) + len(silent)
+        if clock() > deadline or 2 * most <= len(etcds):
+            _check_one(client, etcds)
             raise Unavailable(
-                f"most members of {client.url} do not answer: {silent}",
+                f"most members of {client.url} do not answer: {', '.join(silent)}",
                 hint="what answers may have an older catalog, or none: start the others, or leave"
                 " those out of --catalog that are gone for good",
             )
