@@ -46,6 +46,21 @@ def test_what_is_drained_goes_oldest_first_down_to_the_low_mark() -> None:
     assert bench.machine.evictor.evicted_count == 2
 
 
+def test_what_goes_first_is_the_oldest_step_whatever_clocks_say() -> None:
+    """The next coordinator's clock is an hour late."""
+    bench = bench_with_room()
+    worker = WorkerFake(bench)
+    bench.wall_s += 3600
+    for step in range(1, 4):
+        bench.save(step)
+    bench.wall_s -= 3600
+    for step in range(4, 8):
+        bench.save(step)
+    drain_all(worker)
+    bench.tick(5)
+    assert steps(bench) == [3, 4, 5, 6, 7]
+
+
 def test_what_has_a_name_or_is_pinned_is_not_evicted() -> None:
     bench = bench_with_room()
     worker = WorkerFake(bench)

@@ -89,6 +89,17 @@ def test_a_device_full_of_columns_wants_the_oldest_step_that_is_not_the_newest_r
     assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@1"
 
 
+def test_the_oldest_step_is_named_for_removal_whatever_clocks_say() -> None:
+    bench = Bench(3)
+    bench.wall_s += 3600
+    bench.save(1)
+    bench.wall_s -= 3600
+    for step in (2, 3):
+        bench.save(step)
+    fill(bench, "t0", taken=0.99, columns=600 * MiB)
+    assert checks(bench)["TARGET_FULL"]["command"] == "ckpt rm run@1"
+
+
 def test_what_has_a_name_is_not_named_for_removal_and_a_refused_save_says_that_it_stays() -> None:
     bench = Bench(3)
     for step in (1, 2, 3):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.base.limits import LEASE_US
@@ -259,17 +260,17 @@ class Evictor:
 
     def _evictable(self) -> Iterator[KeptCheckpoint]:
         """Oldest commit first."""
-        found: list[KeptCheckpoint] = []
+        found: list[tuple[float, KeptCheckpoint]] = []
         for run in self._checkpoints.runs():
             committed = self._checkpoints.of_line(run, RowState.COMMITTED)
             needed = self._queue.needed(run)
-            for one in committed[:-1]:
+            for at_s, one in dated(committed)[:-1]:
                 key = one.id.step, one.id.generation
                 # Bytes that others refer to would not go.
                 used = one.pins or one.users or one.is_kept
                 if not used and key not in needed and self._queue.holding(one.id):
-                    found.append(one)
-        yield from sorted(found, key=lambda one: (one.info.committed_at_s, one.id))
+                    found.append((at_s, one))
+        yield from (one for _, one in sorted(found, key=lambda each: (each[0], each[1].id)))
 
     def _payload_on(self, checkpoint: KeptCheckpoint, device: Domain) -> int:
         """About so many bytes of its payloads lie there, parity counted."""
@@ -283,6 +284,18 @@ class Evictor:
             for id in placed.columns
         )
         return checkpoint.info.payload_bytes * columns // (ranks * checkpoint.code.k)
+
+
+def dated(line: Iterable[KeptCheckpoint]) -> list[tuple[float, KeptCheckpoint]]:
+    """When each of a run's steps was committed, in their order: none after a later one, whatever
+    the clocks of coordinators said.
+    """
+    found: list[tuple[float, KeptCheckpoint]] = []
+    at_s = inf
+    for one in reversed(list(line)):
+        at_s = min(at_s, one.info.committed_at_s)
+        found.append((at_s, one))
+    return found[::-1]
 
 
 def _file_bytes_on(checkpoint: KeptCheckpoint, target: TargetId) -> int:

@@ -30,7 +30,7 @@ from ckpt.protocol.coordinator.cluster.upgrading import FINISH, Upgrading
 from ckpt.protocol.coordinator.cluster.vouching import CatalogStanding, Vouching
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
-from ckpt.protocol.coordinator.keeping.evicting import Evictor
+from ckpt.protocol.coordinator.keeping.evicting import Evictor, dated
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
@@ -224,12 +224,12 @@ class Health:
     def _oldest_on(self, targets: Set[TargetId]) -> KeptCheckpoint | None:
         """The oldest commit there whose removal frees space, and that no restart would want."""
         found = [
-            one
+            (at_s, one.id, one)
             for run in self._checkpoints.runs()
-            for one in self._checkpoints.of_line(run, RowState.COMMITTED)[:-1]
+            for at_s, one in dated(self._checkpoints.of_line(run, RowState.COMMITTED))[:-1]
             if not (one.users or one.is_kept) and not targets.isdisjoint(one.targets)
         ]
-        return min(found, key=lambda one: (one.info.committed_at_s, one.id), default=None)
+        return min(found, default=(0.0, None, None))[2]
 
     def _lost(self) -> Iterator[Check]:
         damaged = [c for c in self._checkpoints.all() if c.state is RowState.DAMAGED]
