@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.reading import DocumentKind
@@ -86,6 +88,25 @@ def test_who_has_just_begun_waits_for_all_that_it_knows() -> None:
     assert "t5 is about to come" in soon(bench)
     bench.tick(60)
     assert soon(bench) == ""
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_does_not_come_after_all_has_columns_that_are_about_to_be_due(restarts: bool) -> None:
+    """Time alone ends the wait for a target. For up to 5 s it was not about to come any more, and
+    what it had was not due: `ckpt repair --wait` returned, and somebody took the next disk.
+    """
+    bench, id = saved()
+    lost = holders(bench, id)[1]
+    bench.tick(2 * LOOK_S)
+    bench.stop(lost.id)
+    if restarts:
+        bench.restart(*(target for target in bench.targets if target != lost.id))
+        bench.tick(GATHERING_US / SECOND_US)
+    for _ in range(4 * 70):
+        bench.tick(0.25)
+        view: Any = bench.ask("repair")
+        assert view["columns_due"] or view["soon"]
+    assert (view["columns_due"], missing(bench, id)) == (1, 1)
 
 
 def test_damage_that_was_just_found_is_about_to_be_due() -> None:

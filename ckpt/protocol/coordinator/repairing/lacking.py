@@ -67,11 +67,26 @@ class Lacking:
         self._holding = holding
         self._after_us = after_us
         self._in_place = in_place
+        #: Who was waited for when somebody asked last, who of them was about to come, and how often
+        #: that was another answer.
+        self._awaited: list[tuple[TargetId, bool]] = []
+        self._turns = 0
 
     @property
     def news(self) -> int:
-        """Another number whenever a target has come, gone, or reported other damage."""
-        return self._members.version + self._members.rot_version
+        """Another number whenever a target has come, gone, reported other damage, or is waited for
+        no more, which time alone brings about.
+        """
+        members, now_us = self._members, self._members.now_us
+        awaited = [
+            (target.id, members.is_coming(target))
+            for target in members.targets.values()
+            if target.state is not TargetState.LIVE
+            and is_awaited(members, target, now_us, self._after_us)
+        ]
+        if awaited != self._awaited:
+            self._awaited, self._turns = awaited, self._turns + 1
+        return members.version + members.rot_version + self._turns
 
     def all(self, now_us: int) -> list[LackingPayload]:
         """What is due, in its order."""
