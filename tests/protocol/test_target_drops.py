@@ -228,3 +228,17 @@ def test_a_failed_drop_says_so_and_a_repeated_one_succeeds() -> None:
     assert isinstance(failed, Failed)
     assert dropped == Dropped(bytes_freed=file_bytes)
     assert world.machine.column_count == 0
+
+
+def test_a_file_that_cannot_be_removed_is_named_once() -> None:
+    """As one that was made immutable. The drop is asked for every 2 s."""
+    world, column = _ready(), Column()
+    store(world, column)
+    (name,) = world.disk.list_directory("columns")
+    world.disk.faults.append(Fault("remove", "EPERM", file=name, count=3))
+    for _ in range(3):
+        world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    told = [dict(one.fields) for one in world.reports if one.text == "not removed"]
+    assert told == [{"file": f"columns/{name}", "error": "EPERM"}]
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    assert world.machine.column_count == 0

@@ -98,6 +98,8 @@ class Documents:
         self._turns: dict[DocumentKey, deque[ArrivingDocument]] = {}
         #: Generations of which a drop is on its way to the disk; one at a time.
         self._dropping: set[CheckpointId] = set()
+        #: Generations of which the log has said that something cannot be removed.
+        self._stuck: set[CheckpointId] = set()
         #: Drops that wait for a seal, a document or an earlier drop, which is on its way there.
         self._waiting_drops: list[WaitingDrop] = []
 
@@ -324,8 +326,8 @@ class Documents:
             documents = self._droppable(checkpoint, message)
         failed = self._columns.failed_seals(checkpoint, only)
         files = {*failed.values(), *(each.file for each in columns)}
-        steps: list[Step] = [partial(RemoveFile, file=file) for file in sorted(files)]
-        steps += [partial(RemoveFile, file=each.file) for each in documents]
+        names = [*sorted(files), *(each.file for each in documents)]
+        steps: list[Step] = [partial(RemoveFile, file=file) for file in names]
         # What a start set aside may have had this name: a crash must not bring it back either.
         renamed = self._core.counters.set_aside > 0
         if files or renamed:
@@ -340,14 +342,20 @@ class Documents:
         for document in documents:
             self._core.remove_document(document)
         self._dropping.add(checkpoint)
+        begun: list[int] = []
 
         def ended(failure: DiskFailed | None) -> None:
             self._dropping.remove(checkpoint)
             if failure is None:
                 self._columns.gone(failed)
+                self._stuck.discard(checkpoint)
+            elif checkpoint not in self._stuck and len(begun) <= len(names):
+                self._stuck.add(checkpoint)
+                file, error = names[len(begun) - 1], failure.errno_name
+                self._core.report("error", "not removed", file=file, error=error)
             self._dropped(session, request, columns, documents, failure)
 
-        self._core.chain(steps, ended)
+        self._core.chain(steps, ended, began=begun.append)
 
     def _wait(self, *drops: WaitingDrop) -> None:
         """These wait from now on; nothing begins in the place of what they are about to remove."""
