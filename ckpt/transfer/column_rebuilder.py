@@ -107,9 +107,15 @@ class RebuildRoom:
         self._parity = np.empty(0, np.uint8)
 
     @staticmethod
-    def bytes_for(layout: Layout) -> int:
-        """What I grow to: windows, parity of one, and as much for cells that are decoded."""
-        columns = WINDOWS * layout.code.k + 2 * layout.code.m
+    def bytes_for(lost: LostColumns) -> int:
+        """What I grow to: windows, parity that is made, and as much as is read of it in the place
+        of data columns that are gone. What goes while they are read may add to that.
+        """
+        source = lost.source
+        layout, k = source.layout, source.layout.code.k
+        data = enumerate(source.columns[:k])
+        gone = sum(j in lost.places or id not in source.addresses for j, id in data)
+        columns = WINDOWS * k + gone + sum(j >= k for j in lost.places)
         return columns * max(_padded_bytes(layout, one) for one in _windows_of(layout))
 
     def __enter__(self) -> RebuildRoom:

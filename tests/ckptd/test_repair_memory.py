@@ -8,7 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from ckpt.base.errors import Aborted
+from ckpt.base.ids import BootId, ColumnNumber, LaunchNumber, ReservationId, TargetId
+from ckpt.base.limits import CELL_BYTES_MAX
+from ckpt.erasure.code import Code
+from ckpt.format.layout import Layout
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.saving import Place
+from ckpt.transfer.column_rebuilder import LostColumns, RebuildRoom
+from ckpt.transfer.landings import Landings
+from ckpt.transfer.read_job import ReadJob
 from ckptd.repair.memory import MemoryShares
+from ckptd.repair.worker import HANDS, MEMORY_BYTES_MAX
+from tests.protocol.reading import PAYLOAD
 from tests.waiting import wait_until
 
 
@@ -89,3 +100,16 @@ def test_who_waits_ends_when_it_is_stopped() -> None:
         shares.take("b", 60, lambda: None, lambda: True)
     shares.give_back("a")
     shares.take("c", 100, lambda: None, never)
+
+
+@pytest.mark.parametrize("column", [0, 3, 4, 5])
+def test_payloads_with_the_largest_cells_are_made_again_beside_each_other(column: int) -> None:
+    """Hands that do not fit beside each other wait, and each payload touches fresh memory."""
+    code = Code(4, 2)
+    layout = Layout(code, 64 * code.k * CELL_BYTES_MAX, CELL_BYTES_MAX)
+    ids = [TargetId(f"t{j}") for j in range(code.n)]
+    addresses = {id: TargetAddress(id, BootId(1), "127.0.0.1:1") for id in ids}
+    source = ReadJob(PAYLOAD, layout, b"", tuple(ids), addresses, Landings())
+    place = Place(TargetId("t6"), BootId(1), "127.0.0.1:1", ReservationId(1))
+    lost = LostColumns(source, LaunchNumber(1), {ColumnNumber(column): place})
+    assert HANDS * RebuildRoom.bytes_for(lost) <= MEMORY_BYTES_MAX

@@ -22,7 +22,6 @@ from ckpt.base.errors import CkptError, Fenced, PeerError
 from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
-from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import (
@@ -35,7 +34,7 @@ from ckpt.format.messages.repairs import (
 )
 from ckpt.objects.pace import WritePace
 from ckpt.plan.sources import SourceLoads
-from ckpt.transfer.column_rebuilder import RebuildRoom, rebuild_columns
+from ckpt.transfer.column_rebuilder import LostColumns, RebuildRoom, rebuild_columns
 from ckpt.transfer.read_job import ReadJob, ReceiverOptions
 from ckpt.transfer.target_links import SenderOptions
 from ckptd.log import reporter
@@ -143,20 +142,20 @@ class RepairWorker:
             lost = found.lost
             rebuild_columns(
                 replace(lost, source=self._evenly(lost.source, lost.places)),
-                self._room_for(lost.source.layout, found.cluster),
+                self._room_for(lost, found.cluster),
                 SenderOptions(self._secret, self._name, found.cluster, Role.DRAIN),
                 lambda size: self._turn(lease, size),
                 self._pace.check_stopped,
             )
 
-    def _room_for(self, layout: Layout, cluster: str) -> RebuildRoom:
+    def _room_for(self, lost: LostColumns, cluster: str) -> RebuildRoom:
         """The same as for the payload before, where there is one. Raises Aborted."""
         if self._room is not None and self._room[0] != cluster:
             self._leave_room()
         if self._room is None:
             options = ReceiverOptions(self._secret, self._name, cluster, Role.DRAIN)
             self._room = cluster, RebuildRoom(options)
-        room, size = self._room[1], RebuildRoom.bytes_for(layout)
+        room, size = self._room[1], RebuildRoom.bytes_for(lost)
         self._process.memory.take(self, size, room.close, self._pace.is_stopped)
         return room
 
