@@ -20,7 +20,7 @@ from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
 from ckpt_client.stager.arena import map_half
 from ckpt_client.stager.channel import TrainerChannel
-from ckpt_client.stager.patience import HOLD_US_MAX, CrowdPatience, is_crowded
+from ckpt_client.stager.patience import HOLD_US_MAX, Courtesy, CrowdPatience, is_crowded
 from ckpt_client.stager.shell import StagerShell
 from tests.waiting import wait_until
 
@@ -101,7 +101,8 @@ class Trainer:
             arena_bytes_max=64 * MiB,
             idle_s=WAIT_S,
         )
-        self.shell = StagerShell(TrainerChannel(theirs), attach, CrowdPatience(lambda: True))
+        crowded = CrowdPatience(lambda: True)
+        self.shell = StagerShell(TrainerChannel(theirs), attach, Courtesy(0), crowded)
         self._halves: dict[int, HalfWriter] = {}
 
     def say(self, packet: wire.FromTrainer) -> None:

@@ -375,15 +375,6 @@ def test_a_forked_child_holds_nothing_of_the_staging_memory(bench: Bench) -> Non
     assert stage(link, 2) is not None, "its parent goes on"
 
 
-def test_a_stager_is_nicer_than_its_trainer(bench: Bench) -> None:
-    link = bench.start()
-    ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, link.pid))
-    assert theirs == min(19, ours + 10)
-    group = Path(f"/proc/{link.pid}/autogroup")
-    if group.exists():
-        assert group.read_text().split()[-1] == "10"
-
-
 # --------------------------------------------------------------------------- prepared meanwhile
 
 

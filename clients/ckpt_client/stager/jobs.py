@@ -25,7 +25,9 @@ class Jobs:
     `finish` is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        """`before`: each worker calls it before each function."""
+        self._before = before
         self._pool = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="ckpt-stager")
         #: What ended jobs are followed by. Workers fill it, the loop empties it in `finish`.
         self._done: deque[Callable[[], None]] = deque()
@@ -53,7 +55,7 @@ class Jobs:
         self.pending += 1
         future: Future[Result] = Future()
         try:
-            self._pool.submit(_do, work, future)
+            self._pool.submit(self._do, work, future)
         except RuntimeError as error:  # As CPython says it, which keeps the work for a worker.
             if not self._has_worker:
                 future.cancel()
@@ -96,10 +98,10 @@ class Jobs:
         self._done.append(what)
         os.eventfd_write(self._bell, 1)
 
-
-def _do(work: Callable[[], Result], future: Future[Result]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+    def _do(self, work: Callable[[], Result], future: Future[Result]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                self._before()
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)

@@ -71,15 +71,12 @@ from ckpt_client.locate import Locator, client_name, dial_us
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.declaration import Declaration, DeclarationReader
-from ckpt_client.stager.fingerprint import (
-    Fingerprinter,
-    fingerprint_boxes,
-)
+from ckpt_client.stager.fingerprint import Fingerprinter, fingerprint_boxes
 from ckpt_client.stager.half_desk import HalfDesk
 from ckpt_client.stager.jobs import Jobs
 from ckpt_client.stager.log import log
 from ckpt_client.stager.memory import HeldMemory, MemoryRequest
-from ckpt_client.stager.patience import LOOK_MS, CrowdPatience
+from ckpt_client.stager.patience import LOOK_MS, Courtesy, CrowdPatience
 from ckpt_client.stager.readers import Readers
 from ckpt_client.stager.reviving import Reviving
 from ckpt_client.stager.sending import Sending
@@ -104,7 +101,7 @@ def serve(sock: socket.socket) -> bool:
     attach = wire.decode_from_trainer(packet)
     if not isinstance(attach, wire.Attach):
         raise PeerError("the trainer's first packet is not Attach")
-    shell = StagerShell(TrainerChannel(sock), attach)
+    shell = StagerShell(TrainerChannel(sock), attach, Courtesy())
     try:
         shell.run()
     finally:
@@ -128,9 +125,10 @@ class StagerShell:
     """I own the arena, the sockets and the threads of one rank's stager."""
 
     def __init__(
-        self, trainer: TrainerChannel, attach: wire.Attach, patience: CrowdPatience | None = None
-    ) -> None:
-        self._trainer = trainer
+        self, trainer: TrainerChannel, attach: wire.Attach, courtesy: Courtesy,
+        patience: CrowdPatience | None = None,
+    ) -> None:  # fmt: skip
+        self._trainer, self._courtesy = trainer, courtesy
         self._patience = patience or CrowdPatience()
         self._attach = attach
         self._locator = Locator(attach.directory, attach.address)
@@ -139,7 +137,7 @@ class StagerShell:
         identity = SaverIdentity(attach.key, self._rank, attach.world_size, attach.process)
         config = StagerConfig(idle_us=int(attach.idle_s * US_PER_S), dial_us=dial_us())
         self._machine = StagerMachine(identity, config)
-        self._jobs = Jobs()
+        self._jobs = Jobs(courtesy.go_on)
         self._desk = HalfDesk(
             attach.arena_bytes_max,
             self._jobs,
@@ -181,6 +179,7 @@ class StagerShell:
 
     def turn(self) -> None:
         """Handle what has come."""
+        self._courtesy.go_on()
         if self._end_signals.take():
             log("info", "asked to end")
             self._handle(EndAsked(now_us()))
@@ -300,6 +299,7 @@ class StagerShell:
             case wire.AskHalf():
                 self._desk.ask(packet)
             case wire.HandOver():
+                self._courtesy.step_back()
                 self._patience.keep(packet, now_us())
             case wire.DropStaging(save):
                 self._desk.forget(save)
@@ -310,6 +310,7 @@ class StagerShell:
             case wire.HeardOutcome(save):
                 self._handle(OutcomeHeard(now_us(), save))
             case wire.Prepare(half_bytes):
+                self._courtesy.step_back()
                 self._desk.prepare(half_bytes)
             case wire.Detach():
                 self._detached()
