@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from select import EPOLLIN, EPOLLOUT
 
 from ckpt.base.system_errors import system_error
@@ -39,11 +42,25 @@ class BulkSelector(selectors.EpollSelector):
 class BulkLoop(asyncio.SelectorEventLoop):
     """asyncio's own loop on a `BulkSelector`."""
 
-    def __init__(self) -> None:
-        selector = BulkSelector()
+    def __init__(self, selector: BulkSelector | None = None) -> None:
+        selector = BulkSelector() if selector is None else selector
         self.bulks = selector.bulks
         """See there."""
         super().__init__(selector)
+
+
+def bulk_loop() -> BulkLoop:
+    """One that nobody made room for. Raises Scarce where the system gives no descriptors."""
+    with _descriptors():
+        selector = BulkSelector()
+        try:
+            # A loop of asyncio's takes two more, and complains when it goes half made.
+            for end in socket.socketpair():
+                end.close()
+            return BulkLoop(selector)
+        except OSError:
+            selector.close()
+            raise
 
 
 def bulks_of(loop: asyncio.AbstractEventLoop) -> BulkPoll | None:
@@ -52,15 +69,21 @@ def bulks_of(loop: asyncio.AbstractEventLoop) -> BulkPoll | None:
 
 
 def selector_with_bell() -> tuple[BulkSelector, int]:
-    """And the eventfd that another thread rings. Raises Unavailable where the system gives no
+    """And the eventfd that another thread rings. Raises Scarce where the system gives no
     descriptors.
     """
-    try:
+    with _descriptors():
         bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             return BulkSelector(), bell
         except OSError:
             os.close(bell)
             raise
+
+
+@contextmanager
+def _descriptors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise system_error("no connection can be made", error) from None

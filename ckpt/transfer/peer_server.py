@@ -26,12 +26,13 @@ from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.serving.server import Server, serve
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
-from ckpt.aio.selecting import BulkLoop
+from ckpt.aio.selecting import bulk_loop
 from ckpt.aio.slots import SlotPool
 from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import BootId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import FRAME_BULK_BYTES_MAX, PAYLOAD_BYTES_MAX
+from ckpt.base.system_errors import system_error
 from ckpt.base.units import MiB
 from ckpt.format.checksum import crc32
 from ckpt.format.combs import Run
@@ -74,7 +75,7 @@ class PeerServer:
         directory: for a Unix socket that peers on this host take; None for none.
         wire: asked on my thread.
 
-        Raises Unavailable when neither can be had, or no thread.
+        Raises Unavailable when neither can be had, or no thread or descriptor; NoSpace.
         """
         name = TargetId(f"peer-{secrets.token_hex(8)}")
         self._secret = secret
@@ -83,7 +84,7 @@ class PeerServer:
         self._host = host
         self._wire = wire
         self._answers = _Answers()
-        self._loop = BulkLoop()
+        self._loop = bulk_loop()
         self._server: Server | None = None
         self._errors: list[CkptError] = []
         self._ready = threading.Event()
@@ -152,6 +153,9 @@ class PeerServer:
             )
         except CkptError as error:
             self._errors.append(error)
+        except OSError as error:
+            text = "what is read here cannot be given to other ranks"
+            self._errors.append(system_error(text, error))
         finally:
             self._ready.set()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from ckpt.aio.net.wire_policy import FollowedWire
-from ckpt.base.errors import Unavailable
+from ckpt.base.errors import NoSpace, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32, xxh3_128
@@ -36,6 +38,7 @@ from ckpt.transfer.peer_server import PeerServer
 from ckpt.transfer.read_job import PayloadDamaged, ReadJob, ReceiverOptions
 from tests.aio.netkit import SECRET, RawPeer
 from tests.aio.tap import Tap, Way
+from tests.no_descriptors import no_descriptors
 from tests.protocol.reading import PAYLOAD, Columns
 
 CODE = Code(4, 2)
@@ -91,6 +94,35 @@ def test_runs_that_lie_apart_are_put_together(data: Columns, tmp_path: Path) -> 
         assert server.address.unix
         spans = ((5, 70_000), (3 * CELL, 9 * CELL + 1), (SIZE - 700, SIZE))
         assert read(data, server, spans) == b"".join(data.payload[a:b] for a, b in spans)
+
+
+@contextmanager
+def nothing_stays() -> Iterator[None]:
+    """Neither a descriptor nor a thread."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not any(each.name == "ckpt-peers" for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_who_has_no_descriptor_for_it_hears_so(left: int) -> None:
+    """And reads alone."""
+    with nothing_stays():
+        spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(left)]
+        with no_descriptors():
+            for number in spare:
+                os.close(number)
+            with pytest.raises(Unavailable, match="Too many open files"):
+                PeerServer(SECRET, "cluster-a", "127.0.0.1", None)
+
+
+def test_who_has_no_memory_for_it_hears_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And reads alone."""
+    monkeypatch.setattr("ckpt.transfer.peer_server.FRAME_BULK_BYTES_MAX", 1 << 60)
+    with nothing_stays(), pytest.raises(NoSpace, match="Cannot allocate memory"):
+        PeerServer(SECRET, "cluster-a", "127.0.0.1", None)
 
 
 @pytest.mark.parametrize(
