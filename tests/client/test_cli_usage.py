@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,15 @@ import ckpt
 from ckpt.base.errors import Refused
 from ckpt_client.cli.exits import MEANINGS, ExitCode
 from ckpt_client.cli.main import VERBS, main
-from ckpt_client.cli.output import Output, columns_of, narrowed, rate_text, table_lines
+from ckpt_client.cli.output import (
+    Output,
+    Tone,
+    age_text,
+    columns_of,
+    narrowed,
+    rate_text,
+    table_lines,
+)
 from tests.client.clikit import environment, run, run_installed, start
 
 DOCUMENTED = {
@@ -413,6 +422,42 @@ def test_what_a_narrow_terminal_does_without(
     assert {len(row) for row in found.rows} == {len(head)}
 
 
+class Terminal(StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_is_wrapped_between_words_where_a_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "down: t1 (not connected), llama/7b@100-of-200 waits"
+    for out, shown in (
+        (Terminal(), "DOWN: down: t1 (not connected),\n      llama/7b@100-of-200 waits\n"),
+        (StringIO(), f"DOWN: {text}\n"),
+    ):
+        output = Output(json=False, stdout=out, stderr=StringIO(), environ={"NO_COLOR": "1"})
+        output.prose("DOWN: ", text)
+        assert out.getvalue() == shown
+    colored = Terminal()
+    output = Output(json=False, stdout=colored, stderr=StringIO(), environ={})
+    output.prose(f"{output.tone('DOWN', Tone.BAD)}: ", text)
+    assert colored.getvalue().splitlines()[1] == "      llama/7b@100-of-200 waits"
+
+
+@pytest.mark.parametrize(
+    ("past_s", "text"),
+    [
+        (0, "just now"), (2430, "40 min ago"), (13_000, "3 h 36 min ago"), (45_000, "12 h ago"),
+        (200_000, "2 d 7 h ago"), (2_600_000, "30 d ago"),
+    ],
+)  # fmt: skip
+def test_the_older_it_is_the_coarser_is_its_age(past_s: float, text: str) -> None:
+    assert age_text(time.time() - past_s) == text
+
+
 def test_json_mode_says_nothing_but_json() -> None:
     out, err = StringIO(), StringIO()
     output = Output(json=True, stdout=out, stderr=err)
@@ -427,8 +472,6 @@ def test_json_mode_says_nothing_but_json() -> None:
 
 
 def test_people_see_no_json_and_a_file_no_colours() -> None:
-    from ckpt_client.cli.output import Tone
-
     out = StringIO()
     output = Output(json=False, stdout=out, stderr=StringIO())
     output.document({"a": 1})

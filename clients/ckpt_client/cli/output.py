@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import threading
 import time
 import unicodedata
@@ -31,6 +32,8 @@ REPEAT_S = 10.0
 """Pause between two lines of progress where there is no terminal."""
 
 RATE_BYTES_LEAST = 1 << 20
+PROSE_LEAST: Final = 30
+"""Columns; text is not wrapped into fewer."""
 
 
 class Tone(Enum):
@@ -65,6 +68,7 @@ class Narrowed(NamedTuple):
     for the column that it was."""
 
 
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 AHEAD_S: Final = 60.0
 """The clocks of one cluster differ by no more; a time further ahead is shown as such."""
 _TONE: Final = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone)})m)")
@@ -92,6 +96,19 @@ class Output:
         """A line for people; nothing with --json."""
         if not self.json:
             self._put(_shown(text))
+
+    def prose(self, head: str, text: str) -> None:
+        """A line for people; on a terminal wrapped between words, below where its text begins."""
+        width = self._width()
+        indent = columns_of(_TONE.sub("", head))
+        if width - indent < PROSE_LEAST:
+            self.line(f"{head}{text}")
+            return
+        lines = textwrap.wrap(
+            printable(text), width - indent, break_long_words=False, break_on_hyphens=False
+        )
+        for number, line in enumerate(lines or [""]):
+            self.line(f"{' ' * indent if number else head}{line}")
 
     def document(self, value: object) -> None:
         """The answer as JSON; nothing without --json. Indented, since people read it as well."""
@@ -303,13 +320,19 @@ def counted(count: int, noun: str) -> str:
 
 
 def age_text(at_s: float) -> str:
-    """`3 min 20 s ago` for a wall-clock time; a dash for none. Its clock may be ahead of ours."""
+    """`3 min 20 s ago`, `40 min ago` for a wall-clock time; a dash for none. Its clock may be ahead
+    of ours.
+    """
     if at_s <= 0:
         return "-"
     past_s = time.time() - at_s
     if past_s <= -AHEAD_S:
         return f"dated {format_seconds(round(-past_s))} ahead"
-    return f"{format_seconds(round(past_s))} ago" if past_s >= 1 else "just now"
+    if past_s < 1:
+        return "just now"
+    # Of ten minutes nobody counts the seconds.
+    part_s = next((part for part in (DAY_S, HOUR_S, MINUTE_S) if past_s >= 10 * part), 1)
+    return f"{format_seconds(past_s // part_s * part_s)} ago"
 
 
 def show_error(output: Output, error: CkptError) -> int:

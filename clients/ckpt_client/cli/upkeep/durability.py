@@ -191,8 +191,9 @@ def _outlook_document(outlook: Outlook) -> dict[str, object]:
 
 
 def _print(report: DurabilityReport, output: Output) -> None:
-    for line in (*_assumed(report), ""):
-        output.line(line)
+    for line in _assumed(report):
+        output.prose("", line)
+    output.line()
     _print_placements(report, output)
     output.line()
     _print_sizes(report, output)

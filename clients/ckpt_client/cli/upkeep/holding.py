@@ -52,6 +52,11 @@ def end_process(directory: Path, id: str) -> None:
             os.close(descriptor)
 
 
+def is_held(directory: Path, id: str) -> bool:
+    """Whether its supervisor leaves it alone."""
+    return (directory / TARGETS_FOLDER / id / HOLD_NAME).exists()
+
+
 def mark_held(directory: Path, id: str, is_held: bool) -> bool:
     """Whether it was held before."""
     marker = directory / TARGETS_FOLDER / id / HOLD_NAME

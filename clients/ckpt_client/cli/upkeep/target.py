@@ -59,7 +59,7 @@ from ckpt_client.cli.upkeep.foresight import (
     tell_foreseen,
     what_is_there,
 )
-from ckpt_client.cli.upkeep.holding import end_process, hold, mark_held, pid_of
+from ckpt_client.cli.upkeep.holding import end_process, hold, is_held, mark_held, pid_of
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, copies_held, held_up, wait_for_repair
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
@@ -168,9 +168,8 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     refused = [check for check in status.checks if check.name in REFUSED]
     output.document({"targets": targets, "balance": balance, "refused": refused})
     head = ("target", "stands", "state", ">columns", ">used", ">free", "domain", "directory")
-    # As `ckpt status` shows it.
-    prefix = f"{talk.url.directory}/" if isinstance(talk.url, LocalUrl) else ""
-    output.table(head, [_row(target, prefix) for target in targets], spare=("domain", "columns"))
+    local = Path(talk.url.directory) if isinstance(talk.url, LocalUrl) else None
+    output.table(head, [_row(target, local) for target in targets], spare=("domain", "columns"))
     for check in refused:
         text = f"refused: {check.message}; {check.remedy}: {check.command}"
         output.line(output.tone(text, Tone.WARN))
@@ -223,11 +222,15 @@ def _share(one: DeviceShare) -> str:
     return f"{one.used_bytes / one.total_bytes:.0%}"
 
 
-def _row(target: TargetView, prefix: str) -> tuple[str, ...]:
+def _row(target: TargetView, local: Path | None) -> tuple[str, ...]:
+    """Of a cluster of this machine as `ckpt status` shows it."""
+    prefix = "" if local is None else f"{local}/"
+    held = local is not None and is_held(local, target.id)
     used, free = format_bytes(target.bytes_used), format_bytes(target.bytes_free)
     columns = str(target.columns)
     where = target.domain, target.directory.removeprefix(prefix)
-    return target.id, target.standing, target.state, columns, used, free, *where
+    state = f"{target.state} (held)" if held else target.state
+    return target.id, target.standing, state, columns, used, free, *where
 
 
 def _change(arguments: argparse.Namespace, output: Output) -> int:

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     })  # fmt: skip
     for one in found:
         level = output.tone(f"{one.level.value:<4}", _TONES[one.level])
-        output.line(f"{level}  {one.name}: {one.message}")
+        output.prose(f"{level}  ", f"{one.name}: {one.message}")
         if one.remedy:
             output.line(f"      {one.remedy}")
     return code

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for document in view.documents:
         output.line(_document_text(document))
     if view.reading is not None:
-        output.line(f"{'read at rest':<14}{_reading_text(view.reading)}")
+        output.prose(f"{'read at rest':<14}", _reading_text(view.reading))
     for other in view.generations[:-1]:
         is_older = Generation.parse(other.generation) < Generation.parse(shown.generation)
         output.line(
@@ -94,7 +94,7 @@ def _print_generation(view: StepView, output: Output) -> None:
         *(("warning", text) for text in view.warnings),
     ]
     for name, text in rows:
-        output.line(f"{name:<14}{text}")
+        output.prose(f"{name:<14}", text)
 
 
 def _metrics_text(view: StepView) -> str:

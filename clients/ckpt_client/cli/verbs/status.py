@@ -69,15 +69,17 @@ def _print(status: Status, secret_file: Path, output: Output) -> None:
     output.line(f"cluster  {status.cluster}  {health}")
     for check in status.checks:
         tone = Tone.BAD if check.severity == "error" else Tone.WARN
-        output.line(f"         {output.tone(check.name, tone)}: {check.message}")
-        for line in (check.remedy, f"$ {check.command}" if check.command else ""):
-            if line:
-                output.line(f"         {'':<{len(check.name)}}  {line}")
+        below = f"         {'':<{len(check.name)}}  "
+        output.prose(f"         {output.tone(check.name, tone)}: ", check.message)
+        if check.remedy:
+            output.prose(below, check.remedy)
+        if check.command:  # Whoever copies it needs it in one line.
+            output.line(f"{below}$ {check.command}")
     output.line(f"served   {_served(status)}")
     if status.http and status.term is not None:
         output.line(f"page     {_page(status.http, secret_file)}")
     for note in wire_notes(status):
-        output.line(f"wire     {note}")
+        output.prose("wire     ", note)
     up = sum(target.state == "live" for target in status.targets)
     output.line(f"targets  {up}/{len(status.targets)} live, code {status.code}")
     output.line()
