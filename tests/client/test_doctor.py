@@ -26,6 +26,7 @@ from tests.client.checkkit import Case
 from tests.client.clikit import Ended, environment, run
 from tests.client.remote_daemons import remote
 from tests.harm import WITHOUT_LIBRARY, harmed
+from tests.waiting import wait_until
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
 CODE = Code(2, 1)
@@ -90,6 +91,19 @@ def test_a_stopped_target_is_named_after_two_seconds_and_saves_go_on(case: Case)
     assert "3 of 4 reached" in found["message"]
     assert f"t2 at unix:{case.directory}/targets/t2/socket: " in found["message"]
     assert "ckpt status" in found["remedy"]
+
+
+def test_it_says_of_the_cluster_what_status_says(case: Case) -> None:
+    case.kill("t2")
+    try:
+        wait_until(lambda: case.check("TARGET_DOWN") is not None, "the coordinator misses t2")
+        wanted = case.check("TARGET_DOWN")
+        found = finding(doctor(case), "TARGET_DOWN")
+    finally:
+        case.shell(f"ckpt target release t2 && ckpt local stop {case.directory} && ckpt ls")
+    assert wanted is not None
+    assert wanted["command"] == "ckpt target release t2"
+    assert found["remedy"] == f"{wanted['remedy']}: {wanted['command']}"
 
 
 def test_a_state_that_does_not_fit_fails_with_no_space(case: Case) -> None:

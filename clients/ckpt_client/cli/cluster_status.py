@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,12 +122,8 @@ def local_status(directory: Path, arguments: argparse.Namespace, output: Output)
         ready = wait_local_ready(directory, arguments.timeout)
     if ready is None:
         return _stopped(directory, made)
-    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
-    known_here = [
-        TargetProcess(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
-        for id in target_ids(directory, made.targets)
-    ]
-    local = Local(directory, restarts=made.restart == "always", targets=known_here)
+    pids = _pids(ready)
+    local = _local(directory, made, pids)
     place = CoordinatorStatus(
         ready.address,
         ready.coordinator_pid if is_running(ready.coordinator_pid) else None,
@@ -156,6 +153,28 @@ def local_status(directory: Path, arguments: argparse.Namespace, output: Output)
             targets.append(_resting(directory, id, "down", pids.get(id)))
     status = _status(view, place, tuple(targets), directory, ready.http or None)
     return replace(status, checks=tuple(map(local.advise, status.checks)))
+
+
+def advised(directory: Path, checks: Sequence[Check]) -> Sequence[Check]:
+    """The checks of a cluster on this machine, with the next steps that fit it."""
+    ready = read_local_ready(directory)
+    if ready is None:
+        return checks
+    local = _local(directory, read_made(directory), _pids(ready))
+    return [local.advise(check) for check in checks]
+
+
+def _pids(ready: LocalReady) -> dict[str, int | None]:
+    """Of the targets that run."""
+    return {target.id: target.pid for target in ready.targets if is_running(target.pid)}
+
+
+def _local(directory: Path, made: LocalMade, pids: Mapping[str, int | None]) -> Local:
+    known_here = [
+        TargetProcess(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
+        for id in target_ids(directory, made.targets)
+    ]
+    return Local(directory, restarts=made.restart == "always", targets=known_here)
 
 
 def _status(
@@ -241,7 +260,7 @@ def _silent(
     check: Check,
 ) -> Status:
     """The supervisor runs, its coordinator does not answer."""
-    pids = {target.id: target.pid for target in ready.targets if is_running(target.pid)}
+    pids = _pids(ready)
     return Status(
         coordinator=place,
         targets=tuple(

@@ -29,6 +29,7 @@ from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.cli.advice import with_store
 from ckpt_client.cli.cluster import Conversation, read_made
+from ckpt_client.cli.cluster_status import advised
 from ckpt_client.cli.output import Output, Tone
 from ckpt_client.control import Control
 from ckpt_client.doctor import findings, probes
@@ -177,7 +178,10 @@ def _of_cluster(
     yield findings.judge_room(need, code, free, devices)
     if isinstance(url, RemoteUrl):
         yield _tried("tags", probes.tags)
-    for check in view.checks:
+    checks = (
+        view.checks if isinstance(url, RemoteUrl) else advised(Path(url.directory), view.checks)
+    )
+    for check in checks:
         yield findings.judge_health(with_store(check, arguments.store))
 
 
