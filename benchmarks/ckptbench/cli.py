@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.aio.collector import end_uncollected
-from ckpt.aio.inherited import answered
+from ckpt.aio.inherited import answered, write_any_letter
 from ckpt.base.errors import CkptError
 
 SIGNAL_BASE: Final = 128
@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     end_uncollected()
+    write_any_letter()
     words = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _interrupt)
     command = COMMANDS.get(words[0]) if words else None

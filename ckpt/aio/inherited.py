@@ -5,11 +5,13 @@
 - SIGCHLD ignored, as programs do that want no zombies: then nobody hears how a child has ended.
 - Signals blocked, as in a thread that leaves them to another one: then nobody can end the process.
 - A stdout that nobody reads to its end (`| head`), or of a full disk: Python complains at its end.
+- A locale without a letter that is to be said, as C has no `…`: Python gives the whole line up.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -41,6 +43,15 @@ def open_missing_streams() -> None:
     for number, (name, mode) in enumerate(_STREAMS.items()):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode))
+
+
+def write_any_letter() -> None:
+    """A terminal or a locale that lacks a letter still gets the line. Only a program's main calls
+    this.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def hear_signals() -> None:

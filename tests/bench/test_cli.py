@@ -175,6 +175,14 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (UNREAD, "")
 
 
+def test_a_locale_that_lacks_a_letter_gets_the_text_all_the_same() -> None:
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "ckptbench.cli", "--help"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "--hosts=HOST[:PORT],\\u2026" in ended.stdout
+
+
 def test_a_report_that_a_full_disk_does_not_take_is_an_error() -> None:
     command = [sys.executable, "-m", "ckptbench.cli", "--help"]
     with open("/dev/full", "w") as full:

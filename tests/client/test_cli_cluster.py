@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -348,6 +349,18 @@ def test_colours_need_a_terminal_and_no_no_color(store: str) -> None:
     _, plain = on_terminal("status", "--store", store, NO_COLOR="1")
     assert "\x1b[" not in plain
     assert "\x1b[" not in run("status", "--store", store).out
+
+
+def test_what_the_library_logs_is_a_remark_and_no_line_beside_json(
+    directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cluster.toml").write_text((directory / "cluster.toml").read_text())
+    line = ("ls", "--store", f"ckpt+local://{tmp_path}", "--timeout", "2.5")
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = run(*line)
+        assert f"ckpt: another process opens or starts the cluster in {tmp_path}\n" in ended.err
+        assert run(*line, "--json").error()["code"] == ended.code == 75
 
 
 def test_tables_fit_a_narrow_terminal_and_say_what_they_do_without(store: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import signal
 import sys
 import traceback
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn, Protocol, TextIO, cast
 
-from ckpt.aio.inherited import UNREAD, forget_output
+from ckpt.aio.inherited import UNREAD, forget_output, write_any_letter
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.near import did_you_mean, hint_of
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
@@ -193,11 +192,7 @@ class ShowVersion(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code; writes to stdout and stderr."""
     given = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # A terminal that lacks a letter still gets the line.
-            stream.reconfigure(errors="backslashreplace")
+    write_any_letter()
     output = Output(json="--json" in _options(given))
     code: int = ExitCode.OK
     with _signals() as received, _warnings_told(output):
@@ -281,7 +276,9 @@ def _run_verb(given: list[str], output: Output) -> int:
     )
     verb.configure(own)
     add_common(own)
-    return verb.run(own.parse_args(rest, arguments), output)
+    given_to_verb = own.parse_args(rest, arguments)
+    with _logged(output):
+        return verb.run(given_to_verb, output)
 
 
 def _split(given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -385,6 +382,23 @@ def _warnings_told(output: Output) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def _logged(output: Output) -> Iterator[None]:
+    """What the library logs for users, as remarks: nothing beside the answer with --json."""
+    import logging  # The verb has imported it.
+
+    class Remarks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            output.note(record.getMessage())
+
+    log, remarks = logging.getLogger("ckpt"), Remarks(logging.WARNING)
+    log.addHandler(remarks)
+    try:
+        yield
+    finally:
+        log.removeHandler(remarks)
 
 
 def _indented(text: str) -> str:
