@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.aio.collector import end_uncollected
-from ckpt.aio.inherited import answered, write_any_letter
+from ckpt.aio.inherited import UNWRITTEN, answered, write_any_letter
 from ckpt.base.errors import CkptError
 
 SIGNAL_BASE: Final = 128
@@ -70,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CkptError as error:
         print(f"ckptbench: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"ckptbench: {error.filename}: {error.strerror}", file=sys.stderr)
+        return UNWRITTEN
     except KeyboardInterrupt as end:
         print("ckptbench: interrupted; everything that it started is gone", file=sys.stderr)
         return SIGNAL_BASE + (end.args[0] if end.args else signal.SIGINT)

@@ -55,6 +55,9 @@ def test_every_flag_of_a_job_stands_above_the_presets() -> None:
         (["restore", "--targets=5"], "needs 6 targets"),
         (["save"], "no size"),
         (["none.fio"], "cannot read the job file"),
+        (["save", "--size=1m", "--output=/nowhere/a"], "--output=/nowhere/a: there is no such"),
+        (["save", "--size=1m", "--output=/"], "--output=/: that is a directory"),
+        (["save", "--size=1m", "--write_bw_log=/nowhere/a"], "[save]: write_bw_log=/nowhere/a:"),
         (["sav", "--size=1m"], "did you mean save?"),
         (["brust"], "did you mean burst?"),
         (["save", "--size=1m", "--output-format=xml"], "not one of normal"),
@@ -87,8 +90,12 @@ def test_help_and_the_checks_of_a_file_run_nothing(
 ) -> None:
     path = tmp_path / "a.fio"
     path.write_text("[save]\nrw=write\nsize=1m\n")
-    assert main(["--help"]) == 0
-    assert "exit codes" in capsys.readouterr().out
+    for word in ("--help", "-h"):
+        assert main([word]) == 0
+        assert "exit codes" in capsys.readouterr().out
+    for word in ("--version", "-v"):
+        assert main([word]) == 0
+        assert re.fullmatch(r"ckptbench \S+ \(.*\)\n", capsys.readouterr().out)
     assert main(["--cmdhelp=rw"]) == 0
     assert "valid values" in capsys.readouterr().out
     assert main(["--parse-only", str(path)]) == 0
@@ -173,6 +180,22 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (UNREAD, "")
+
+
+def test_a_report_that_cannot_be_written_is_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["save", "--ioengine=posix", "--size=64k", f"--directory={tmp_path}", "--verify=0"]
+    assert main([*words, "--output=/dev/full"]) == 1
+    found = capsys.readouterr()
+    assert "Run status group 0" in found.out
+    said = "ckptbench: cannot write /dev/full: No space left on device; the report is on stdout"
+    assert found.err.startswith(said)
+    (tmp_path / "log_bw.1.log").mkdir()
+    assert main([*words, f"--write_bw_log={tmp_path}/log"]) == 1
+    found = capsys.readouterr()
+    assert "Run status group 0" in found.out
+    assert found.err == f"ckptbench: {tmp_path}/log_bw.1.log: Is a directory\n"
 
 
 def test_a_locale_that_lacks_a_letter_gets_the_text_all_the_same() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from ckpt.aio.secret import find_secret_file, read_secret
-from ckpt.base.errors import Refused
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.near import did_you_mean
 from ckpt.base.printable import printable, printable_json
+from ckpt.native.version import version_line
 from ckptbench import proc
 from ckptbench.checks import find_goals
 from ckptbench.cli import COMMANDS
@@ -52,6 +53,9 @@ def main(argv: Sequence[str]) -> int:
     if "help" in line.tool:
         print(help_text())
         return 0
+    if "version" in line.tool:
+        print(version_line("ckptbench"))
+        return 0
     if line.cmdhelp is not None:
         print(command_help(line.cmdhelp))
         return 0
@@ -78,6 +82,9 @@ def execute(jobs: JobList, line: CommandLine) -> int:
     addresses = parse_hosts(line.last("hosts"))
     isolated = may_isolate(jobs) and not addresses and proc.isolate_loopback()
     check_all(jobs, isolated=isolated, hosts=max(1, len(addresses)))
+    logs = {job.name: job.options.write_bw_log for job in jobs.jobs}
+    for name, path in (("--output", line.last("output")), *_named_logs(logs)):
+        _check_place(name, path)
     if line.last("plot"):
         check_plot(Path(line.last("plot")))
     interval_s = _interval(line)
@@ -94,7 +101,7 @@ def execute(jobs: JobList, line: CommandLine) -> int:
             )  # fmt: skip
         found, end = _measured(jobs, context)
     _report(found, formats, line)
-    write_logs(found, {job.name: job.options.write_bw_log for job in jobs.jobs})
+    write_logs(found, logs)
     if end is not None:
         raise end
     return exit_code(found, strict="strict" in line.tool)
@@ -171,10 +178,34 @@ def _report(found: RunResult, formats: Sequence[str], line: CommandLine) -> None
     if "json" in formats or "json+" in formats:
         parts.append(printable_json(encode(run_document(found, plus="json+" in formats))))
     text = "\n".join(part for part in parts if part) + "\n"
-    if line.last("output"):
-        Path(line.last("output")).write_text(text)
-    else:
+    path = line.last("output")
+    failure = _written(path, text) if path else None
+    if failure or not path:
         sys.stdout.write(text)
         sys.stdout.flush()
+    if failure:
+        raise CkptError(f"cannot write {path}: {failure}", hint="the report is on stdout instead")
     if line.last("plot"):
         write_plot(found, Path(line.last("plot")))
+
+
+def _written(path: str, text: str) -> str:
+    """Why it cannot be written; empty once it is."""
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _named_logs(logs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for job, prefix in logs.items():
+        yield f"[{job}]: write_bw_log", prefix
+
+
+def _check_place(name: str, path: str) -> None:
+    """Before anything is measured. Raises Refused where no such file can be made."""
+    if path and not Path(path).absolute().parent.is_dir():
+        raise Refused(f"{name}={path}: there is no such directory")
+    if path and Path(path).is_dir():
+        raise Refused(f"{name}={path}: that is a directory")

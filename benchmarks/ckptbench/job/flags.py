@@ -31,8 +31,11 @@ TOOL_SWITCHES: Final = {
     "showcmd": "print the job file as a command line, and end",
     "parse-only": "check everything and end",
     "strict": "a missed goal, or a broken rule of a preset, makes the exit code 1",
+    "version": "print the version and end",
     "help": "this text",
 }
+SHORT: Final = {"-h": "--help", "-v": "--version"}
+"""As fio has them."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ def parse_flags(argv: Sequence[str], words: Words) -> CommandLine:
         left[:0] = [f"--name={verb}", f"--rw={verb}"]
     while left:
         word = left.pop(0)
+        word = SHORT.get(word, word)
         if not word.startswith("--"):
             found.files.append(word)
             continue
