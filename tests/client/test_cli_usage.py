@@ -101,6 +101,14 @@ def test_the_top_help_names_every_command(capsys: pytest.CaptureFixture[str]) ->
         assert f"  {verb:<12} {meaning}" in text
 
 
+def test_help_is_a_command_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, as_option in ((["help"], ["--help"]), (["help", "ls"], ["ls", "--help"])):
+        assert main(words) == main(as_option) == 0
+        text = capsys.readouterr().out
+        assert text[: len(text) // 2] * 2 == text
+    assert run("help", "lss").code == 2
+
+
 def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:
     script = (
         "import sys\nfrom ckpt_client.cli.main import main\nmain(['--help'])\n"

@@ -251,7 +251,7 @@ def _dispatch(given: list[str], output: Output) -> int:
 def _run_verb(given: list[str], output: Output) -> int:
     arguments = argparse.Namespace(json=False, debug=False, store=None, timeout=TIMEOUT_S)
     parser = _top_parser()
-    head, rest = _split(given)
+    head, rest = _split(_without_help_verb(given))
     arguments = parser.parse_args(head, arguments)
     if arguments.verb is None:
         if arguments.json:
@@ -279,6 +279,11 @@ def _run_verb(given: list[str], output: Output) -> int:
     given_to_verb = own.parse_args(rest, arguments)
     with _logged(output):
         return verb.run(given_to_verb, output)
+
+
+def _without_help_verb(given: list[str]) -> list[str]:
+    """`help` and `help VERB`, as many programs have it, are `--help` and `VERB --help`."""
+    return [*given[1:2], "--help"] if given[:1] == ["help"] else given
 
 
 def _split(given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
