@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from ckpt.base.errors import CkptError, Refused
 from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.fs.steps import IDLE_MAX
+from tests.small_disk import small_files
 
 FS = CkptFileSystemBase
 THREADS = 8
@@ -122,6 +124,23 @@ def test_a_forgotten_file_leaves_no_memory(fs: FS, run: str) -> None:
     fs.open(f"{run}/x", "wb").write(b"half")
     gc.collect()
     assert not fs.live.writing
+
+
+def test_a_local_copy_is_whole_or_as_it_was(fs: FS, run: str, tmp_path: Path) -> None:
+    """Its disk is full, or others get the same file to the same place meanwhile."""
+    path, local, content = f"{run}/1/a", tmp_path / "a", os.urandom(300_000)
+    fs.pipe(path, content)
+    local.write_bytes(b"before")
+    with small_files(100_003), pytest.raises(OSError, match="File too large"):
+        fs.get(path, str(local))
+    assert local.read_bytes() == b"before"
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda _: fs.get(path, str(local)), range(THREADS)))
+    assert local.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [local]
+    with (tmp_path / "stream").open("wb") as stream:
+        fs.get_file(path, stream)
+    assert (tmp_path / "stream").read_bytes() == content
 
 
 def test_an_interpreter_that_ends_with_open_files_ends(url: str, fs: FS, run: str) -> None:

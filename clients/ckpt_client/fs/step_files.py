@@ -7,14 +7,20 @@ Directories are what files have in common, as in an object store: an empty one d
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import NotFound, Refused
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
+from ckpt.base.errors import Busy, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.reading.answers import FilesView
+from ckpt_client.exchange.whole_file import WholeFile
 from ckpt_client.fs import paths
 from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
@@ -209,6 +215,23 @@ class CkptFileSystemBase(LiveFileSystem):
         """
         stream = RangeStream(*self._hold(self._strip_protocol(path)))
         return io.BufferedReader(stream, buffer_size=STREAM_BUFFER_BYTES)
+
+    def get_file(
+        self, rpath: str, lpath: object = None, callback: Callback = DEFAULT_CALLBACK,
+        outfile: object = None, **options: object,
+    ) -> None:  # fmt: skip
+        """As fsspec's; but a local file is there whole, or is as it was."""
+        with ExitStack() as stack:
+            whole: WholeFile | None = None
+            if outfile is None and isinstance(lpath, str | os.PathLike) and not self.isdir(rpath):
+                local = Path(lpath)
+                # Of processes that get one file to one place at once, the first does it so.
+                with suppress(Busy):
+                    if local.is_file() or not local.exists():
+                        outfile = whole = stack.enter_context(WholeFile(local))
+            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
+            if whole is not None:
+                whole.complete()
 
     # ----------------------------------------------------------------------- writing
 
