@@ -207,6 +207,16 @@ def test_a_checkpoint_is_copied_to_another_store(url: str, tmp_path: Path) -> No
     assert same_bits(copied["model/embed"], WEIGHTS["model/embed"])
 
 
+def test_an_export_of_other_types_than_those_that_are_there_is_not_said_to_be_done(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["export", url, "--format", "zarr", str(tmp_path)]
+    assert main(line) == 0
+    assert main([*line, "--portable-dtypes"]) == Refused.exit_code
+    assert "is there already, begun without --portable-dtypes" in capsys.readouterr().err
+    assert main(line) == 0
+
+
 def test_import_into_a_store_and_back(tmp_path: Path) -> None:
     source = MemorySource(WEIGHTS)
     hf = tmp_path / "hf"

@@ -119,4 +119,10 @@ def _write_zarr(arguments: argparse.Namespace, source: Source) -> tuple[int, int
     marker = write_checkpoint(sink, source, options, WriteLimits())
     written = StoredCheckpoint.open(sink, *marker.header.key)
     written.close()
+    if written.manifest.portable != options.portable:
+        how = "without" if options.portable else "with"
+        raise Refused(
+            f"{written.url} is there already, begun {how} --portable-dtypes",
+            hint="name another place, or delete it first",
+        )
     return len(written.tensors()), written.manifest.stored_bytes
