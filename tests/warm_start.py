@@ -112,6 +112,7 @@ class Order:
         return int(connection.recv(64)), connection
 
     def carry_out(self) -> NoReturn:
+        gc.enable()
         os.environ.clear()
         os.environ.update(self.environ)
         os.chdir(self.directory)
@@ -311,6 +312,7 @@ def serve(listener: socket.socket) -> Order | None:
     A relay between us makes the child nobody's, as a cold start does; of one that is awaited it
     stays, and says how it ended.
     """
+    gc.disable()
     for modules in IMPORTED.values():
         for module in modules:
             import_module(module)

@@ -205,6 +205,7 @@ class Order:
         return "--multiprocessing-fork" in self.line
 
     def carry_out(self) -> NoReturn:
+        gc.enable()
         os.environ.clear()
         os.environ.update(self.environ)
         os.chdir(self.directory)
@@ -347,6 +348,8 @@ def _only_as_main(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     if sys.argv[1] == "serve":
+        # A quarter of the imports of torch and its friends was to look for garbage among them.
+        gc.disable()
         told = Server(socket.socket(fileno=int(sys.argv[2]))).serve()
         if told is not None:
             told.carry_out()

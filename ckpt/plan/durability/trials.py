@@ -52,18 +52,20 @@ def tried(
     group: PlacementGroup, hazards: Hazards, trials: int, draw: Draw, years: float = 1.0
 ) -> Tried:
     """How many of so many groups lose data within `years`."""
-    losses = sum(_History(group, hazards, draw).loses_data(years) for _ in range(trials))
+    losses = sum(_History(group, hazards, draw, years).loses_data() for _ in range(trials))
     return Tried(trials, losses)
 
 
 class _History:
     """I live through one group's years."""
 
-    def __init__(self, group: PlacementGroup, hazards: Hazards, draw: Draw) -> None:
+    def __init__(self, group: PlacementGroup, hazards: Hazards, draw: Draw, years: float) -> None:
+        self._years = years
+        self._loss_max = group.loss_max
         self._group = group
         self._hazards = hazards
         self._draw = draw
-        #: (when, domain, target in it or WHOLE): the next thing that befalls each.
+        #: (when, domain, target in it or WHOLE): the next thing that befalls each within the years.
         self._events: list[tuple[float, int, int]] = []
         #: By domain, its targets that are lost, each by itself.
         self._lost: list[set[int]] = [set() for _ in range(group.domains)]
@@ -74,8 +76,8 @@ class _History:
             for target in range(group.domain_targets):
                 self._next(0.0, domain, target, hazards.target_losses)
 
-    def loses_data(self, years: float) -> bool:
-        while self._events and self._events[0][0] <= years:
+    def loses_data(self) -> bool:
+        while self._events:
             now, domain, target = heapq.heappop(self._events)
             taken = self._whole_event if target == WHOLE else self._target_event
             if taken(now, domain, target):
@@ -130,7 +132,7 @@ class _History:
         ]
 
     def _is_beyond(self) -> bool:
-        return sum(map(self._group.weight, self._state())) > self._group.loss_max
+        return sum(map(self._group.weight, self._state())) > self._loss_max
 
     def _is_deadly(self) -> bool:
         return self._draw() < self._group.deadly(self._state())
@@ -138,4 +140,5 @@ class _History:
     def _next(self, now: float, domain: int, target: int, rate: float) -> None:
         if rate > 0:
             when = now - math.log1p(-self._draw()) / rate
-            heapq.heappush(self._events, (when, domain, target))
+            if when <= self._years:
+                heapq.heappush(self._events, (when, domain, target))
