@@ -105,12 +105,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the cyclic collector need not walk them each time. And it
-    comes rarely: as often as Python has it, it was a tenth of what histories cost.
+    """Modules and tests stay to the end: the cyclic collector need not walk them each time, nor
+    now, for the few megabytes that imports let go. And it comes rarely: as often as Python has it,
+    it was a tenth of what histories cost.
     """
     from ckpt.aio.collector import collect_rarely
 
-    gc.collect()
     gc.freeze()
     gc.enable()
     collect_rarely()

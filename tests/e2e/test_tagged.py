@@ -12,8 +12,6 @@ from tests.e2e.cluster import OPTIONS, Cluster
 
 CLUSTER_OPTIONS = f"{OPTIONS}&restart=always"
 WAIT_S = 60.0
-VALUES = np.random.default_rng(3).integers(0, 256, (33 << 20) + 5, np.uint8)
-SMALL = {f"layer{number}": VALUES[number : number + 1000 * number] for number in range(40)}
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +28,15 @@ def test_a_state_goes_and_comes_with_tags(cluster: Cluster, store: ckpt.Store) -
     status = cluster.status()
     assert {target.wire for target in status.targets} == {"mac"}
     assert status.coordinator.wire == "mac"
-    store.save("tagged", 1, {"w": VALUES, **SMALL}).wait(WAIT_S)
+    values = np.random.default_rng(3).integers(0, 256, (33 << 20) + 5, np.uint8)
+    small = {f"layer{number}": values[number : number + 1000 * number] for number in range(40)}
+    store.save("tagged", 1, {"w": values, **small}).wait(WAIT_S)
     for lost in ((), ("t0", "t1")):
         cluster.kill(*lost)
         state = store.load("tagged")
-        assert np.array_equal(state["w"], VALUES)
-        for name, value in SMALL.items():
+        assert np.array_equal(state["w"], values)
+        for name, value in small.items():
             assert np.array_equal(state[name], value)
     cluster.heal()
-    store.save("tagged", 2, {"w": VALUES[::-1].copy()}).wait(WAIT_S)
-    assert np.array_equal(store.load("tagged")["w"], VALUES[::-1])
+    store.save("tagged", 2, {"w": values[::-1].copy()}).wait(WAIT_S)
+    assert np.array_equal(store.load("tagged")["w"], values[::-1])
