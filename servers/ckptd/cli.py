@@ -116,11 +116,15 @@ def _explain(given: Sequence[str]) -> int:
 
     parser = Parser(
         prog="ckptd",
+        usage="ckptd PROGRAM [options]",
         description="The daemons of ckpt.",
-        epilog=f"programs:\n{lines}\n\nexample:\n  ckptd target --help",
+        epilog=f"programs:\n{lines}\n\nexample:\n  ckptd target --help\n\n"
+        "`ckptd PROGRAM --help` says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", choices=sorted(PROGRAMS), help="which daemon")
+    parser.add_argument(
+        "program", choices=sorted(PROGRAMS), metavar="PROGRAM", help=argparse.SUPPRESS
+    )
     parser.add_argument("--version", action="version", version=version_line("ckptd"))
     hear_signals()
     parser.parse_args(given)

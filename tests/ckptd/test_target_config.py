@@ -19,6 +19,7 @@ from ckpt.base.units import SECONDS_MAX, US_PER_S, MiB
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.machine import CoordinatorPolicy
 from ckpt.protocol.reader.events import ReadLimits
+from ckptd.cli import PROGRAMS
 from ckptd.config import Loaded, load
 from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.log import JsonLines
@@ -184,6 +185,12 @@ def test_a_program_that_is_nearly_right_is_named() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.endswith("did you mean target?\n")
+
+
+def test_the_help_names_each_program_once() -> None:
+    command = (sys.executable, "-m", "ckptd.cli", "--help")
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert [text.count(name) for name in PROGRAMS if "-" in name] == [1, 1, 1]
 
 
 def test_what_must_be_said_is_named_once() -> None:
