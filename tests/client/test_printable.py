@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import NotFound
 from ckpt.base.printable import printable, printable_json
-from ckpt_client.cli.output import Output, Tone, Toned, table_lines
+from ckpt_client.cli.output import Output
+from ckpt_client.cli.tables import Tone, Toned, table_lines
 from ckptd.http.page import render_page
 from tests.client.clikit import fill, run
 from tests.client.test_end_to_end import stop

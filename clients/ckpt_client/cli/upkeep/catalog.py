@@ -37,7 +37,8 @@ from ckpt_client.cli.cluster import (
 from ckpt_client.cli.daemons import printed_by
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
-from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.local import cluster_directory
 from ckpt_client.exchange.whole_file import WholeFile
 from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised

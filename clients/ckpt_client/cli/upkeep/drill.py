@@ -30,7 +30,8 @@ from ckpt.base.ids import Domain, Generation, RunName, Step, TargetId
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.tables import Tone
 from ckpt_client.locate import client_name
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 from ckpt.base.units import format_age, format_bytes, format_seconds, parse_age, parse_bytes
 from ckpt.erasure.code import Code
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, age_text, counted
+from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.durability_report import (
     PAYLOADS,
     REBUILD_AFTER_S,

@@ -51,7 +51,8 @@ from ckpt_client.cli.cluster import (
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, counted
+from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.foresight import (
     document_of,
     foresee,

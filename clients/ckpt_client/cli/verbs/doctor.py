@@ -30,7 +30,8 @@ from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt_client.cli.advice import with_store
 from ckpt_client.cli.cluster import Conversation, read_made
 from ckpt_client.cli.cluster_status import advised
-from ckpt_client.cli.output import Output, Tone
+from ckpt_client.cli.output import Output
+from ckpt_client.cli.tables import Tone
 from ckpt_client.control import Control
 from ckpt_client.doctor import findings, probes
 from ckpt_client.doctor.findings import Finding, Level, Need

@@ -21,7 +21,8 @@ from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt.protocol.losses import loss_reason
 from ckpt_client.cli.cluster import conversation, no_run
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, Tone, age_text, counted
+from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.tables import Tone
 
 EXAMPLE = "ckpt ls\nckpt ls llama/7b --json | jq '.steps[-1].step'"
 

@@ -28,7 +28,8 @@ from ckpt.protocol.coordinator.reading.checks import exit_code
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckpt_client.cli.advice import with_store
 from ckpt_client.cli.cluster_status import Status, TargetStatus, local_status, remote_status
-from ckpt_client.cli.output import Output, Tone, age_text, counted
+from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.verbs.ls import awaited_text
 from ckpt_client.url import LocalUrl, parse_url
 
