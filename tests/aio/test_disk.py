@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.directory_scan import scan
-from ckpt.aio.disk import Disk, RealDisk
+from ckpt.aio.disk import SMALL_READ_BYTES, Disk, RealDisk
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.events import Buffer
 from ckpt.testing.disk import FakeDisk, Fault, Keep
@@ -185,6 +185,21 @@ def test_a_read_buffer_is_not_lent_twice_before_it_is_released(tmp_path: Path) -
     disk.release(second)
     disk.release(third)
     assert disk.pool_used_bytes == 0
+    disk.close()
+
+
+def test_what_gives_no_bytes_takes_no_memory(tmp_path: Path) -> None:
+    """Or whoever reads what is gone or short would use up the pool."""
+    disk, size = _real(tmp_path), SMALL_READ_BYTES + PAGE_BYTES
+    disk.write_at("f", 0, b"a" * size)
+    whole = disk.read_at("f", 0, size)
+    assert disk.pool_used_bytes >= size
+    disk.release(whole)
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            disk.read_at("gone", 0, size)
+        assert len(disk.read_at("f", size, size)) == 0
+        assert disk.pool_used_bytes == 0
     disk.close()
 
 
