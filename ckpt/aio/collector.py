@@ -3,7 +3,7 @@ taken apart or put together, and at a process's end?
 
 What is made for each tensor is in no cycle; to look through it again and again, as it grows, took a
 third to a half of the CPU time of a state of 100,000 tensors. At its end Python looks three times
-through all that was imported: a seventh of what `ckpt status` took.
+through all that was imported: a seventh of what a short `ckpt` command took.
 """
 
 from __future__ import annotations
