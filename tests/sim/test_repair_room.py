@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,8 @@ from tests.sim.world import RUN
 SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
 SEEDS_SOAK = 500
 PLANTED_SEEDS = 20
+PLANTED_BEGIN = 24
+STANDING_SEEDS = 8
 STORE = StorePolicy("mem://one")
 DRAINED = (10, 20, 30)
 NEWEST = 40
@@ -38,7 +41,10 @@ WHOLE_US = 3 * NO_ROOM_REST_US
 
 def run_seed(seed: int) -> tuple[int, list[str]]:
     """(clock steps, what went for the newest step); raises Violation when a promise breaks."""
-    world = _filled(seed)
+    return _repaired(_filled(seed))
+
+
+def _repaired(world: DrainWorld) -> tuple[int, list[str]]:
     rng = world.clock.rng
     (id,) = [id for id in world.oracles.kept(RUN) if id.step == NEWEST]
     victim = world.targets[rng.choice(sorted(_holders(world, id)))]
@@ -77,9 +83,9 @@ def serve_seed(seed: int) -> tuple[int, list[str]]:
     return world.clock.steps, ["serves"]
 
 
-def _filled(seed: int, reserve: float = RESERVE_FRACTION) -> DrainWorld:
+def _filled(seed: int, reserve: float = RESERVE_FRACTION, *, drained: bool = True) -> DrainWorld:
     """Some steps are drained, the newest is not; no disk has room for one column more. `reserve`:
-    the share of each that is free.
+    the share of each that is free. `drained`: else there is no store.
     """
     world = DrainWorld.build(seed)
     assert isinstance(world, DrainWorld)
@@ -90,14 +96,16 @@ def _filled(seed: int, reserve: float = RESERVE_FRACTION) -> DrainWorld:
         rebuild_after_us=REBUILD_AFTER_US,
     )  # fmt: skip
     world.start()
-    world.add_store(STORE, conditional=True)
+    if drained:
+        world.add_store(STORE, conditional=True)
     size = world.clock.rng.choice([200, 8192, 20_000])
     _save(world, DRAINED, size)
-    world.start_worker(STORE)
-    if not world.clock.run(world.is_idle, 2 * SETTLE_US):
-        raise Violation(f"P9: never drained: {world.lacking()}")
-    for one in world.workers:
-        one.crash()
+    if drained:
+        world.start_worker(STORE)
+        if not world.clock.run(world.is_idle, 2 * SETTLE_US):
+            raise Violation(f"P9: never drained: {world.lacking()}")
+        for one in world.workers:
+            one.crash()
     _save(world, (NEWEST,), size)
     for target in world.targets.values():
         disk = target.disk
@@ -146,12 +154,28 @@ def test_a_coordinator_begins_again_though_no_disk_has_a_free_byte() -> None:
     assert ends_of(serve_seed, SEEDS).count("serves") == SEEDS
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Evictor, "clear"), (StandingSpace, "drop_on")])
-def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """Nothing goes."""
-    monkeypatch.setattr(owner, name, lambda *_: None)
+def test_without_eviction_some_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug is found."""
+    monkeypatch.setattr(Evictor, "clear", lambda *_: None)
     with pytest.raises(AssertionError):
-        run_each(run_seed, PLANTED_SEEDS)
+        run_each(run_seed, PLANTED_SEEDS, PLANTED_BEGIN)
+
+
+def test_where_nothing_is_drained_what_stands_for_saves_gives_some_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for all: it may be too little."""
+    whole = set(_whole_of_full_disks())
+    monkeypatch.setattr(StandingSpace, "drop_on", lambda *_: None)
+    assert whole.difference(_whole_of_full_disks())
+
+
+def _whole_of_full_disks() -> Iterator[int]:
+    """Seeds in which the newest step was made again though nothing was drained."""
+    for seed in range(STANDING_SEEDS):
+        with suppress(Violation):
+            _repaired(_filled(seed, reserve=0.0, drained=False))
+            yield seed
 
 
 @pytest.mark.slow
