@@ -149,16 +149,17 @@ def test_a_copy_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     assert durable == [1]
 
 
-def backup_command(directory: Path) -> subprocess.CompletedProcess[str]:
+def backup_command(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "ckptd.cli", "backup-catalog", "--directory", str(directory)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_copy_that_cannot_have_its_name_is_not_left_aside(tmp_path: Path) -> None:
     begin_term(tmp_path / "one", None, "c1")
     (tmp_path / "to").mkdir()
-    ended = run("catalog", "backup", str(tmp_path / "one"), "--to", str(tmp_path / "to"))
-    assert (ended.code, f"cannot write {tmp_path}/to" in ended.err) == (Refused.exit_code, True)
+    ended = backup_command(tmp_path / "one", "--to", str(tmp_path / "to"))
+    said = f"cannot write {tmp_path}/to" in ended.stderr
+    assert (ended.returncode, said) == (Refused.exit_code, True)
     assert {path.name for path in tmp_path.iterdir()} == {"one", "to"}
 
 

@@ -421,7 +421,7 @@ REFUSED = [
     ((RUN, "--lose-domain", "rack"), 2, "not of the form LEVEL=NAME", "rack=r1"),
     ((RUN, "--lose-domain", "room=r1"), 2, "'room' is none of target, device", ""),
     ((RUN, "--lose-domain", "rack=nowhere"), 10, "there is no rack 'nowhere'", "there are local"),
-    (("no/such", "--any"), 10, "no checkpoint of run 'no/such'", "ckpt ls"),
+    (("no/such", "--any"), 10, "there is no run 'no/such'", RUN),
     ((f"{RUN}@99", "--any"), 10, "99", ""),
 ]
 
