@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
@@ -132,11 +134,15 @@ def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> Non
     things: what was read last would have won.
     """
 
+    arrays = [array for *_, array in filled]
+    if _are_apart(arrays):
+        return
+
     def place(number: int) -> ItemPlaces:
-        array = filled[number][3]
+        array = arrays[number]
         return ItemPlaces(_address(array), array.shape, array.strides, array.itemsize)
 
-    spans = [(*_reach(array), n) for n, (*_, array) in enumerate(filled) if array.nbytes]
+    spans = [(*_reach(array), n) for n, array in enumerate(arrays) if array.nbytes]
     for number, other in overlapping([spans], place).items():
         tensor, boxes, offset, array = filled[number]
         reads = reading.new_reads()
@@ -149,6 +155,13 @@ def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> Non
                 "checkpoint",
                 hint="load into arrays that share none, or leave out the name that is not wanted",
             )
+
+
+def _are_apart(arrays: Iterable[AnyArray]) -> bool:
+    """Whether each is in memory that numpy gave to it alone; what others lent is not known."""
+    owners = [array if array.base is None else array.base for array in arrays]
+    theirs = all(isinstance(owner, np.ndarray) and owner.flags.owndata for owner in owners)
+    return theirs and len(set(map(id, owners))) == len(owners)
 
 
 def _reach(array: AnyArray) -> tuple[int, int]:
