@@ -24,6 +24,7 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.format.checksum import xxh3_128
 from ckpt_client.load.plan import shares_places
 from ckpt_client.store import Store
+from tests.client.clikit import run
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
 
@@ -361,7 +362,10 @@ def test_a_healthy_checkpoint_verifies_whole(cluster: Cluster) -> None:
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Each of its tests harms a run of its own; the last one kills targets, too."""
-    with saved(tmp_path_factory.mktemp("harmed"), "run", "flipped", "lost") as cluster:
+    directory = tmp_path_factory.mktemp("harmed")
+    with saved(directory, "run", "flipped", "lost") as cluster:
+        # What a reader finds damaged would be made again before a test looks at it.
+        assert run("repair", "pause", "--store", f"ckpt+local://{directory}").code == 0
         yield cluster
 
 
