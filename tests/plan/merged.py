@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import RankTable
-from ckpt.plan.coverage import Differing, Overlap, Problem, TableMerger
+from ckpt.plan.coverage import TableMerger
+from ckpt.plan.tensor_merger import Differing, Overlap, Problem
 
 ENTRIES = 7
 

@@ -16,10 +16,10 @@ from ckpt.format.index.pages import IndexBox, IndexTensor, Location
 from ckpt.format.index.reader import decode_index
 from ckpt.format.table import Meaning, Piece, TensorEntry, encode_table
 from ckpt.format.table_decoding import decode_table
-from ckpt.plan import coverage
-from ckpt.plan.coverage import Differing, Overlap
+from ckpt.plan import tensor_merger
 from ckpt.plan.disagreement import ranks_text
 from ckpt.plan.reads import plan_read
+from ckpt.plan.tensor_merger import Differing, Overlap
 from ckpt.testing.indexes import encode_index
 from tests.plan.clusters import entry, tables
 from tests.plan.merged import Merged, merge_tables
@@ -299,7 +299,7 @@ def test_overlaps_are_asked_for_once_for_each_part() -> None:
 
 
 def test_more_overlaps_than_can_be_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "OVERLAPS_MAX", 10)
+    monkeypatch.setattr(tensor_merger, "OVERLAPS_MAX", 10)
     ranks = [(shard((0,), (20 + rank,), (40,)),) for rank in range(21)]
     assert the_problem(merge_tables(tables(*ranks))).startswith("tensor 'w': more than 10 overlaps")
 
@@ -342,7 +342,7 @@ def test_an_entry_that_cannot_be_is_a_problem(bad: TensorEntry, text: str) -> No
 def test_a_problem_does_not_hide_others_and_their_number_is_bounded() -> None:
     bad = tuple(shard((0,), (4,), (8,), name=f"t{i:03}") for i in range(200))
     merged = merge_tables(tables((*bad, entry("z", OWN, (1,)))))
-    assert len(merged.problems) == coverage.PROBLEMS_MAX
+    assert len(merged.problems) == tensor_merger.PROBLEMS_MAX
     assert merged.problems[-1].message == "there are more problems"
     assert [t.name for t in merged.tensors] == ["z"]
 

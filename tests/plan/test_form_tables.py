@@ -11,7 +11,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.format.packed_table import PackedTable, Table
 from ckpt.format.table import RankTable, encode_sound_table
 from ckpt.format.table_decoding import decode_table
-from ckpt.plan.coverage import Differing
+from ckpt.plan.tensor_merger import Differing
 from tests.plan.merged import Merged, merge_tables
 from tests.plan.models import models
 from tests.plan.packing import packed_tables

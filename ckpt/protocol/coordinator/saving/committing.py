@@ -33,8 +33,8 @@ from ckpt.format.messages.saving import (
     CompareBoxes,
     Place,
 )
-from ckpt.plan.coverage import Overlap
 from ckpt.plan.placement import survivable
+from ckpt.plan.tensor_merger import Overlap
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.desk import Then
 from ckpt.protocol.coordinator.facts import AttemptDropped, AttemptRecorded, TargetVouched

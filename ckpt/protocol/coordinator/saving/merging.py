@@ -17,8 +17,9 @@ from ckpt.format.index.pages import IndexPayload
 from ckpt.format.messages.hello import MOVES_VERSION
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.packed_table import Table
-from ckpt.plan.coverage import ENTRIES_AT_ONCE, Differing, Overlap, Problem, TableMerger
+from ckpt.plan.coverage import ENTRIES_AT_ONCE, TableMerger
 from ckpt.plan.repeats import repeat_warning
+from ckpt.plan.tensor_merger import Differing, Overlap, Problem
 from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 
