@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.base.errors import Busy, Unavailable
+from ckpt.base.errors import Busy, Refused, Unavailable
 from ckpt.testing.catalog_contract import found, on_a_loop, writing
 from ckpt.testing.catalog_entries import attempt, checkpoint
 from ckpt_client.cli.main import main
@@ -164,6 +164,31 @@ async def test_an_older_catalog_of_one_member_is_not_led_while_most_are_silent(
             for member in majority:
                 member.start()
         assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
+
+
+@on_a_loop
+async def test_a_member_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    """By a number and a name. Emptied, it is an etcd of its own, and two of three in the URL."""
+    with Etcd(tmp_path / "etcd", 3) as etcd:
+        alone, *majority = etcd.members
+        there = Prefix(",".join(member.address for member in majority))
+        async with writing(there) as writer:
+            await writer.write(attempt(1))
+        begun_again(alone)
+        names = f"{alone.address},localhost:{alone.port}"
+        place = there.by_way_of(f"{names},{majority[0].address}")
+        with pytest.raises(Refused, match="are members of different etcds"):
+            await place.open()
+        for member in majority:
+            member.kill()
+        with pytest.raises(Unavailable, match="most members of"):
+            await place.open(patience_s=0.5)
+        assert names_in(etcd, place) == set()
+        alone.kill()
+        for member in majority:
+            member.start()
+        twice = ",".join(f"{host}:{majority[0].port}" for host in ("127.0.0.1", "localhost"))
+        assert set((await found(there.by_way_of(twice))).rows) == {checkpoint(1)}
 
 
 def test_an_etcd_that_takes_the_place_of_another_is_followed_once_it_has_the_catalog(

@@ -18,7 +18,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Mapping,
-    Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -30,7 +29,7 @@ from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavail
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
 from ckptd.catalog.etcd.credentials import Credentials, why_broken
-from ckptd.catalog.etcd.identity import EtcdIdentity, OtherEtcd
+from ckptd.catalog.etcd.identity import EtcdIdentity, EtcdSeat, OtherEtcd, Turnout
 from ckptd.catalog.etcd.url import EtcdUrl
 from ckptd.catalog.etcd.words import (
     NOT_ENABLED,
@@ -156,13 +155,11 @@ class EtcdClient:
                     f"{self.url} is etcd {version}", hint="a catalog needs etcd 3.4 or newer"
                 )
 
-    async def etcds(self) -> list[str]:
-        """The number of the etcd that each member of the URL is of; empty for one that does not say
-        so in time.
-        """
-        return await asyncio.gather(*(self._etcd_of(member) for member in self.url.members))
+    async def turnout(self) -> Turnout:
+        """Which member of which etcd answers at each address of the URL."""
+        return Turnout(await asyncio.gather(*(self._seat_at(each) for each in self.url.members)))
 
-    async def _etcd_of(self, member: str) -> str:
+    async def _seat_at(self, member: str) -> EtcdSeat:
         with suppress(CkptError, TimeoutError):
             async with asyncio.timeout(MEMBERS_S):
                 try:
@@ -171,24 +168,25 @@ class EtcdClient:
                     # From 3.5.28 on it says so to root alone, or at least not to everybody.
                     local = Range(self.identity.question.key, serializable=True)
                     said = await self._post(member, "/v3/kv/range", local)
-                return decode(said, MemberStatus).header.cluster_id
-        return ""
+                header = decode(said, MemberStatus).header
+                return EtcdSeat(header.cluster_id, header.member_id or member)
+        return EtcdSeat()
 
-    async def etcd_of_most(self, etcds: Sequence[str]) -> str:
-        """Of these, which most members of the URL are of; or the only one of those that say so, if
-        it has as many members as the URL: the silent ones may be its. Empty where there is none: a
+    async def etcd_of_most(self, turnout: Turnout) -> str:
+        """Which etcd most members of the URL are of; or the only one of those that say so, if it
+        has as many members as the URL: the silent ones may be its. Empty where there is none: a
         member that is an etcd of its own may have an older catalog than those that are silent.
         """
-        for id in set(etcds) - {""}:
-            if 2 * etcds.count(id) > len(etcds):
+        if turnout.majority or len(turnout.etcds) != 1:
+            return turnout.majority
+        (id,) = turnout.etcds
+        with suppress(CkptError, TimeoutError):
+            async with asyncio.timeout(MEMBERS_S):
+                index = next(at for at, seat in enumerate(turnout.seats) if seat.etcd == id)
+                member = self.url.members[index]
+                said = await self._post(member, "/v3/cluster/member/list", MembersAsked())
+            if len(decode(said, MembersFound).members) >= turnout.count:
                 return id
-            if set(etcds) == {"", id}:
-                with suppress(CkptError, TimeoutError):
-                    async with asyncio.timeout(MEMBERS_S):
-                        member = self.url.members[etcds.index(id)]
-                        said = await self._post(member, "/v3/cluster/member/list", MembersAsked())
-                    if len(decode(said, MembersFound).members) >= len(etcds):
-                        return id
         return ""
 
     async def keep_lease(self, lease: int) -> int:
@@ -247,7 +245,7 @@ class EtcdClient:
         answered_s = clock() - began_s
         if said.health != "true":
             return math.nan, said.reason or "it says that it is not well"
-        if self.identity.id not in ("", id := await self._etcd_of(member)) and id:
+        if self.identity.id not in ("", id := (await self._seat_at(member)).etcd) and id:
             return math.nan, OtherEtcd(id).message
         return answered_s, ""
 
@@ -321,8 +319,9 @@ class EtcdClient:
         """Ask the etcd that most members are of instead, where it has the catalog, and none of them
         is of the one that was asked so far.
         """
-        etcds = await self.etcds()
-        most = "" if self.identity.id in etcds else await self.etcd_of_most(etcds)
+        turnout = await self.turnout()
+        gone = self.identity.id not in turnout.etcds
+        most = await self.etcd_of_most(turnout) if gone else ""
         for member in (each for each, id in others.items() if most and id == most):
             with suppress(CkptError, TimeoutError):
                 async with asyncio.timeout(MEMBERS_S):

@@ -8,6 +8,9 @@ of the first is there any more, and it has the catalog: it was made again from a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import msgspec
 from msgspec import Struct
 
@@ -28,6 +31,56 @@ class OtherEtcd(Unavailable):
     def __init__(self, id: str) -> None:
         super().__init__("it is a member of another etcd")
         self.id = id
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSeat:
+    """Who answers at one address; empty where nobody says so in time."""
+
+    etcd: str = ""
+    """The number that all answers of one etcd have."""
+    member: str = ""
+    """Its number among the members of that one."""
+
+
+class Turnout:
+    """I count who answers at the addresses of a URL. A member that is named by two of them, by a
+    name and a number say, counts once.
+    """
+
+    def __init__(self, seats: Sequence[EtcdSeat]) -> None:
+        """By address, in their order."""
+        self.seats = tuple(seats)
+        self._members = set(seats) - {EtcdSeat()}
+
+    @property
+    def etcds(self) -> set[str]:
+        """All that answer."""
+        return {seat.etcd for seat in self._members}
+
+    @property
+    def silent(self) -> int:
+        """So many addresses do not answer; what is there may be any member."""
+        return self.seats.count(EtcdSeat())
+
+    @property
+    def count(self) -> int:
+        """Of members that are named, each silent address for one."""
+        return len(self._members) + self.silent
+
+    def members_of(self, etcd: str) -> int:
+        """So many of its members answer."""
+        return sum(seat.etcd == etcd for seat in self._members)
+
+    @property
+    def majority(self) -> str:
+        """Which etcd most of them are of; empty where there is none."""
+        return next((id for id in self.etcds if 2 * self.members_of(id) > self.count), "")
+
+    @property
+    def most(self) -> int:
+        """So many may be of one etcd, with all that are silent."""
+        return max(map(self.members_of, self.etcds), default=0) + self.silent
 
 
 class EtcdIdentity:

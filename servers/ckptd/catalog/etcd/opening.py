@@ -5,6 +5,7 @@ there?
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -67,10 +68,8 @@ async def admitted(
     return found
 
 
-def _check_one(client: EtcdClient, etcds: list[str]) -> None:
-    """Raises Refused where some are of another one."""
-    named = dict(zip(etcds, client.url.members, strict=True))
-    named.pop("", None)
+def _check_one(named: Mapping[str, str]) -> None:
+    """`named`: a member of each etcd that answers. Raises Refused where there are several."""
     if len(named) > 1:
         raise Refused(
             f"{' and '.join(named.values())} are members of different etcds",
@@ -85,17 +84,17 @@ async def ask_most(client: EtcdClient, deadline: float) -> None:
     """
     clock = asyncio.get_running_loop().time
     while True:
-        etcds = await client.etcds()
-        client.identity.id = await client.etcd_of_most(etcds)
+        turnout = await client.turnout()
+        client.identity.id = await client.etcd_of_most(turnout)
         if client.identity.id:
             return
-        if not any(etcds):
+        if not turnout.etcds:
             # Each says why it does not.
             await client.one(client.identity.question.key, deadline)
-        silent = [member for member, id in zip(client.url.members, etcds, strict=True) if not id]
-        most = max(map(etcds.count, set(etcds) - {""}), default=0) + len(silent)
-        if clock() > deadline or 2 * most <= len(etcds):
-            _check_one(client, etcds)
+        named = list(zip(client.url.members, turnout.seats, strict=True))
+        silent = [member for member, seat in named if not seat.etcd]
+        if clock() > deadline or 2 * turnout.most <= turnout.count:
+            _check_one({seat.etcd: member for member, seat in named if seat.etcd})
             raise Unavailable(
                 f"most members of {client.url} do not answer: {', '.join(silent)}",
                 hint="what answers may have an older catalog, or none: start the others, or leave"

@@ -38,10 +38,11 @@ class Range(Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerHeader(Struct, frozen=True):
-    """Of each answer: etcd's newest revision, and which etcd it is."""
+    """Of each answer: etcd's newest revision, and which member of which etcd it is."""
 
     revision: int = 0
     cluster_id: str = ""
+    member_id: str = ""
 
 
 class RangeFound(Struct, frozen=True):
