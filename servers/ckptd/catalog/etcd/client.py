@@ -1,9 +1,10 @@
 """How does a coordinator speak with etcd? By aiohttp, through each member's JSON gateway.
 
-One member after the other is asked, beginning with the one that answered last, until one does. What
-may pass (no leader, no connection, no answer) is Unavailable, and is asked again until a deadline;
-what will not pass is raised at once. An answer that was lost leaves open whether the request was
-done: it is repeated as it was, so a request must be one that may be repeated.
+One member after the other is asked, beginning with the one that answered last, until one does; for
+a lease, who is slow and the next one side by side. What may pass (no leader, no connection, no
+answer) is Unavailable, and is asked again until a deadline; what will not pass is raised at once.
+An answer that was lost leaves open whether the request was done: it is repeated as it was, so a
+request must be one that may be repeated.
 """
 
 from __future__ import annotations
@@ -12,19 +13,15 @@ import asyncio
 import io
 import math
 import re
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.net.side_by_side import first_found
 from ckpt.base.errors import CkptError, NotFound, Refused, Unauthorized, Unavailable
 from ckpt.base.extras import needing
 from ckpt.base.units import MiB
@@ -65,8 +62,8 @@ ATTEMPT_S: Final = 2.0
 """Patience with one member; then the next one is asked."""
 MEMBERS_S: Final = 2.0
 """Patience with all of them, when they are asked whether they are of one etcd."""
-KEEP_ATTEMPT_S: Final = 0.5
-"""The same for keeping a lease: one of several members that hangs must not cost it."""
+KEEP_BESIDE_S: Final = 0.25
+"""Then the next one is asked to keep a lease as well: one may hang, or be slow."""
 KEEPS_PER_LEASE: Final = 3
 LOG_IN_S: Final = 5.0
 """Patience with a member that checks a password, which takes it long where processors are few."""
@@ -111,11 +108,7 @@ class EtcdClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=16), timeout=timeout, trust_env=False
         )
-        self._broken: tuple[type[Exception], ...] = (
-            aiohttp.ClientError,
-            asyncio.TimeoutError,
-            OSError,
-        )
+        self._broken = (aiohttp.ClientError, OSError)
 
     async def close(self) -> None:
         """End the connections."""
@@ -125,10 +118,12 @@ class EtcdClient:
 
     async def call(
         self, path: str, request: Struct, kind: type[_Answer], deadline: float = -math.inf,
-        *, attempt_s: float = ATTEMPT_S, failed: Callable[[Unavailable], None] | None = None,
+        *, attempt_s: float = ATTEMPT_S, beside_s: float | None = None,
+        failed: Callable[[Unavailable], None] | None = None,
     ) -> _Answer:  # fmt: skip
         """The answer to POST /v3/PATH; asked again until that time of the loop's clock. Each member
-        has `attempt_s` to answer. `failed` hears of each time after which it is asked again.
+        has `attempt_s` to answer; after `beside_s` the next one is asked as well, and the first
+        answer counts. `failed` hears of each time after which it is asked again.
 
         Raises Unavailable naming why each member did not answer, NoSpace, NotFound (no such
         lease), Unauthorized, Refused for all else that etcd does not take.
@@ -139,7 +134,7 @@ class EtcdClient:
             self.identity.check(answer.header)
             return answer
 
-        return await self._insist(ask, deadline, attempt_s, failed)
+        return await self._insist(ask, deadline, attempt_s, failed, beside_s)
 
     async def check_version(self, deadline: float) -> None:
         """Raises Refused for an etcd that is too old."""
@@ -195,7 +190,7 @@ class EtcdClient:
         """
         named = LeaseNamed(lease)
         try:
-            kept = await self.call("lease/keepalive", named, LeaseKept, attempt_s=KEEP_ATTEMPT_S)
+            kept = await self.call("lease/keepalive", named, LeaseKept, beside_s=KEEP_BESIDE_S)
         except NotFound:
             return 0
         return kept.result.header.revision if kept.result.TTL > 0 else 0
@@ -275,12 +270,12 @@ class EtcdClient:
 
     async def _insist(
         self, ask: Callable[[str], Awaitable[_Found]], deadline: float, attempt_s: float,
-        failed: Callable[[Unavailable], None] | None = None,
+        failed: Callable[[Unavailable], None] | None = None, beside_s: float | None = None,
     ) -> _Found:  # fmt: skip
         loop, wait_s = asyncio.get_running_loop(), RETRY_S
         while True:
             try:
-                return await self._ask_each(ask, attempt_s)
+                return await self._ask_each(ask, attempt_s, beside_s)
             except Unavailable as error:
                 if loop.time() + wait_s > deadline:
                     raise
@@ -289,10 +284,13 @@ class EtcdClient:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
-    async def _ask_each(self, ask: Callable[[str], Awaitable[_Found]], attempt_s: float) -> _Found:
+    async def _ask_each(
+        self, ask: Callable[[str], Awaitable[_Found]], attempt_s: float, beside_s: float | None
+    ) -> _Found:
         reasons: list[str] = []
         others: dict[str, str] = {}
-        for member in tuple(self._members):
+
+        async def attempt(member: str) -> _Found | None:
             try:
                 async with asyncio.timeout(attempt_s):
                     answer = await ask(member)
@@ -303,11 +301,15 @@ class EtcdClient:
                 if isinstance(error, OtherEtcd):
                     others[member] = error.id
                 self._credentials.renew()
-                continue
+                return None
             # Others may have moved it meanwhile.
             self._members.remove(member)
             self._members.insert(0, member)
             return answer
+
+        found = await first_found([partial(attempt, each) for each in self._members], beside_s)
+        if found is not None:
+            return found
         if others:
             await self._follow_one_of(others)
         raise Unavailable(

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from ckpt.aio.clock import now_us
-from ckpt.base.errors import Unavailable
+from ckpt.base.errors import CkptError, Unavailable
 from ckpt.base.units import US_PER_S
 from ckptd.catalog.etcd.client import KEEPS_PER_LEASE
 from ckptd.catalog.etcd.fence import Fence, FencedSpace
@@ -24,6 +25,7 @@ class LeaseKeeper:
         self._space = space
         self._fence = fence
         self._history = history
+        self._over = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="ckptd-lease")
 
     @property
@@ -41,22 +43,36 @@ class LeaseKeeper:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
-        clock = asyncio.get_running_loop().time
+        """Each renewal in its time, also while those before it have no answer yet."""
         rest_s = self._fence.lease_s / KEEPS_PER_LEASE
         # Where etcd is slow, much of the lease has gone by.
         await asyncio.sleep(max(0.0, rest_s - (now_us() - self.kept_us) / US_PER_S))
-        while True:
-            asked_us = now_us()
-            try:
-                revision = await self._space.keep(self._fence)
-            except Unavailable:
-                # The next one may reach it; what is written finds out.
-                revision = -1
-            if not revision:
-                return
-            if revision > 0:
-                self.kept_us = asked_us
-                old = self._history.note(clock(), revision)
-                if old is not None:
-                    await self._space.compact(old)
-            await asyncio.sleep(rest_s)
+        renewals: list[asyncio.Task[None]] = []
+        try:
+            while not self._over.is_set():
+                renewals = [each for each in renewals if not each.done()]
+                renewals.append(asyncio.create_task(self._renew()))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rest_s):
+                        await self._over.wait()
+        finally:
+            for each in renewals:
+                each.cancel()
+            await asyncio.gather(*renewals, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        asked_us = now_us()
+        try:
+            revision = await self._space.keep(self._fence)
+        except Unavailable:
+            # The next one may reach it; what is written finds out.
+            return
+        except CkptError:
+            revision = 0
+        if not revision:
+            self._over.set()
+            return
+        self.kept_us = max(self.kept_us, asked_us)
+        old = self._history.note(asyncio.get_running_loop().time(), revision)
+        if old is not None:
+            await self._space.compact(old)
