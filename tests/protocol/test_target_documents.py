@@ -331,6 +331,38 @@ def test_a_large_document_that_cannot_be_read_fails_once_and_the_next_question_i
     assert document(world, DocumentKind.INDEX) == INDEX
 
 
+def test_a_document_that_has_lost_its_end_is_damaged() -> None:
+    """The disk gives fewer bytes than it was asked for, and no error: they are not the document."""
+    world = _ready()
+    put_document(world, DocumentKind.INDEX, INDEX)
+    world.disk.truncate_file(f"documents/{document_name('index', CHECKPOINT)}", 4096 + 1000)
+    world.tell(READER, ReadDocument(DocumentKind.INDEX, CHECKPOINT))
+    (answer,) = world.messages(READER)
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+    assert world.machine.counters["blocks_damaged"] == 1
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_of_a_document_of_which_a_part_cannot_be_read_no_other_part_is_sent(parts: int) -> None:
+    """Neither what is under way, also where that is the rest of it, nor what comes after."""
+    world, piece = _ready(), 4096
+    put_document(world, DocumentKind.INDEX, INDEX)
+    limits = TargetLimits(
+        read_piece_bytes=piece, read_window_bytes=2 * piece, read_pool_bytes=1 << 20
+    )
+    world = TargetWorld(world.disk, boot=12, limits=limits)
+    world.held = deque()
+    world.disk.faults.append(Fault("read"))
+    world.tell(READER, ReadDocument(DocumentKind.INDEX, CHECKPOINT, 0, parts * piece))
+    for _ in range(2):
+        world.step()
+    assert not world.held
+    (answer,) = world.messages(READER)
+    assert isinstance(answer, Failed)
+    assert answer.code == "corrupt"
+
+
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_directory"])
 def test_a_disk_failure_refuses_the_document(operation: str) -> None:
     world = _ready()

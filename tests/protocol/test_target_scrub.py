@@ -279,6 +279,20 @@ def test_what_a_reader_meets_is_looked_at_first_and_once(where: str) -> None:
     assert reads_of(world) == {file: world.disk.file_bytes(file)}
 
 
+def test_an_index_that_a_reader_could_not_read_is_looked_at_first() -> None:
+    """Not only when its turn comes."""
+    index = bytes(range(256)) * 1000
+    world = stored(columns())
+    put_document(world, DocumentKind.INDEX, index)
+    world = again(world, limits=TargetLimits())
+    file = f"documents/{document_name('index', CHECKPOINT)}"
+    world.disk.truncate_file(file, PAGE_BYTES + len(index) // 2)
+    world.tell(READER, ReadDocument(DocumentKind.INDEX, CHECKPOINT))
+    run_for(world, 2)
+    assert list(reads_of(world)) == [file]
+    assert alarms(world) == ["header 2", "copy 1"]
+
+
 def test_a_period_that_cannot_be_kept_is_reported_once_and_counted() -> None:
     world = stored(columns())
     writing = Column(rank=9)
