@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, Corrupt, PeerError, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
@@ -202,5 +202,7 @@ class _Fetch:
         except CkptError as error:
             raise IndexUnreadable(f"the index is out of reach: {error.message}") from error
         if not isinstance(answer, DocumentData) or answer.offset != start or not len(bulk):
-            raise PeerError(f"{self._client.address} answers for an index with something else")
+            # As one that is away: other copies may be whole.
+            text = f"{self._client.address} answers for an index with something else"
+            raise IndexUnreadable(text)
         return bulk[: end - start]
