@@ -20,7 +20,13 @@ from ckpt.base.ids import (
     Step,
     TargetId,
 )
-from ckpt.base.limits import INDEX_PAGE_BYTES_MAX
+from ckpt.base.limits import (
+    CELL_BYTES_MAX,
+    INDEX_PAGE_BYTES_MAX,
+    PAGE_BYTES,
+    PAYLOAD_BYTES_MAX,
+    WORLD_SIZE_MAX,
+)
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
 from ckpt.format.index.checks import tensor_order
@@ -38,7 +44,7 @@ from ckpt.format.index.pages import (
     encode_directory,
 )
 from ckpt.format.index.reader import Fetch, IndexReader, decode_index
-from ckpt.format.table import Meaning
+from ckpt.format.table import DIM_MAX, Meaning
 from ckpt.testing.indexes import encode_index
 from tests.format.strategies import flipped, generations, layouts, masks, positions, u32
 
@@ -331,39 +337,92 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         decode_index(noise)
 
 
+def boxed(box: IndexBox) -> IndexTensor:
+    """A tensor of it, to which no global shape says what may be."""
+    return replace(wide_replica("a", 1), meaning=Meaning.OWN, boxes=(box,))
+
+
+def located(*locations: Location) -> IndexTensor:
+    """One whose bytes lie there."""
+    return boxed(IndexBox(Rank(0), (0,), (1,), locations))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         replace(row_sharded("a", 2), global_shape=(1, 8)),
         replace(row_sharded("a", 2), dtype="f\x00"),
         replace(row_sharded("a", 2), name="n" * 5000),
-        replace(
-            wide_replica("a", 1),
-            boxes=(IndexBox(Rank(0), (0,), (1,), (Location(Rank(0), 0, -1, 4),)),),
-        ),
-        replace(wide_replica("a", 1), boxes=(IndexBox(Rank(-1), (0,), (1,), ()),)),
+        replace(row_sharded("a", 2), meaning=Meaning.OWN, global_shape=(DIM_MAX + 1, 8)),
+        boxed(IndexBox(Rank(0), (-1,), (1,), ())),
+        boxed(IndexBox(Rank(-1), (0,), (1,), ())),
+        boxed(IndexBox(Rank(WORLD_SIZE_MAX), (0,), (1,), ())),
+        boxed(IndexBox(Rank(0), (0,), (1,), (), continued=True)),
+        located(Location(Rank(-1), 0, 0, 4)),
+        located(Location(Rank(WORLD_SIZE_MAX), 0, 0, 4)),
+        located(Location(Rank(0), -1, 0, 4)),
+        located(Location(Rank(0), 0, 0, 4), Location(Rank(0), 3, 4, 4)),
+        located(Location(Rank(0), 0, -1, 4)),
+        located(Location(Rank(0), 0, 0, 0)),
+        located(Location(Rank(0), PAYLOAD_BYTES_MAX, 0, 1)),
+        located(Location(Rank(0), 0, PAYLOAD_BYTES_MAX, 1)),
     ],
-    ids=["box outside", "dtype", "name", "location", "rank"],
+    ids=[
+        "box outside", "dtype", "name", "dimension", "own box", "rank", "rank above", "part",
+        "location's rank", "location's rank above", "start", "overlap", "place", "empty", "end",
+        "place above",
+    ],
 )  # fmt: skip
 def test_a_tensor_that_breaks_a_rule_is_refused(bad: IndexTensor) -> None:
     with pytest.raises(Refused):
         encode_index(replace(SMALL, tensors=(bad,)))
 
 
+def test_a_tensor_at_the_limits_comes_back_equal() -> None:
+    last, end = Rank(WORLD_SIZE_MAX - 1), PAYLOAD_BYTES_MAX - 1
+    locations = (Location(last, 0, end, 1), Location(last, end, 0, 1))
+    box = IndexBox(last, (0,), (DIM_MAX,), locations)
+    tensor = replace(boxed(box), global_shape=(DIM_MAX,))
+    assert decode_index(encode_index(replace(SMALL, tensors=(tensor,)))).tensors == (tensor,)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
+        replace(LARGE.payloads[0], rank=Rank(-1)),
+        replace(LARGE.payloads[0], rank=Rank(WORLD_SIZE_MAX)),
+        replace(LARGE.payloads[0], payload_bytes=PAYLOAD_BYTES_MAX + 1),
         replace(LARGE.payloads[0], document_bytes=10**7),
+        replace(LARGE.payloads[0], document_offset=-1),
+        replace(LARGE.payloads[0], document_bytes=-1),
         replace(LARGE.payloads[0], manifest_digest=b""),
         replace(LARGE.payloads[0], columns=(None,)),
         replace(LARGE.payloads[0], cell_bytes=5000),
+        replace(LARGE.payloads[0], cell_bytes=0),
+        replace(LARGE.payloads[0], cell_bytes=CELL_BYTES_MAX + PAGE_BYTES),
+        replace(LARGE.payloads[0], column_crcs=(1, 2)),
         replace(LARGE.payloads[0], column_crcs=(1, 2, 1 << 32)),
+        replace(LARGE.payloads[0], column_crcs=(1, 2, -1)),
     ],
-    ids=["document outside", "digest", "columns", "cells", "checksums"],
-)
+    ids=[
+        "rank", "rank above", "bytes", "document outside", "document's place", "document's bytes",
+        "digest", "columns", "cells", "no cells", "large cells", "few checksums", "checksums",
+        "checksum below",
+    ],
+)  # fmt: skip
 def test_a_payload_that_cannot_be_is_refused(bad: IndexPayload) -> None:
-    with pytest.raises(Corrupt, match="rank 0"):
+    with pytest.raises(Corrupt, match=f"the payload of rank {bad.rank} cannot be"):
         decode_index(encode_index(replace(SMALL, payloads=(bad,))))
+
+
+@pytest.mark.parametrize("cell_bytes", [PAGE_BYTES, CELL_BYTES_MAX])
+def test_a_payload_at_the_limits_comes_back_equal(cell_bytes: int) -> None:
+    payload = replace(
+        LARGE.payloads[0], rank=Rank(WORLD_SIZE_MAX - 1), payload_bytes=PAYLOAD_BYTES_MAX,
+        document_offset=PAYLOAD_BYTES_MAX - 10, cell_bytes=cell_bytes,
+        column_crcs=(0, 1, (1 << 32) - 1),
+    )  # fmt: skip
+    assert decode_index(encode_index(replace(SMALL, payloads=(payload,)))).payloads == (payload,)
 
 
 def test_a_page_of_another_place_is_refused() -> None:

@@ -13,6 +13,7 @@ from ckpt.base.ids import Generation, Rank
 from ckpt.format.checksum import crc32
 from ckpt.format.envelope import ENVELOPE_BYTES, Packing, wrap
 from ckpt.format.table import (
+    DIM_MAX,
     MAGIC,
     Meaning,
     Piece,
@@ -43,7 +44,7 @@ def entries(draw: st.DrawFn, name: str) -> TensorEntry:
     shard = meaning is Meaning.SHARD
     pieces, start = [], 0
     for gap, at, length in draw(st.lists(st.tuples(*[st.integers(1, 1 << 30)] * 3), max_size=3)):
-        home = draw(st.sampled_from([None, Generation(at, length)]))
+        home = draw(st.sampled_from([None, Generation(0, 0), Generation(at, length)]))
         piece = Piece(start + gap - 1, at, length)
         pieces.append(piece if home is None else piece.at(home))
         start += gap + length
@@ -113,6 +114,8 @@ def as_wire(table: RankTable) -> bytes:
         (replace(SHARD, dtype=""), "dtype"),
         (replace(SHARD, dtype="f\n4"), "dtype"),
         (replace(SHARD, global_shape=(1,) * 65, offset=(0,) * 65, shape=(1,) * 65), "bounds"),
+        (replace(SHARD, global_shape=(8, -1)), "bounds"),
+        (replace(SHARD, global_shape=(8, DIM_MAX + 1)), "bounds"),
         (replace(SHARD, shape=(2,)), "dimensions"),
         (replace(SHARD, offset=(7, 0)), "not inside"),
         (replace(SHARD, offset=(-1, 0)), "not inside"),
@@ -132,7 +135,9 @@ def test_an_entry_that_breaks_a_rule_is_refused_on_both_sides(bad: TensorEntry, 
         decode_table(as_wire(table))
 
 
-@pytest.mark.parametrize("piece", [[0, 0], [0, 0, 9, 1], [0, 0, 9, -1, 2], [0, 0, 9, 1, 2, 3]])
+@pytest.mark.parametrize(
+    "piece", [[0, 0], [0, 0, 9, 1], [0, 0, 9, -1, 2], [0, 0, 9, 1, -2], [0, 0, 9, 1, 2, 3]]
+)
 def test_a_piece_is_three_numbers_and_perhaps_a_generation(piece: list[int]) -> None:
     entry = ["w", "shard", "<f4", [8, 4], [2, 0], [2, 4], [piece], b""]
     raw = msgspec.msgpack.encode([0, 1, [entry]])
