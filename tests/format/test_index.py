@@ -295,6 +295,16 @@ def test_one_flipped_byte_in_the_only_copy_is_mended_or_refused(position: int, m
         assert decode_index(damaged) == SMALL
 
 
+def test_no_flipped_byte_of_a_page_is_read() -> None:
+    """Pages have no second copy in a document, and are a small part of a small one."""
+    header = decode_header(SMALL_DOCUMENT[:HEADER_BYTES])
+    for position in range(
+        header.directory_offset + header.directory_bytes, header.directory_again_offset
+    ):
+        with pytest.raises(Corrupt, match="fails its checksum"):
+            decode_index(flipped(SMALL_DOCUMENT, position, 1))
+
+
 @given(st.lists(st.tuples(positions, masks), max_size=5))
 def test_two_damaged_copies_mend_each_other_or_are_refused(flips: list[tuple[int, int]]) -> None:
     copies = [SMALL_DOCUMENT, SMALL_DOCUMENT]
