@@ -274,6 +274,28 @@ def test_no_target_answers_for_another(data: Columns) -> None:
     assert found.targets_out <= {"t1"}
 
 
+def test_who_answers_what_another_one_was_asked_is_cut_off(data: Columns) -> None:
+    """While the other one is asked still; right answers of its own do not make up for it."""
+    memory, landings = np.ones(SIZE, np.uint8), Landings()
+    landings.add_range(0, memory)
+    with holders(data, {0: "held", 1: "held"}) as made, PayloadReceiver(PATIENT) as receiver:
+        late, thief = made[:2]
+
+        def meddle() -> None:
+            wait_until(lambda: bool(late.held and thief.held), "both are asked")
+            question = replace(thief.held[0], request=late.held[0].request)
+            thief.do(lambda: thief._send(question, Failed("not_found", "not here")))
+            thief.do(thief.answer_held)
+            late.do(late.answer_held)
+
+        thread = threading.Thread(target=meddle)
+        thread.start()
+        found = receiver.read([job(data, made, landings)])
+        thread.join()
+    assert memory.tobytes() == data.payload
+    assert found.targets_out == {"t1"}
+
+
 def test_right_bytes_that_nobody_asked_for_vouch_for_no_others(data: Columns) -> None:
     with holders(data, {1: "vouching"}) as made:
         found = read_whole(data, made, HASTY)
