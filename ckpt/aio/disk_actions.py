@@ -59,7 +59,7 @@ def perform(disk: Disk, action: DiskAction, now_us: int) -> DiskDone | DiskFaile
 
 _KINDS: Final[Mapping[type[DiskAction], str]] = {
     WriteAt: "write", TruncateFile: "write", ReadAt: "read", SyncFile: "sync",
-    SyncDirectory: "sync", Preallocate: "create", RenameFile: "create", RemoveFile: "create",
+    SyncDirectory: "sync", Preallocate: "create", RenameFile: "create", RemoveFile: "remove",
     ProbeFile: "probe",
 }  # fmt: skip
 

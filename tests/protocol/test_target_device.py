@@ -189,11 +189,12 @@ def test_failures_that_lie_far_apart_do_not_add_up() -> None:
     assert world.machine.device.errors == {"write": 2 * DEVICE_FAILURES_MAX}
 
 
-def test_a_column_whose_file_is_gone_is_no_failure_of_the_device() -> None:
+@pytest.mark.parametrize("errno_name", ["ENOENT", "EACCES", "EPERM"])
+def test_a_file_that_is_gone_or_is_not_ours_is_no_failure_of_the_device(errno_name: str) -> None:
     world = TargetWorld()
     column = Column()
     store(world, column)
-    world.disk.faults.append(Fault("read", "ENOENT", count=EVER))
+    world.disk.faults.append(Fault("read", errno_name, count=EVER))
     for _ in range(DEVICE_FAILURES_MAX):
         world.tell(WRITER, VerifyColumn(column.id))
     assert world.machine.device.errors["read"] >= DEVICE_FAILURES_MAX

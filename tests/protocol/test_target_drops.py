@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 
+from ckpt.base.limits import DEVICE_FAILURES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.reading import DocumentKind
@@ -18,7 +19,8 @@ from ckpt.format.messages.targets import (
 )
 from ckpt.format.messages.writing import ColumnSealed
 from ckpt.protocol.events import SessionClosed
-from ckpt.testing.disk import FakeDisk, Fault
+from ckpt.protocol.target.core import column_name
+from ckpt.testing.disk import FakeDisk, Fault, Keep
 from tests.protocol.target_world import (
     CHECKPOINT,
     COORDINATOR,
@@ -242,3 +244,42 @@ def test_a_file_that_cannot_be_removed_is_named_once() -> None:
     assert told == [{"file": f"columns/{name}", "error": "EPERM"}]
     world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
     assert world.machine.column_count == 0
+
+
+def test_an_immutable_column_keeps_its_own_space_and_nothing_else() -> None:
+    """The device is well, the generation's other columns go, and its documents stay as long as it
+    does.
+    """
+    world = _ready()
+    columns = [Column(rank=rank) for rank in range(3)]
+    for number, column in enumerate(columns, 1):
+        store(world, column, request=number, reservation=number)
+    put_document(world, DocumentKind.INDEX, INDEX)
+    kept = column_name(columns[1].id)
+    world.disk.faults.append(Fault("remove", "EPERM", file=kept, count=DEVICE_FAILURES_MAX + 1))
+    for _ in range(DEVICE_FAILURES_MAX + 1):
+        world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    assert world.disk.list_directory("columns") == [kept]
+    assert world.machine.column_count == 1, "only this one is known"
+    assert len(world.disk.list_directory("documents")) == 1
+    assert not world.machine.device.is_failing
+    assert world.machine.device.errors == {"create": DEVICE_FAILURES_MAX + 1}
+    world.disk.crash(Keep.NOTHING)
+    assert world.disk.list_directory("columns") == [kept], "what went is gone for good"
+
+    world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+    (*_, dropped) = _answers(world)
+    assert isinstance(dropped, Dropped)
+    assert world.disk.list_directory("columns") == world.disk.list_directory("documents") == []
+
+
+def test_a_device_that_removes_nothing_is_asked_once_for_each_drop() -> None:
+    world = _ready()
+    for number in range(1, 4):
+        store(world, Column(rank=number), request=number, reservation=number)
+    world.disk.faults.append(Fault("remove", "EROFS", count=DEVICE_FAILURES_MAX))
+    for count in range(1, DEVICE_FAILURES_MAX + 1):
+        world.tell(COORDINATOR, DropGeneration(1, CHECKPOINT))
+        assert world.machine.device.errors == {"create": count}
+    assert world.machine.device.is_failing
+    assert world.machine.column_count == 3

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ckpt.base.ids import BootId, CheckpointId, ColumnId, RunName, TargetId
 from ckpt.base.limits import PAGE_BYTES, READ_BYTES, SCRUB_PERCENT
@@ -32,6 +32,8 @@ from ckpt.protocol.target.disk_events import (
     DiskFailed,
     ProbeFile,
     ReleaseBulk,
+    RemoveFile,
+    SyncDirectory,
 )
 from ckpt.protocol.target.pace import Pace, StepHeard
 
@@ -157,6 +159,10 @@ def column_name(column: ColumnId) -> str:
 Completion = DiskDone | DiskFailed
 Step = Callable[[int], DiskAction]
 """Makes one action of a chain from its operation number."""
+Stuck = dict[str, DiskFailed]
+"""Files that are there still, each with why it was not removed."""
+Removed = Callable[[Stuck, DiskFailed | None], None]
+"""Hears these, and what the device refused: then all others may be there still as well."""
 DocumentKey = tuple[DocumentKind, CheckpointId]
 
 
@@ -288,6 +294,51 @@ class Core:
                 self.out.append(step(op))
 
         next_step(None)
+
+    def remove_files(self, columns: Sequence[str], documents: Sequence[str], then: Removed) -> None:
+        """Remove all that can be, durably. Documents say what the columns are: they stay as long as
+        one of these.
+        """
+        # What a start set aside may have had this name: a crash must not bring it back either.
+        renamed = self.counters.set_aside > 0
+        names = {COLUMNS: columns, DOCUMENTS: documents}
+        folders = [folder for folder, files in names.items() if files or renamed]
+
+        def removed(stuck: Stuck, failure: DiskFailed | None) -> None:
+            if failure is not None:
+                then(stuck, failure)
+                return
+            syncs = [partial(SyncDirectory, directory=folder) for folder in folders]
+            self.chain(syncs, partial(then, stuck))
+
+        def columns_removed(stuck: Stuck, failure: DiskFailed | None) -> None:
+            if stuck:
+                removed(stuck, failure)
+            else:
+                self._remove_each(documents, removed)
+
+        self._remove_each(columns, columns_removed)
+
+    def _remove_each(self, names: Sequence[str], then: Removed) -> None:
+        """In turn; nothing more is tried after a refusal that is the device's own."""
+        stuck: Stuck = {}
+
+        def remove_from(index: int) -> None:
+            if index == len(names):
+                then(stuck, None)
+                return
+
+            def ended(failure: DiskFailed | None) -> None:
+                if failure is not None:
+                    stuck[names[index]] = failure
+                if failure is None or failure.is_of_one_file:
+                    remove_from(index + 1)
+                else:
+                    then(stuck, failure)
+
+            self.chain([partial(RemoveFile, file=names[index])], ended)
+
+        remove_from(0)
 
     def probe(self, file: str) -> None:
         """Try the device with a small file, whose way is that of a column as far as it goes."""

@@ -6,7 +6,7 @@
 I count and say when a probe is due; that a failing device gets no new columns is the coordinator's
 decision, by the same limit. A relapse goes on with the pause that the last spell ended with, so
 that a device that takes a small file and no column is tried ever more rarely. A device that is full
-has not failed; nor has one on which a file is gone that somebody still wanted to read.
+has not failed; nor has one on which a single file is gone, or may not be read or removed.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ class DeviceHealth:
         """Note that an operation failed, a probe's included."""
         full = event.errno_name in FULL_ERRNOS
         if event.kind != PROBE:
-            kind = "space" if full else event.kind
+            kind = "space" if full else "create" if event.kind == "remove" else event.kind
             assert kind in DEVICE_ERROR_KINDS
             self.errors[kind] = self.errors.get(kind, 0) + 1
-        gone = event.kind == "read" and event.errno_name == "ENOENT"
-        if full or gone:
+        if full or event.is_of_one_file:
             return
         self.latest = f"{event.kind}: {event.errno_name}: {event.message}".rstrip(": ")
         if event.kind == PROBE:

@@ -140,7 +140,16 @@ class DiskFailed(Struct, frozen=True, gc=False):
     """`EIO`, `ENOSPC`, …"""
     message: str = ""
     kind: str = "write"
-    """What was tried: `write`, `read`, `sync`, `create` (or rename, or remove), or `probe`."""
+    """What was tried: `write`, `read`, `sync`, `create` (or rename), `remove`, or `probe`."""
+
+    @property
+    def is_of_one_file(self) -> bool:
+        """Whether it is about this file and says nothing of the device: the file is gone, or its
+        owner or a flag of its own (`chattr +i`) keeps us from it. Where a whole directory keeps us
+        out, no new file comes into it either, and that is said of the new file.
+        """
+        kept = self.kind in ("read", "remove") and self.errno_name in ("EACCES", "EPERM")
+        return kept or (self.kind == "read" and self.errno_name == "ENOENT")
 
 
 class SpaceMeasured(Struct, frozen=True, gc=False):

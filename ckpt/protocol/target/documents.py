@@ -29,7 +29,6 @@ from ckpt.format.messages.targets import (
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.columns import Columns
 from ckpt.protocol.target.core import (
-    COLUMNS,
     DOCUMENTS,
     Completion,
     Core,
@@ -37,6 +36,7 @@ from ckpt.protocol.target.core import (
     SealedColumn,
     Step,
     StoredDocument,
+    Stuck,
 )
 from ckpt.protocol.target.disk_events import (
     DiskFailed,
@@ -326,14 +326,6 @@ class Documents:
             documents = self._droppable(checkpoint, message)
         failed = self._columns.failed_seals(checkpoint, only)
         files = {*failed.values(), *(each.file for each in columns)}
-        names = [*sorted(files), *(each.file for each in documents)]
-        steps: list[Step] = [partial(RemoveFile, file=file) for file in names]
-        # What a start set aside may have had this name: a crash must not bring it back either.
-        renamed = self._core.counters.set_aside > 0
-        if files or renamed:
-            steps.append(partial(SyncDirectory, directory=COLUMNS))
-        if documents or renamed:
-            steps.append(partial(SyncDirectory, directory=DOCUMENTS))
         # Nothing of it is served from here on, removed or not.
         for column in columns:
             self._core.remove_column(column)
@@ -342,20 +334,26 @@ class Documents:
         for document in documents:
             self._core.remove_document(document)
         self._dropping.add(checkpoint)
-        begun: list[int] = []
 
-        def ended(failure: DiskFailed | None) -> None:
+        def ended(stuck: Stuck, failure: DiskFailed | None) -> None:
             self._dropping.remove(checkpoint)
+            self._note_stuck(checkpoint, stuck)
+            left = columns if failure else [each for each in columns if each.file in stuck]
+            failure = failure or next(iter(stuck.values()), None)
             if failure is None:
                 self._columns.gone(failed)
-                self._stuck.discard(checkpoint)
-            elif checkpoint not in self._stuck and len(begun) <= len(names):
-                self._stuck.add(checkpoint)
-                file, error = names[len(begun) - 1], failure.errno_name
-                self._core.report("error", "not removed", file=file, error=error)
-            self._dropped(session, request, columns, documents, failure)
+            self._dropped(session, request, columns, documents, left, failure)
 
-        self._core.chain(steps, ended, began=begun.append)
+        self._core.remove_files(sorted(files), [each.file for each in documents], ended)
+
+    def _note_stuck(self, checkpoint: CheckpointId, stuck: Stuck) -> None:
+        """Each generation's is said once."""
+        if not stuck:
+            self._stuck.discard(checkpoint)
+        elif checkpoint not in self._stuck:
+            self._stuck.add(checkpoint)
+            file, why = next(iter(stuck.items()))
+            self._core.report("error", "not removed", file=file, error=why.errno_name)
 
     def _wait(self, *drops: WaitingDrop) -> None:
         """These wait from now on; nothing begins in the place of what they are about to remove."""
@@ -385,8 +383,9 @@ class Documents:
 
     def _dropped(
         self, session: Session, request: int, columns: list[SealedColumn],
-        documents: list[StoredDocument], failure: DiskFailed | None,
+        documents: list[StoredDocument], left: list[SealedColumn], failure: DiskFailed | None,
     ) -> None:  # fmt: skip
+        """`left`: columns that may be there still when it failed."""
         for column in columns:
             del self._core.removing[column.header.column]
         if failure is None:
@@ -395,7 +394,7 @@ class Documents:
             self._core.send(session, request, Dropped(bytes_freed=freed))
             return
         # Still known, so that the repeated command tries again; removing twice does no harm.
-        for column in columns:
+        for column in left:
             self._core.add_column(column)
         for document in documents:
             self._core.add_document(document)
