@@ -27,9 +27,9 @@ class Rests:
         #: The next rest before it is shortened.
         self._length_s = first_s
 
-    def next_s(self) -> float:
-        """Seconds to rest now."""
-        rest_s = shortened(self._length_s, self._draw)
+    def next_s(self, *, at_least_s: float = 0.0) -> float:
+        """Seconds to rest now; a longer rest that was asked for is shortened as well."""
+        rest_s = shortened(max(self._length_s, at_least_s), self._draw)
         self._length_s = min(self._last_s, 2 * self._length_s)
         return rest_s
 

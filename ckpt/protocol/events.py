@@ -98,6 +98,8 @@ class CloseSession(Struct, frozen=True, gc=False):
 
     session: Session
     reason: str
+    retry_after_us: int | None = None
+    """Where we dialed it: when to dial again, in place of soon; the peer has said so."""
 
 
 class Report(Struct, frozen=True, gc=False):

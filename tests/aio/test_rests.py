@@ -22,6 +22,12 @@ def test_a_rest_is_shortened_by_half_at_most() -> None:
     assert [rests.next_s() for _ in range(2)] == pytest.approx([0.05, 0.1])
 
 
+def test_a_longer_rest_that_was_asked_for_is_shortened_too_and_changes_none_after_it() -> None:
+    rests = Rests(0.1, 1.0, lambda: 0.0)
+    assert rests.next_s(at_least_s=60.0) == pytest.approx(30.0)
+    assert [rests.next_s(at_least_s=0.01) for _ in range(2)] == pytest.approx([0.1, 0.2])
+
+
 def drawn_by_a_fork() -> str:
     """What a process that is forked from this one draws first."""
     reader, writer = os.pipe()

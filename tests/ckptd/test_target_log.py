@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ckpt.aio.net.bulk import Bulk
 from ckpt.base.errors import Refused
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Failed
 from ckpt.format.messages.targets import RegisterTarget
@@ -63,6 +67,48 @@ def test_a_new_target_says_once_why_no_coordinator_answers(tmp_path: Path) -> No
         assert log.lines == [(OUT, "the peer closed the connection")]
 
     asyncio.run(story())
+
+
+class Removing(Coordinator):
+    """Refuses all, and wants to hear t1, which was removed, no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: Counter[str] = Counter()
+
+    def has_come(self, id: str, count: int) -> bool:
+        return self.came[id] >= count
+
+    def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
+        assert self.server is not None
+        if isinstance(message, RegisterTarget):
+            after_us = 3600 * US_PER_S if message.target == "t1" else None
+            self.came[message.target] += 1
+            failed = Failed("refused", "it is not let in", retry_after_us=after_us)
+            self.server.send(session, request, failed)
+
+
+def test_a_target_that_was_removed_does_not_dial_again_and_again(tmp_path: Path) -> None:
+    """Another one that is refused comes again soon: somebody may say that it is let in."""
+
+    async def scene() -> Counter[str]:
+        coordinator = Removing()
+        coordinator.listen()
+        assert coordinator.server is not None
+        try:
+            with ExitStack() as daemons:
+                for id, count in (("t1", 1), ("t2", TRIES)):
+                    said = (coordinator.address, "--id", id)
+                    daemon = await asyncio.to_thread(Daemon, tmp_path / id, *said)
+                    daemons.enter_context(daemon)
+                    known = partial(coordinator.has_come, id, count)
+                    await wait_until_async(known, f"{id} has come {count} times")
+            return coordinator.came
+        finally:
+            await coordinator.server.close(linger_s=0)
+
+    came = asyncio.run(scene())
+    assert came["t1"] == 1
 
 
 def test_a_new_target_with_another_secret_says_so(tmp_path: Path) -> None:

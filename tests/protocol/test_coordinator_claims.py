@@ -8,11 +8,13 @@ import pytest
 
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, ReplaceTarget, TargetReplaced
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.cluster.claims import REMOVED_RETRY_S
 from ckpt.protocol.coordinator.cluster.membership import TargetState
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import Bench
@@ -315,7 +317,9 @@ def test_a_removed_directory_is_taken_in_under_no_name(bench: Bench) -> None:
     bench.tell(bench.session(Role.ADMIN), ChangeTarget(gone.id, "removed", force=True))
     bench.tick(1)
     for _ in range(2):
-        assert "t3 was removed from this cluster, for good" in refused(bench, gone).message
+        told = refused(bench, gone)
+        assert "t3 was removed from this cluster, for good" in told.message
+        assert told.retry_after_us == round(REMOVED_RETRY_S * US_PER_S), "not twice a second"
         other = replace(gone, id=TargetId("t9"))
         assert "is the directory of target t3" in refused(bench, other).message
         bench.restart("t0", "t1", "t2")

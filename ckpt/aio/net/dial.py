@@ -9,7 +9,7 @@ leads is searched for (ckpt.protocol.finding), and what was learned of them stay
 
 The rest between two attempts doubles from `backoff_s[0]` to `backoff_s[1]`, each with jitter, so
 that all targets of a cluster do not come back in one instant; a session that stood for longer than
-that resets it.
+that resets it. A server that refuses us may ask for a longer one.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ from ckpt.protocol.pulse import Beat, Pulse
 QUEUED_BYTES_MAX: Final = 64 * MiB
 BACKOFF_S: Final = (0.05, 0.5)
 """First and longest rest between two attempts: another coordinator may lead by then."""
+REST_S_MAX: Final = 60.0
+"""Longest one that a server may ask for."""
 _FEEL_S: Final = 0.25
 """Pause between two looks at the pulse of a session."""
 OnFailure = Callable[[CkptError], None]
@@ -82,6 +84,8 @@ class Dialer:
         self._roster = Roster(parse_server(address, caller.server_role))
         self._caller = caller
         self._backoff_s = backoff_s
+        #: What the server that was cut off last has asked for.
+        self._retry_after_s = 0.0
         self._unchecked = unchecked
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
@@ -140,9 +144,10 @@ class Dialer:
             else self._watch.channel.queued_bytes
         )
 
-    def close_session(self, session: Session, reason: str) -> None:
-        """Cut the server off and dial again."""
+    def close_session(self, session: Session, reason: str, *, retry_after_s: float = 0.0) -> None:
+        """Cut the server off and dial again; after about so long, if that is later than usual."""
         if self._watch is not None and self.session == session:
+            self._retry_after_s = min(retry_after_s, REST_S_MAX)
             self._fail(Unavailable(reason))
 
     async def close(self) -> None:
@@ -185,7 +190,8 @@ class Dialer:
                 self._on_failure(error)
             if now_us() - begun_us > self._backoff_s[1] * US_PER_S:
                 rests.begin_again()
-            await asyncio.sleep(rests.next_s())
+            await asyncio.sleep(rests.next_s(at_least_s=self._retry_after_s))
+            self._retry_after_s = 0.0
 
     async def _attempt(self) -> CkptError:
         """A search, and the session that it found, from its beginning to its end: why it ended."""

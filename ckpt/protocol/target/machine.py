@@ -307,11 +307,11 @@ class TargetMachine:
                 self._workers.bytes_per_s = repair_bytes
                 self.epoch = epoch
                 self._note.told(position)
-            case Failed(message=text, hint=remedy):
+            case Failed(message=text, hint=remedy, retry_after_us=after_us):
                 if text != self._refusal:
                     self._core.report("error", "the coordinator refused", why=text, remedy=remedy)
                 self._refusal = text
-                self._core.out.append(CloseSession(session, f"refused: {text}"))
+                self._core.out.append(CloseSession(session, f"refused: {text}", after_us))
             case _:
                 reason = f"{type(message).__name__} is nothing that is sent to a target"
                 self._core.out.append(CloseSession(session, reason))

@@ -4,9 +4,9 @@
         ^                      |                       |
         +------- refused ------+-------- lost ---------+
 
-A target dials again twice a second, for as long as it runs. So each reason for which it is out is
-logged once, until the coordinator takes it in or the reason is another one: else a target that is
-refused for days would fill its disk with one line.
+A target dials again twice a second for as long as it runs, once a minute when it was removed. So
+each reason for which it is out is logged once, until the coordinator takes it in or the reason is
+another one: else a target that is refused for days would fill its disk with one line.
 """
 
 from __future__ import annotations

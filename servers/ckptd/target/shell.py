@@ -315,6 +315,8 @@ class TargetShell:
         dialed = action.session == self._coordinator
         if not dialed:  # The end of that one is logged when it has come.
             self._report("warning", "session closed", {"why": action.reason})
-        peer = self.dialer if dialed else self.server
-        if peer is not None:
-            peer.close_session(action.session, action.reason)
+            if self.server is not None:
+                self.server.close_session(action.session, action.reason)
+        elif self.dialer is not None:
+            after_s = (action.retry_after_us or 0) / US_PER_S
+            self.dialer.close_session(action.session, action.reason, retry_after_s=after_s)

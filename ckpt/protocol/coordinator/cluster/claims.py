@@ -35,6 +35,8 @@ from ckpt.protocol.coordinator.desk import Desk
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again within a second; one that does not has gone."""
 CLAIMS_MAX: Final = 64
+REMOVED_RETRY_S: Final = 60.0
+"""Only a catalog of before the removal, put back by somebody, would take such a target in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Claims:
             return Refused(f"an incarnation has {INCARNATION_BYTES} bytes")
         known = self._known.get(message.target)
         if known is not None and known.standing is TargetStanding.REMOVED:
-            return removed(message.target)
+            return removed(message.target, retry_after_s=REMOVED_RETRY_S)
         unknown = _of_another_directory(known, message, seated) if known is not None else None
         error = self._of_another_name(message) or unknown
         if error is None and known is not None:
@@ -289,11 +291,12 @@ WRONG_NAME: Final = "end this process, or start it in an empty directory with an
 """The remedy where a process has the name of a target that serves."""
 
 
-def removed(target: TargetId) -> CkptError:
+def removed(target: TargetId, *, retry_after_s: float | None = None) -> CkptError:
     """It is no target any more."""
     return Refused(
         f"target {target} was removed from this cluster, for good",
         hint="start a target of another name, in an empty directory",
+        retry_after_s=retry_after_s,
     )
 
 
