@@ -439,3 +439,9 @@ def test_what_is_not_there_is_refused_by_name(
 
 def test_losses_that_are_not_asked_for_are_not_tried(cluster: Cluster) -> None:
     assert list(outcomes(cluster, RUN, "--lose", "t1")) == ["plain load", "without t1"]
+
+
+def test_a_step_that_is_not_there_is_said_once(cluster: Cluster) -> None:
+    ended = drill(cluster, f"{RUN}@99", "--any")
+    assert (ended.code, ended.out) == (10, "")
+    assert ended.err.startswith(f"ckpt: {RUN}@99 cannot be drilled: ")

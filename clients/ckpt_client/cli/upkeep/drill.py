@@ -83,6 +83,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 outcomes = _drilled(plan, run_name, step, only, output)
             except CkptError as error:  # Of the plain load; the other runs have theirs.
                 unproved.append(_unproved(run_name, step, error, output))
+                if len(unproved) > 1:  # The command ends with the first.
+                    output.line(unproved[-1].message)
                 continue
             count += len(outcomes)
             failed += sum(not outcome.passed for outcome in outcomes)
@@ -104,13 +106,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _unproved(run_name: RunName, step: Step, error: CkptError, output: Output) -> CkptError:
-    """Why there is nothing to compare with, said at once: others are still drilled."""
+    """Why there is nothing to compare with; others are still drilled."""
     text = f"{run_name}@{step} cannot be drilled: {error.message}"
     output.record(
         "unproved",
         {"run": run_name, "step": step, "code": error.exit_code, "message": error.message},
     )
-    output.line(text)
     return ERROR_OF_EXIT.get(error.exit_code, CkptError)(text, hint=error.hint)
 
 
