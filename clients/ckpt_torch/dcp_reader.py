@@ -39,6 +39,7 @@ from ckpt_client.store import Store
 from ckpt_torch.dcp_names import DcpPath, parse_name, unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import DeviceReads, DeviceWant
+from ckpt_torch.reading.twins import check_twins, find_twins
 from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
 from ckpt_torch.tree import MARK_KEY, PICKLE_KEY, VALUE_KEY
 
@@ -116,8 +117,9 @@ class CkptReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Read everything, straight into the planner's tensors, or through a ring of host memory if
-        these lie on a device. Raises Refused for pickles that are not allowed; Unavailable, Lost;
-        Aborted when a device fails.
+        these lie on a device. Raises Refused for pickles that are not allowed, and for names that
+        share memory here and differ in the checkpoint; Unavailable, Lost; Aborted when a device
+        fails.
         """
         if self._checkpoint is None:
             self.read_metadata()
@@ -201,8 +203,8 @@ class CkptReader(StorageReader):
         replicas: set[int],
     ) -> list[tuple[ReadItem, io.BytesIO]]:
         wants: list[Want] = []
-        apart: list[DeviceWant] = []
         landed: list[tuple[ReadItem, torch.Tensor]] = []
+        places: list[tuple[torch.Tensor, Want]] = []
         objects: list[tuple[ReadItem, AnyArray]] = []
         for item in items:
             also = id(item) in replicas
@@ -213,7 +215,10 @@ class CkptReader(StorageReader):
                 continue
             target = planner.resolve_tensor(item).detach()
             landed.append((item, target))
-            want = dataclasses.replace(self._tensor(item, target), replica=also)
+            places.append((target, dataclasses.replace(self._tensor(item, target), replica=also)))
+        filled, twins = find_twins(places)
+        apart: list[DeviceWant] = []
+        for target, want in filled:
             if is_apart(target.device):
                 apart.append(DeviceWant.of(contents, target, want))
             else:
@@ -223,6 +228,7 @@ class CkptReader(StorageReader):
         with DeviceReads(target for _, target in landed) as devices:
             devices.fill(contents, wants, apart)
             devices.wait_copied()
+        check_twins(contents, twins)
         for item, target in landed:
             planner.commit_tensor(item, target)
         return [(item, self._stream(item, array)) for item, array in objects]

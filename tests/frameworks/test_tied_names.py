@@ -4,15 +4,18 @@ that differ for the other.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ckpt_torch
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt_client.load import plan
+from ckpt_torch import CkptReader, CkptWriter
 from ckpt_torch.reading import twins
 from tests.frameworks.device.emulated import Emulated
 
@@ -129,6 +132,46 @@ def test_names_that_share_memory_of_a_device_hold_what_was_saved(
     cluster: str, device: Emulated
 ) -> None:
     check_parts_in_common(f"{cluster}/overlaid-there", "emulated")
+
+
+def through_dcp(name: str, saved: dict[str, Any], found: dict[str, Any]) -> None:
+    """DCP plans what it finds, and asks nobody whether two names are one tensor."""
+    with warnings.catch_warnings(action="ignore"):  # Of torch: a single process.
+        dcp.save(saved, storage_writer=CkptWriter(name))
+        dcp.load(found, storage_reader=CkptReader(name))
+
+
+def check_dcp_refuses_two_for_one(name: str, where: str) -> None:
+    head, embedding = made(1.0, where), made(1.0, where)
+    found = made(0.0, where)
+    through_dcp(f"{name}/1", tied(head), tied(found))
+    assert torch.equal(bits(found), bits(head))
+    embedding[-1, -1] = 2.0
+    two = {"head": head, "layers": {"embedding": embedding}, "bias": made(3.0)}
+    with pytest.raises(dcp.CheckpointException, match=r"(head|layers/embedding) are one tensor he"):
+        through_dcp(f"{name}/2", two, tied(made(0.0, where)))
+
+
+def check_dcp_refuses_parts(name: str, where: str) -> None:
+    whole = torch.arange(1100.0, device=where)
+    saved, found = overlaid(whole), torch.zeros(1100, device=where)
+    through_dcp(f"{name}/3", saved, overlaid(found))
+    assert torch.equal(bits(found), bits(whole))
+    saved["bias"] = saved["bias"].clone()
+    saved["bias"][0] = -1.0
+    with pytest.raises(dcp.CheckpointException, match="share a part of their memory here"):
+        through_dcp(f"{name}/4", saved, overlaid(torch.zeros(1100, device=where)))
+
+
+def test_dcp_loads_no_two_that_differ_into_one(cluster: str) -> None:
+    """The one that was read last had its values in both."""
+    check_dcp_refuses_two_for_one(f"{cluster}/dcp-tied", "cpu")
+    check_dcp_refuses_parts(f"{cluster}/dcp-tied", "cpu")
+
+
+def test_dcp_loads_no_two_that_differ_into_one_of_a_device(cluster: str, device: Emulated) -> None:
+    check_dcp_refuses_two_for_one(f"{cluster}/dcp-there", "emulated")
+    check_dcp_refuses_parts(f"{cluster}/dcp-there", "emulated")
 
 
 def test_which_tensors_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:

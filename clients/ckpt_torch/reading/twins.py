@@ -105,6 +105,28 @@ def _reach(tensor: torch.Tensor) -> int:
     return (sum((size - 1) * step for size, step in steps) + 1) * tensor.itemsize
 
 
+def find_twins(
+    places: Sequence[tuple[torch.Tensor, Want]],
+) -> tuple[list[tuple[torch.Tensor, Want]], list[Twin]]:
+    """Of memory that is filled in one part: what fills it, the first of names of one tensor, and
+    what `check_twins` is to compare afterwards.
+    """
+    first: dict[Hashable, Want] = {}
+    filled: list[tuple[torch.Tensor, Want]] = []
+    twins: list[Twin] = []
+    for tensor, want in places:
+        here = place_of(tensor)
+        filler = want if here is None else first.setdefault(here, want)
+        if filler is want:
+            filled.append((tensor, want))
+        else:
+            twins.append(Twin(filler.name, tensor, want))
+    for number, other in shared_memory([tensor for tensor, _ in filled]).items():
+        tensor, want = filled[number]
+        twins.append(Twin(filled[other][1].name, tensor, want, in_part=True))
+    return filled, twins
+
+
 def check_twins(contents: Contents, twins: Iterable[Twin]) -> None:
     """Their memory is filled. Raises Refused naming two names that differ, and as
     `Contents.fill`.
