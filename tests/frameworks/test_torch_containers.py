@@ -104,6 +104,22 @@ def test_what_ranks_have_in_different_forms_is_loaded_whole_as_tensors(cluster: 
         assert len(more) == rank
 
 
+def test_arrays_that_torch_has_no_type_for_are_loaded_whole_as_they_were(cluster: str) -> None:
+    """A trainer's settings often hold some: the step was saved, and no framework could load it."""
+    name = f"{cluster}/typeless/1"
+    saved: dict[str, object] = {
+        "classes": np.array(["cat", "dog"]),
+        "dates": np.array(["2026-01-02", "NaT"], "M8[D]"),
+        "big": np.arange(3, dtype=">f4"),
+        "long": np.ones(2, np.longdouble) / 3,
+    }
+    ckpt_torch.save({"settings": saved, "w": torch.ones(2)}, checkpoint_id=name)
+    whole = ckpt_torch.load_whole(name)
+    assert isinstance(whole, dict)
+    assert bits_of(whole["settings"]) == bits_of(saved)
+    assert torch.equal(whole["w"], torch.ones(2))
+
+
 def masked() -> object:
     return np.ma.masked_array([1.0, 2.0], [False, True])
 

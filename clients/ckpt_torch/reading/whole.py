@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
-from ckpt.format.dtypes import dtype_name
 from ckpt.format.tree import Path, SequenceIndex, path_text
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.save.shards import PerRank, Shard
@@ -30,15 +29,15 @@ def load_whole(
     allow_pickle: bool = False,
 ) -> object:
     """The whole state: dicts, lists, tuples and plain values as saved, every array as a CPU tensor
-    of the saved dtype and global shape. What ranks have under one name in different forms, such as
-    lists of different lengths, is a `ckpt.PerRank`.
+    of the saved dtype and global shape; as one of numpy's where torch has no such element type, as
+    of text and dates. What ranks have under one name in different forms, such as lists of
+    different lengths, is a `ckpt.PerRank`.
 
     checkpoint_id, store: as in `load`; without a step the newest. All ranks may call it, or only
         some: those that do get the same checkpoint.
     allow_pickle: load objects that were saved as pickles; this runs whatever code they name.
 
-    Raises Refused, with the path, for pickles that are not allowed and for an element type that
-    torch does not have; NotFound, Unavailable, Lost.
+    Raises Refused, with the path, for pickles that are not allowed; NotFound, Unavailable, Lost.
     """
     where, who = find_where(checkpoint_id, store), find_who(None, no_dist=False)
     with where.store.resolve(
@@ -75,16 +74,15 @@ def _made(node: object, path: Path, allow_pickle: bool) -> object:
         ]
         return items if isinstance(node, list) else tuple(items)
     if isinstance(node, np.ndarray):
-        return _tensor(node, path)
+        return _tensor(node)
     return node
 
 
-def _tensor(array: AnyArray, path: Path) -> torch.Tensor:
+def _tensor(array: AnyArray) -> torch.Tensor | AnyArray:
     try:
         return from_array(array)
-    except Refused:
-        name = dtype_name(array.dtype)
-        raise Refused(f"{path_text(path)}: torch has no element type {name}") from None
+    except Refused:  # A numpy array that was saved beside tensors: all of the step is wanted.
+        return array
 
 
 def _unpickled(array: AnyArray, path: Path, allowed: bool) -> object:
