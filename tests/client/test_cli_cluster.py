@@ -332,6 +332,32 @@ def test_rm_keeps_the_only_step_of_a_run_unless_forced(store: str) -> None:
     assert run("ls", "last", "--store", store).code == 10
 
 
+def test_a_dry_run_of_rm_says_what_a_deletion_then_does(store: str) -> None:
+    fill(store, "spared", (1, 2), ranks=1)
+    line = ("rm", "spared@2", "--store", store)
+    foretold = run(*line, "--dry-run", "--json").document()
+    assert [one["step"] for one in foretold["generations"]] == [2]
+    assert (foretold["against"], foretold["held_by"], foretold["dry_run"]) == ([], [], True)
+    shown = run(*line, "--dry-run")
+    assert (shown.code, "; the newest would be step 1\n" in shown.out) == (0, True)
+    both = run(*line, "--dry-run", "--yes")
+    assert (both.code, "--yes and --dry-run" in both.err) == (2, True)
+    done = run(*line, "--json").document()
+    assert done == {key: foretold[key] for key in done}
+
+
+def test_a_dry_run_of_rm_deletes_nothing_and_says_that_it_would_be_refused(store: str) -> None:
+    fill(store, "only", (9,), ranks=1)
+    line = ("rm", "only@9", "--dry-run", "--store", store)
+    ended = run(*line)
+    assert ended.code == 3
+    assert "against it: only@9 is the only committed checkpoint of its run: --force" in ended.out
+    assert "would delete" not in ended.out
+    forced = run(*line, "--force")
+    assert (forced.code, "no checkpoint would be left" in forced.out) == (0, True)
+    assert run("ls", "only", "--store", store).code == 0
+
+
 def test_rm_asks_on_a_terminal(store: str) -> None:
     fill(store, "asked", (1, 2), ranks=1)
     code, shown = on_terminal("rm", "asked@1", "--store", store, answer="n\n")

@@ -10,7 +10,7 @@ import pytest
 
 import ckpt
 from ckpt_client.store import Store
-from tests.client.clikit import run
+from tests.client.clikit import on_terminal, run
 
 RUN = "toy/run"
 PATH = "lightning_logs/epoch=0-val=0.25.ckpt"
@@ -120,10 +120,20 @@ def test_commands_pin_and_unpin(store: Store, url: str) -> None:
     assert "pinned" in run("show", f"{RUN}@1", "--store", url).out
     refused = run("rm", f"{RUN}@1", "--yes", "--store", url)
     assert (refused.code, f"ckpt unpin {RUN}@1" in refused.err) == (2, True)
+    foretold = run("rm", f"{RUN}@1", "--dry-run", "--store", url)
+    assert (foretold.code, f"against it: {RUN}@1 is pinned" in foretold.out) == (3, True)
     document = run("unpin", f"{RUN}@1", "--store", url, "--json").document()
     assert document == {"run": RUN, "step": 1, "pinned": False}
     assert run("rm", f"{RUN}@1", "--yes", "--store", url).code == 0
     assert run("pin", f"{RUN}@9", "--store", url).code == 10
+
+
+def test_a_deletion_names_the_names_that_go_with_it(store: Store, url: str) -> None:
+    store.tag(RUN, 1, "best", "demo")
+    foretold = run("rm", f"{RUN}@1", "--dry-run", "--store", url)
+    assert (foretold.code, "best, demo" in foretold.out) == (0, True)
+    _, shown = on_terminal("rm", f"{RUN}@1", "--store", url, answer="n\n")
+    assert "1 generation, called best and demo)?" in shown
 
 
 def test_names_and_pins_outlive_the_catalog(store: Store, url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ and outlives the step that holds its bytes, on a real cluster."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 import ckpt
 from ckpt.base.limits import PAGE_BYTES
-from ckpt.base.units import MiB
+from ckpt.base.units import MiB, format_bytes
 from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import OPTIONS, Cluster, command, runs
 from tests.objects.drainkit import Drain, wait_drained
@@ -220,7 +221,12 @@ def test_a_deleted_step_stays_for_those_that_refer_to_it(cluster: Cluster) -> No
     with saving(cluster) as store:
         for step in (1, 2):
             save(store, "rm", step)
-    told = command("rm", "rm@1", "--yes", "--store", cluster.url).out
+    line = ("rm", "rm@1", "--store", cluster.url)
+    foretold = json.loads(command(*line, "--dry-run", "--json").out)
+    assert (foretold["bytes_freed"], foretold["held_by"]) == (0, [2])
+    assert "would stay until step 2, which refers to them, goes" in command(*line, "--dry-run").out
+    told = command(*line, "--yes").out
+    assert f"{format_bytes(foretold['bytes_held'])} stay until" in told
     assert "stay until step 2, which refers to them, goes" in told
     with ckpt.open(cluster.url) as store:
         assert [commit.step for commit in store.steps("rm")] == [2]
