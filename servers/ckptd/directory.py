@@ -16,11 +16,13 @@ from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
 TARGET_FILE_NAME: Final = "target.toml"
+CLUSTER_FILE_NAME: Final = "cluster.toml"
+"""Of the cluster of one machine, whose directory this is."""
 #: What only a coordinator makes in its directory, or a local cluster.
-_COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", "cluster.toml")
+_COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", CLUSTER_FILE_NAME)
 #: What daemons make in their directory. What lies deeper is inside directories of these names.
 _OURS: Final = (
-    *("catalog.sqlite*", "cluster.toml", "ready.json", "metrics.token", "lock", "*.lock"),
+    *("catalog.sqlite*", CLUSTER_FILE_NAME, "ready.json", "metrics.token", "lock", "*.lock"),
     *(
         "backups",
         "backups/*",

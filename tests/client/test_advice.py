@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpt.protocol.coordinator.local_advice import for_its_page
 from ckpt.protocol.coordinator.reading.checks import START_WORKER, check, new_target
 from ckpt_client.cli.advice import Local
 
@@ -31,3 +32,13 @@ def test_a_local_cluster_takes_in_a_new_target_by_its_own_command() -> None:
 def test_other_advice_stays_as_it_is() -> None:
     said = check("ROT", "damaged", "save again", "ckpt rm r@1")
     assert HERE.advise(said) == said
+
+
+def test_the_page_of_a_local_cluster_names_its_store_and_leaves_processes_to_status() -> None:
+    start = "ckptd target --id t1 --directory /d/targets/t1 --coordinator 127.0.0.1:7"
+    away = for_its_page(check("TARGET_DOWN", "t1 is away", "start it", start), "/d")
+    assert away.command == "ckpt status --store ckpt+local:///d"
+    full = for_its_page(check("TARGET_FULL", "taken", "add", new_target("127.0.0.1:7")), "/d")
+    assert full.command == "ckpt target add NEW_DIR --store ckpt+local:///d"
+    lost = for_its_page(check("ROT", "damaged", "save again", "ckpt rm r@1 && kill 7"), "/my d")
+    assert lost.command == "ckpt rm r@1 --store 'ckpt+local:///my d' && kill 7"

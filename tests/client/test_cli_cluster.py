@@ -255,6 +255,9 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     assert {check["name"] for check in checks} == {"TARGET_DOWN", "REDUNDANCY_LOW"}
     assert run("status", "--store", store).code == 0
     assert run("status", "--check", "--store", store).code == 3
+    page = opened_page(page_of(run("status", "--store", store).out))
+    assert f"<code>ckpt status --store {store}</code>" in page
+    assert "ckptd target" not in page, "its supervisor has the words"
 
     (row,) = run("ls", "single", "--json", "--store", store).document()["steps"]
     document = run("show", "llama/7b@3", "--json", "--store", store).document()

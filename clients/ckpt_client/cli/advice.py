@@ -5,8 +5,7 @@ which processes run, are stopped or held, and what a coordinator that is gone sa
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,8 +15,9 @@ from msgspec.structs import replace
 from ckpt.aio.process_identity import process_state
 from ckpt.base.errors import Corrupt
 from ckpt.base.units import MiB, format_bytes
+from ckpt.protocol.coordinator.local_advice import on_one_machine
 from ckpt.protocol.coordinator.reading.answers import Check
-from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, START_WORKER, check, quoted
+from ckpt.protocol.coordinator.reading.checks import check, quoted
 from ckpt_client.local.cluster import last_line
 
 ROOM_BYTES_MIN: Final = MiB
@@ -25,8 +25,6 @@ ROOM_BYTES_MIN: Final = MiB
 SAID_MAX: Final = 300
 """So much of a log's last line is shown."""
 _STOPPED: Final = "Tt"
-#: Commands that name their directory themselves.
-_STORE_LESS: Final = ("ckpt local ", "ckpt catalog ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,9 @@ class Local:
         """The same check, with the next step that fits this cluster."""
         if found.name == "DEVICE_FAILING" and not self._restarts:
             return replace(found, command=self._anew)
-        if found.command.startswith(NEW_TARGET):
-            return replace(found, command="ckpt target add NEW_DIR")
-        if found.command.startswith("ckptd repair "):
-            remedy = found.remedy.replace(START_WORKER, "its supervisor starts a worker: wait")
-            return replace(found, remedy=remedy, command="ckpt repair --wait")
-        if found.command.startswith("ckptd drain "):
-            secret = quoted(str(self._directory / "secret"))
-            return replace(found, command=f"{found.command} --secret-file {secret}")
+        local = on_one_machine(found, str(self._directory))
+        if local != found:
+            return local
         known = [self._targets[id] for id in found.targets if id in self._targets]
         if not known:
             return found
@@ -121,23 +114,6 @@ class Local:
 def is_corrupt(exit_code: int | None) -> bool:
     """Whether a coordinator that ended in this way could not read its catalog."""
     return exit_code == Corrupt.exit_code
-
-
-def with_store(found: Check, store: str | None) -> Check:
-    """Its commands name the store as the user named it; without a name the environment has it."""
-    if store is None:
-        return found
-    return replace(found, command=_each(found.command, lambda line: _named(line, store)))
-
-
-def _named(line: str, store: str) -> str:
-    if not line.startswith("ckpt ") or line.startswith(_STORE_LESS):
-        return line
-    return f"{line} --store {quoted(store)}"
-
-
-def _each(command: str, change: Callable[[str], str]) -> str:
-    return "".join(change(part) for part in re.split("( && |; )", command))
 
 
 def _room_hint(directory: Path) -> str:

@@ -14,8 +14,7 @@ from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 from ckptd.catalog.room import remedy, shortage
-from ckptd.directory import make_directory, open_lock
-from ckptd.local.cluster_file import FILE_NAME
+from ckptd.directory import CLUSTER_FILE_NAME, make_directory, open_lock
 
 LOCK_NAME: Final = "coordinator.lock"
 CLUSTER_NAME: Final = "cluster.id"
@@ -166,6 +165,6 @@ def mending_command(directory: Path, targets: str = "HOST:PORT ...") -> str:
     A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
     """
     quoted = shlex.quote(str(directory.absolute()))
-    if (directory / FILE_NAME).exists():
+    if (directory / CLUSTER_FILE_NAME).exists():
         return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
     return f"ckpt catalog rebuild {quoted} --targets '{targets}'"

@@ -57,7 +57,8 @@ from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.members import at_rest, hear
 from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog, read_image
-from ckptd.local.cluster_file import FILE_NAME, device_of, read_cluster
+from ckptd.directory import CLUSTER_FILE_NAME
+from ckptd.local.cluster_file import device_of, read_cluster
 from ckptd.target.identity import incarnation_of
 
 #: A generation that has one of these and gets no row is passed over: later it proves nothing.
@@ -166,7 +167,7 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
 
     An old catalog is kept beside it as `catalog.sqlite.N`. Raises Busy while the cluster runs.
     """
-    local = read_cluster(directory / FILE_NAME)
+    local = read_cluster(directory / CLUSTER_FILE_NAME)
     ids = target_ids(directory, local.targets)
     folders = [directory / TARGETS_FOLDER / id for id in ids]
     sources = [RestingTarget(folder, local.cluster) for folder in folders]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpt.base.extras import needing
 from ckptd.config import host_and_port
+from ckptd.directory import CLUSTER_FILE_NAME
 
 if TYPE_CHECKING:
     from ckptd.http.server import Answers, Reports
@@ -31,7 +32,15 @@ async def served(
     with needing("an address of HTTP"):
         from ckptd.http.server import HttpPlane, metrics_token
 
-    plane = HttpPlane(reports, answers=answers, secret=secret, token=metrics_token(directory))
+    token = metrics_token(directory)
+    is_local = (directory / CLUSTER_FILE_NAME).exists()
+    plane = HttpPlane(
+        reports,
+        answers=answers,
+        secret=secret,
+        token=token,
+        local=directory.absolute() if is_local else None,
+    )
     try:
         yield await plane.start(*host_and_port(address))
     finally:

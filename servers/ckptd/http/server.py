@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -41,6 +42,8 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
+from ckpt.protocol.coordinator.local_advice import for_its_page
+from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, opens_page, page_key
 from ckptd.http.auth import (
     CHALLENGE_HEADER,
@@ -113,10 +116,18 @@ class HttpPlane:
     """I serve one daemon's reports. `start` binds; after `close` nothing of me is left."""
 
     def __init__(
-        self, reports: Reports, *, answers: Answers | None, secret: bytes, token: str
+        self,
+        reports: Reports,
+        *,
+        answers: Answers | None,
+        secret: bytes,
+        token: str,
+        local: Path | None = None,
     ) -> None:
+        """`local`: the directory, absolute, of the one machine's cluster of which this is a part."""
         self._reports = reports
         self._answers = answers
+        self._local = local
         self._key = http_key(secret)
         self._page_key = page_key(secret)
         self._token = token
@@ -298,6 +309,10 @@ class HttpPlane:
 
     async def _page(self, answers: Answers, request: web.Request) -> web.Response:
         status = json.loads(answers.answer("status", None, None))
+        if self._local is not None:
+            said = msgspec.convert(status["checks"], list[Check])
+            here = [for_its_page(one, str(self._local)) for one in said]
+            status["checks"] = msgspec.to_builtins(here)
         runs = json.loads(answers.answer("runs", None, None))
         headers = {
             "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",

@@ -17,9 +17,9 @@ from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
+from ckptd.directory import CLUSTER_FILE_NAME
 from ckptd.local.children import RestartPolicy
 
-FILE_NAME: Final = "cluster.toml"
 TARGETS_DEFAULT: Final = 7
 LINGER_DEFAULT_S: Final = 300.0
 
@@ -122,7 +122,7 @@ def load_or_create(
     Raises Refused when the options contradict the file (naming both), when DIR belongs to another
     host, or when the options make no cluster; Corrupt when the file does not parse.
     """
-    path = directory / FILE_NAME
+    path = directory / CLUSTER_FILE_NAME
     if path.exists():
         found = read_cluster(path)
         if found.host != host:
