@@ -58,13 +58,20 @@ def test_checks_come_with_their_command_and_their_colour() -> None:
     assert row == [check[name] for name in ("name", "severity", "message", "remedy", "command")]
 
 
+def test_a_tab_has_the_health_and_a_telephone_what_to_do() -> None:
+    page = render_page(status(health="HEALTH_ERR", checks=[{"name": "ROT"}]), [])
+    assert "<title>ckpt: HEALTH_ERR</title>" in page
+    assert "<section class=stacked tabindex=0 role=region aria-label='Checks'>" in page
+    assert "<section tabindex=0 role=region aria-label='Targets'>" in page
+
+
 def test_words_may_wrap_and_a_heading_stands_as_its_numbers_do() -> None:
     """A size beside its unit, as wide as the window of whoever looks."""
     page = render_page(status(checks=[{"name": "ROT", "message": "rotten"}]), [])
     assert "<meta name=viewport content='width=device-width'>" in page
     assert "<td class=words>rotten" in page
-    assert "<th class=number>free" in page
-    assert "<th>address" in page
+    assert "<th scope=col class=number>free" in page
+    assert "<th scope=col>address" in page
 
 
 def test_a_target_that_is_to_be_emptied_is_told_apart() -> None:

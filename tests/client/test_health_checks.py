@@ -162,7 +162,7 @@ def columns_that_are_gone(folder: Path) -> None:
     with made(folder, repairs=False) as case:
         case.rested(case.columns(1)[0].unlink)
         case.prove(
-            "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoints have less redundancy"
+            "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoint has less redundancy"
         )
 
 
@@ -199,7 +199,7 @@ def too_many_columns_that_are_gone(folder: Path) -> None:
         case.rested(lambda: [path.unlink() for path in case.columns(1)[:2]] and None)
         listed = run("ls", environ=case.environ)
         assert (listed.code, "unreachable" in listed.out) == (3, True)
-        case.prove("CHECKPOINT_UNREACHABLE", f"^ckpt verify {RUN_NAME}@1$", "1 checkpoints are out")
+        case.prove("CHECKPOINT_UNREACHABLE", f"^ckpt verify {RUN_NAME}@1$", "1 checkpoint is out")
         assert case.check("CHECKPOINT_LOST") is not None
         listed = run("ls", "--json", environ=case.environ)
         (one, _) = listed.document()["steps"]

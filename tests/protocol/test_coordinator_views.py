@@ -112,7 +112,7 @@ def test_lost_copies_of_index_and_record_are_told_with_what_to_do() -> None:
     holder = lose_documents(bench, id, (DocumentKind.INDEX, DocumentKind.RECORD))
     (check,) = named(bench, "REDUNDANCY_LOW")
     assert (
-        "1 checkpoints have less redundancy (2 copies of index or record missing): run@1"
+        "1 checkpoint has less redundancy (2 copies of index or record missing): run@1"
         in (check["message"])
     )
     assert check["command"] == "ckpt repair", "the coordinator copies them"

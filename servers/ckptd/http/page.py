@@ -25,7 +25,12 @@ table { border-collapse: collapse; margin: 0 0 2rem; white-space: nowrap; }
 th, td { padding: .2rem .9rem .2rem 0; text-align: left; border-bottom: 1px solid var(--line); }
 td { vertical-align: top; }
 .words { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { body { margin: 1rem; } }
+@media (max-width: 40rem) {
+  body { margin: 1rem; }
+  .stacked :is(table, tbody, tr, td) { display: block; border: 0; padding: 0; min-width: 0; }
+  .stacked tr { padding: .6rem 0; border-bottom: 1px solid var(--line); }
+  .stacked tr:has(th) { display: none; }
+}
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .live, .ok { color: var(--good); } .warning { color: var(--warn); }
 .down, .error { color: var(--bad); }
@@ -46,7 +51,7 @@ def render_page(status: Json, runs: object) -> str:
     health = str(status.get("health", ""))
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
-        "<meta name=viewport content='width=device-width'><title>ckpt</title>",
+        f"<meta name=viewport content='width=device-width'><title>ckpt: {_text(health)}</title>",
         f"<style>{_STYLE}</style><h1>ckpt <span class={HEALTH.get(health, 'warning')}>"
         f"{_text(health)}</span></h1>",
         f"<p>cluster {_text(status.get('cluster'))}, code {_text(status.get('code'))}, "
@@ -72,8 +77,14 @@ def _table(title: str, rows: Iterable[Json], columns: Mapping[str, Cell]) -> str
     body = "".join("<tr>" + "".join(f"<td{cell}" for cell in cells) for cells in shown)
     # A heading stands as what is below it does.
     stands = [" class=number" if cell.startswith(" class=number") else "" for cell in shown[0]]
-    head = "".join(f"<th{how}>{escape(name)}" for how, name in zip(stands, columns, strict=True))
-    return f"<h2>{title}</h2><section><table><tr>{head}{body}</table></section>"
+    head = "".join(
+        f"<th scope=col{how}>{escape(name)}" for how, name in zip(stands, columns, strict=True)
+    )
+    # What is to be done is read on a telephone; its columns then stand one below the other. The
+    # rest scrolls by itself, by the arrow keys as well.
+    how = " class=stacked" if columns is _CHECK else ""
+    section = f"<section{how} tabindex=0 role=region aria-label='{title}'>"
+    return f"<h2>{title}</h2>{section}<table><tr>{head}{body}</table></section>"
 
 
 # --------------------------------------------------------------------------- cells

@@ -362,6 +362,12 @@ def check(
     return Check(name, CHECKS[name].severity, message, remedy, command, tuple(targets))
 
 
+def checkpoints(found: Sequence[object], verb: str, verb_of_many: str) -> str:
+    """How many there are, with their verb."""
+    many = f"{len(found)} checkpoints {verb_of_many}"
+    return f"1 checkpoint {verb}" if len(found) == 1 else many
+
+
 def connections_full(message: str, pid: int, address: str) -> Check:
     """The daemon at that address turns peers away."""
     command = f"prlimit --pid {pid} --nofile={DESCRIPTORS_ENOUGH}:{DESCRIPTORS_ENOUGH}"

@@ -74,6 +74,9 @@ def drain_checks(stores: Sequence[StoreStatus], address: str) -> Iterator[Check]
             remedy = f"mend it, it is tried again by itself; {forget}"
             yield check("DRAIN_FAILING", f"{store.url}: {store.error}", remedy, "")
         elif store.backlog and store.unserved_s * US_PER_S >= UNSERVED_US:
-            text = f"{store.backlog} checkpoints wait for {store.url}, and no worker serves it"
+            waits = (
+                "1 checkpoint waits" if store.backlog == 1 else f"{store.backlog} checkpoints wait"
+            )
+            text = f"{waits} for {store.url}, and no worker serves it"
             command = f"ckptd drain --to {url} --coordinator {address}"
             yield check("DRAIN_STOPPED", text, f"start a worker; {forget}", command)

@@ -37,6 +37,7 @@ from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import (
     at_host,
     check,
+    checkpoints,
     connections_full,
     new_target,
     quoted,
@@ -266,7 +267,7 @@ class Health:
                 columns += now.columns_missing
                 documents += lacking
         if unreadable:
-            text = f"{len(unreadable)} checkpoints are out of reach: {_some(unreadable)}"
+            text = f"{checkpoints(unreadable, 'is', 'are')} out of reach: {_some(unreadable)}"
             remedy = "their columns are not on their targets, which are up: see what is left"
             command = f"ckpt verify {_step(unreadable[-1])}"
             yield self._with_away(
@@ -274,7 +275,7 @@ class Health:
             )
         if degraded:
             lack = _missing(columns, documents)
-            text = f"{len(degraded)} checkpoints have less redundancy ({lack}): {_some(degraded)}"
+            text = f"{checkpoints(degraded, 'has', 'have')} less redundancy ({lack}): {_some(degraded)}"
             text += self._waiting_text()
             remedy, command = repaired(self._repairs, columns > 0, address, now_us) or (
                 # The oldest; `ckpt rm` removes the only one of a run only with --force.
