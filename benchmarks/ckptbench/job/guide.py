@@ -11,6 +11,7 @@ from ckpt.base.units import exact_bytes
 from ckptbench.job import fio
 from ckptbench.job.flags import TOOL_FLAGS, TOOL_SWITCHES
 from ckptbench.job.options import DEFAULTS, TABLE, VERBS, find_option
+from ckptbench.job.values import ValueKind
 
 HELP_COLUMNS: Final = 100
 HEAD = """\
@@ -68,16 +69,25 @@ def _explain(name: str) -> Iterator[str]:
     for alias in found.aliases:
         yield f"{'alias':>20}: {alias}"
     yield f"{'type':>20}: {found.kind.name}"
-    yield f"{'default':>20}: {_default(DEFAULTS[name], is_bytes=found.kind.is_bytes)}"
+    yield f"{'default':>20}: {_default(DEFAULTS[name], found.kind)}"
     for number, (word, meaning) in enumerate(found.kind.choices.items()):
         yield f"{'valid values' if number == 0 else '':>20}: {word:<12} {meaning}"
 
 
-def _default(value: object, *, is_bytes: bool) -> str:
-    """As it would be given."""
+def _default(value: object, kind: ValueKind[object]) -> str:
+    """As it would be given; where it could not be, nothing is the default."""
+    shown = "" if value == "" else _shown(value, is_bytes=kind.is_bytes)
+    try:
+        kind.read(shown)
+    except ValueError:
+        return "no default"
+    return shown or "no default"
+
+
+def _shown(value: object, *, is_bytes: bool) -> str:
     match value:
-        case "" | 0.0 | 0 | False:
-            return "no default" if value == "" else "0"
+        case 0.0 | 0 | False:
+            return "0"
         case bool():
             return "1"
         case tuple() if all(isinstance(one, float) for one in value):

@@ -109,7 +109,9 @@ class JobOptions:
     )
     ioengine: str = option("ckpt", choice_kind(ENGINES, fio.ENGINES), "what they do it with")
     numjobs: int = option(
-        0, count_kind(most=4096), "ranks on each host; 0: one, or as many as the model has"
+        0,
+        count_kind(least=1, most=4096),
+        "ranks on each host; without it: one, or as many as the model has",
     )
     preset: str = option(
         "", choice_kind({"mlperf": "MLPerf Storage: 10 writes, then 10 reads, rules checked"}),

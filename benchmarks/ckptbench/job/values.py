@@ -38,6 +38,10 @@ DEPTH_MAX: Final = 32
 MATMUL: Final = "matmul"
 THINK_S_MAX: Final = 120.0
 """A rank that says nothing for longer is taken for one that hangs (ckptbench.ranks)."""
+TIME_S_MAX: Final = 366 * 86_400
+"""Nobody waits for longer, and a much longer time is more than a clock can count."""
+WHOLE_MAX: Final = 2**63 - 1
+"""What a signed integer of 64 bits holds, as in every program that is given the number."""
 PERCENTILES_MAX: Final = 20
 """As many as fio takes."""
 _TOKEN = re.compile(r"\s*(0x[0-9a-f]+|\d+\.\d+|\.\d+|\d+|[a-z]+|[-+*/()])", re.IGNORECASE)
@@ -72,6 +76,9 @@ def count_kind(*, least: int = 0, most: int | None = None) -> ValueKind[int]:
     """A whole number in bounds."""
 
     def read(text: str) -> int:
+        # Half a loop is a slip of the pen; a part of a byte is only how a size was computed.
+        if arithmetic(text).denominator != 1:
+            raise ValueError("not a whole number")
         value = _whole(text, least, "")
         if most is not None and value > most:
             raise ValueError(f"{value} is more than {most}")
@@ -101,7 +108,10 @@ def time_kind(unit: str) -> ValueKind[float]:
         suffix = (match[2].lower() or unit) if match else ""
         if match is None or suffix not in SECONDS:
             raise ValueError(f"not a time with one of {', '.join(SECONDS)}")
-        return float(Fraction(match[1]) * SECONDS[suffix])
+        found = Fraction(match[1]) * SECONDS[suffix]
+        if found > TIME_S_MAX:
+            raise ValueError(f"longer than {TIME_S_MAX // 86_400} days")
+        return float(found)
 
     return ValueKind(f"time, bare numbers in {unit}; suffixes d h m s ms us", read)
 
@@ -278,6 +288,8 @@ def _whole(text: str, least: int, unit: str) -> int:
     value = int(arithmetic(text))
     if value < least:
         raise ValueError(f"{value} {unit}".rstrip() + f" is less than {least}")
+    if value > WHOLE_MAX:
+        raise ValueError(f"more than {WHOLE_MAX}, which is 8 EiB")
     return value
 
 

@@ -136,6 +136,8 @@ def test_the_mlperf_preset_is_ten_writes_then_ten_reads_on_another_host() -> Non
         ("size=1m\nthink=conv:1s", "job:3: think=conv:1s: 'conv' is nothing that ranks compute"),
         ("size=1m\nthink", "job:3: think needs a value: matmul:TIME"),
         ("size=1m\nbuffer_compress_percentage=101", "more than 100"),
+        ("size=1m\nnumjobs=0", "job:3: numjobs=0: 0 is less than 1"),
+        ("size=1m\nloops=1.5", "job:3: loops=1.5: not a whole number"),
     ],
 )
 def test_what_cannot_be_is_refused_by_place_and_cause(text: str, cause: str) -> None:
@@ -210,6 +212,8 @@ def test_every_option_is_explained_and_every_default_is_a_value_of_its_kind() ->
         assert "default:" in explained
         if one.kind.choices and DEFAULTS[name]:
             assert str(DEFAULTS[name]) in one.kind.choices
+    for name in ("numjobs", "size"):
+        assert "default: no default" in command_help(name), "it takes no 0"
     assert "alias: blocksize" in command_help("bs")
     assert command_help("wait_for_previous") == command_help("stonewall")
     assert "binary" in help_text()
