@@ -412,6 +412,7 @@ def test_a_stopped_cluster_is_reported_not_started(directory: Path, store: str) 
     supervisor = json.loads((directory / "ready.json").read_text())["pid"]
     stopped = run("local", "stop", str(directory), "--json").document()
     assert (stopped["was_running"], stopped["pid"]) == (True, supervisor)
+    assert stopped["took_s"] == stopped["seconds"] > 0, "0.1.0 knows the second name"
     assert not is_running(supervisor)
 
     ended = run("status", "--store", store)

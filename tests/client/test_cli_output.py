@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
+from ckpt.protocol.coordinator.reading import answers, coordinator_answers, repair_answers
+from ckpt_client.cli import output
 from ckpt_client.cli.output import Output, age_text, rate_text
 from ckpt_client.cli.tables import Tone, columns_of, narrowed, table_lines
+from ckpt_client.cli.upkeep import foresight
+from ckpt_client.drill import checkpoint_drill
 
 
 def test_table_columns_line_up_also_with_wide_characters() -> None:
@@ -106,3 +112,20 @@ def test_people_see_no_json_and_a_file_no_colours() -> None:
 def test_a_rate_is_told_only_where_it_says_something() -> None:
     assert rate_text(64 << 20, 2.0) == "64 MiB in 2 s (32 MiB/s)"
     assert rate_text(100, 2.0) == "100 B in 2 s"
+
+
+def test_no_answer_in_json_calls_a_duration_otherwise_than_its_unit() -> None:
+    """Of what 0.1.0 called `seconds`, both names are given."""
+    commands = Path(output.__file__).parent
+    named = {path.stem for path in commands.rglob("*.py") if '"seconds":' in path.read_text()}
+    assert named == {"verify", "local"}
+    said = (answers, coordinator_answers, repair_answers, checkpoint_drill, foresight)
+    fields = {
+        field
+        for module in said
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__ == module.__name__
+        for field in inspect.get_annotations(one)
+    }
+    assert {"takes_s", "took_s", "leased_s", "stall_s"} <= fields
+    assert not [field for field in fields if "second" in field or field.endswith(("_ms", "_us"))]

@@ -161,9 +161,7 @@ def columns_on_a_target_that_is_down(folder: Path) -> None:
 def columns_that_are_gone(folder: Path) -> None:
     with made(folder, repairs=False) as case:
         case.rested(case.columns(1)[0].unlink)
-        case.prove(
-            "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoint has less redundancy"
-        )
+        case.prove("REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "1 checkpoint has less redundancy")
 
 
 def copies_of_index_and_record_that_are_gone(folder: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_target_is_drained_and_removed_and_nothing_of_what_it_had_is_lost(
         planned = run("target", "drain", LEAVING, "--dry-run", "--json", "--store", url).document()
         assert (planned["columns"], planned["was"], planned["doubts"]) == (columns, "in", [])
         assert planned["survives"] in (0, 1)
-        assert "seconds" in planned
+        assert "takes_s" in planned
         assert target(url, LEAVING)["standing"] == "in"
         told = run("target", "remove", LEAVING, "--dry-run", "--store", url).out
         assert "meanwhile each step survives the loss of at least 0 more targets\n" in told

@@ -63,6 +63,7 @@ def summary(store: str, *ids: str, code: int) -> dict[str, Any]:
     assert ended.code == code, ended.err
     value = json.loads(ended.out.splitlines()[-1])
     assert isinstance(value, dict)
+    assert value["took_s"] > 0
     return value
 
 

@@ -54,6 +54,7 @@ def test_a_whole_checkpoint_verifies(store: str) -> None:
     assert (summary["message_type"], summary["state"]) == ("summary", "healthy")
     assert [each["state"] for each in summary["columns"]] == ["whole"] * 6
     assert summary["bytes_read"] >= 2 * 200_000 * 4 * 3 // 2
+    assert summary["took_s"] == summary["seconds"] > 0, "0.1.0 knows the second name"
     text = run("verify", "whole@3", "--store", store).out
     assert text.startswith("whole@3  healthy  6 columns, read ")
     assert run("verify", "whole@77", "--store", store).code == 10

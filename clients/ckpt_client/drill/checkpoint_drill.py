@@ -49,7 +49,7 @@ class DrillOutcome(Struct, frozen=True):
     it was never promised."""
     detail: str
     read_bytes: int
-    seconds: float
+    took_s: float
     rebuilt_bytes: int = 0
     """Bytes that a load decoded from parity."""
 

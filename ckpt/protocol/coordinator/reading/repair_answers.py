@@ -16,7 +16,7 @@ class RepairTaskView(Struct, frozen=True):
     targets: tuple[str, ...]
     """Where each column goes."""
     worker: str
-    seconds: float
+    leased_s: float
     """Seconds since it was leased."""
     read_bytes: int
     payload_bytes: int

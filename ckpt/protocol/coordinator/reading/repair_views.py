@@ -104,7 +104,7 @@ def _task(task: RepairTask, now_us: int) -> RepairTaskView:
         columns=tuple(map(int, task.lost)),
         targets=tuple(place.target for place in places),
         worker=task.worker,
-        seconds=(now_us - task.begun_us) / US_PER_S,
+        leased_s=(now_us - task.begun_us) / US_PER_S,
         read_bytes=task.read_bytes,
         payload_bytes=task.allotment.layout.payload_bytes,
         bytes_per_s_max=task.pace.bytes_per_s,

@@ -222,7 +222,7 @@ def _print(outcomes: list[DrillOutcome], output: Output) -> None:
             outcome.scenario,
             _lost_text(outcome.lost),
             outcome.state if outcome.passed else outcome.state.upper(),
-            format_seconds(outcome.seconds) if outcome.seconds else "-",
+            format_seconds(outcome.took_s) if outcome.took_s else "-",
             outcome.detail,
         )
         for outcome in outcomes

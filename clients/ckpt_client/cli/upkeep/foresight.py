@@ -20,7 +20,7 @@ from ckpt_client.cli.output import Output, counted
 class Foresight:
     """Of what has to be made again on other targets."""
 
-    seconds: float | None
+    takes_s: float | None
     """Until all is there, after what is due already; None: repair has measured no rate yet."""
     bytes_per_s: float
     survives: int | None
@@ -29,9 +29,9 @@ class Foresight:
     @property
     def texts(self) -> list[str]:
         said = ["how long that takes is unknown: repair has measured no rate yet"]
-        if self.seconds is not None:
+        if self.takes_s is not None:
             rate = f"{format_bytes(self.bytes_per_s)}/s"
-            said = [f"that takes about {format_seconds(self.seconds)}, at {rate}"]
+            said = [f"that takes about {format_seconds(self.takes_s)}, at {rate}"]
         if self.survives is not None:
             more = counted(max(0, self.survives), "more target")
             said.append(f"meanwhile each step survives the loss of at least {more}")

@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "directory": str(directory),
             "was_running": was_running,
             "pid": pid if was_running else None,
+            "took_s": seconds,
+            # As 0.1.0 calls it.
             "seconds": seconds,
         }
     )

@@ -165,5 +165,5 @@ def _row(task: RepairTaskView) -> tuple[str, ...]:
     read = f"{format_bytes(task.read_bytes)} of {format_bytes(task.payload_bytes)}"
     columns = ",".join(map(str, task.columns))
     most = f"{format_bytes(task.bytes_per_s_max)}/s" if task.bytes_per_s_max else "-"
-    seconds = format_seconds(task.seconds)
+    seconds = format_seconds(task.leased_s)
     return task.payload, columns, ",".join(task.targets), read, most, seconds

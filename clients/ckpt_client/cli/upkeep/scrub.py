@@ -55,7 +55,7 @@ class _Asked:
     """To be read in this pass."""
     bytes_left: int = 0
     is_aside: bool = False
-    seconds: float = 0.0
+    took_s: float = 0.0
     rot_count: int = 0
     rot: tuple[Rot, ...] = ()
     """The first of them."""
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             _ask(one, peer, begin=True, timeout_s=arguments.timeout)
         if not arguments.no_wait:
             _wait(pairs, begun_s, output, timeout_s=arguments.timeout)
-    output.record("summary", {"targets": asked, "seconds": time.monotonic() - begun_s})
+    output.record("summary", {"targets": asked, "took_s": time.monotonic() - begun_s})
     _show(asked, output)
     return _end(asked)
 
@@ -147,7 +147,7 @@ def _wait(
             time.sleep(POLL_S)
             for one, peer in running:
                 _ask(one, peer, timeout_s=timeout_s)
-                one.seconds = time.monotonic() - begun_s
+                one.took_s = time.monotonic() - begun_s
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 output.record("progress", {"targets": asked})
@@ -166,7 +166,7 @@ def _show(asked: Sequence[_Asked], output: Output) -> None:
     rows = [
         (
             one.target, Toned(one.state, tones.get(one.state, Tone.WARN)), str(one.files),
-            format_bytes(one.bytes), format_seconds(one.seconds) if one.seconds else "-",
+            format_bytes(one.bytes), format_seconds(one.took_s) if one.took_s else "-",
             one.error or (counted(one.rot_count, "part") + " damaged" if one.rot_count else ""),
         )
         for one in asked

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "destination": arguments.destination,
             "arrays": count,
             "bytes": size,
-            "seconds": seconds,
+            "took_s": seconds,
         }
     )
     output.line(

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "to": where,
             "arrays": len(arrays),
             "bytes": size,
+            "took_s": seconds,
         }
     )
     output.line(

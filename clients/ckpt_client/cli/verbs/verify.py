@@ -160,6 +160,8 @@ def _summary(report: VerifyReport) -> dict[str, object]:
         "documents_read": report.documents_read,
         "documents": report.documents,
         "bytes_read": report.bytes_read,
+        "took_s": report.seconds,
+        # As 0.1.0 calls it.
         "seconds": report.seconds,
     }
 
