@@ -36,6 +36,9 @@ class ReadSet:
     """(destination, what was read aside for it)."""
     memory: FirstTouch = field(default_factory=FirstTouch)
     """Of new destinations; entered while they are filled."""
+    #: By whether they are shared, rank, term and counter of a run: to make a key for each small
+    #: tensor costs more than its bytes.
+    _runs: dict[tuple[bool, int, int | None, int | None], Landings] = field(default_factory=dict)
 
     def add_range(self, rank: Rank, start: int, memory: Bytes) -> None:
         """Bytes of the rank's payload in the generation that is read, from `start`, fill the
@@ -57,18 +60,19 @@ class ReadSet:
             self.copies.append((array, memory))
         if not memory.nbytes:
             return
-        into = self.landings
-        if self.sharing and (replica or _is_whole(tensor, array)):
-            into = self.shared
-        flat = memory.reshape(-1).view(np.uint8)
-        if isinstance(boxes, BoxRows):
+        is_shared = self.sharing and (replica or _is_whole(tensor, array))
+        into = self.shared if is_shared else self.landings
+        flat = (memory if memory.ndim == 1 else memory.reshape(-1)).view(np.uint8)
+        if type(boxes) is BoxRows:
             boxes = boxes.near(offset, array.shape)
         run = one_run(boxes, len(flat), offset, array.shape)
         if run is not None:
-            key = PayloadKey(run.generation, run.rank)
-            if key not in into:
-                into[key] = Landings()
-            into[key].add_range(run.payload_offset, flat)
+            known = is_shared, run.rank, run.term, run.counter
+            landings = self._runs.get(known)
+            if landings is None:
+                key = PayloadKey(run.generation, run.rank)
+                landings = self._runs[known] = into.setdefault(key, Landings())
+            landings.add_range(run.payload_offset, flat)
             return
         plan = plan_read(boxes, memory.dtype.itemsize, offset, array.shape, prefer)
         if plan.missing_bytes:

@@ -11,6 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 
+import msgspec
 import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.checkpoint.metadata import (
@@ -211,11 +212,12 @@ class CkptReader(StorageReader):
             if item.type is LoadItemType.BYTE_IO:
                 want = self._object(contents, item.storage_index)
                 objects.append((item, want.array))
-                wants.append(dataclasses.replace(want, replica=also))
+                wants.append(msgspec.structs.replace(want, replica=also))
                 continue
             target = planner.resolve_tensor(item).detach()
             landed.append((item, target))
-            places.append((target, dataclasses.replace(self._tensor(item, target), replica=also)))
+            want = msgspec.structs.replace(self._tensor(item, target), replica=also)
+            places.append((target, want))
         filled, twins = find_twins(places)
         apart: list[DeviceWant] = []
         for target, want in filled:

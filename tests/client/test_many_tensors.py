@@ -33,8 +33,8 @@ from tests.plan.merged import merge_tables
 
 COUNT = 100_000
 CALLS_SAVE_MAX = 130
-CALLS_LOAD_MAX = 75
-CALLS_LIKE_MAX = 115
+CALLS_LOAD_MAX = 45
+CALLS_LIKE_MAX = 80
 """Of Python and C functions, for each tensor; one look through a page of the index would be 180."""
 Value = TypeVar("Value")
 

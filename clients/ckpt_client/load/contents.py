@@ -6,10 +6,11 @@ Names are paths as text (`ckpt.format.tree.path_text`). Nothing here changes dty
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
+from ckpt.aio.collector import collector_paused
 from ckpt.aio.first_touch import FirstTouch
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Rank
@@ -17,14 +18,13 @@ from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node, Scalar
-from ckpt_client.load.plan import checked_dtype, variants_of
+from ckpt_client.load.plan import TensorIndex, checked_dtype, variants_of
 from ckpt_client.load.reading import Reading
 from ckpt_client.load.trees import WholeWalk, box_inside, scalars_of
 from ckpt_client.save.state import AnyArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Want:
+class Want(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A box of a stored tensor, and the memory that it fills."""
 
     name: str
@@ -73,6 +73,8 @@ class Contents:
         self._memory = FirstTouch()
         #: What the index says of a name: it is asked for each look at a want, and checks it.
         self._variants: dict[str, tuple[IndexTensor, ...]] = {}
+        #: From the first question on.
+        self._index: TensorIndex | None = None
         #: Those that were asked for.
         self._trees: dict[Rank, Node] = {}
 
@@ -88,7 +90,9 @@ class Contents:
         """Every tensor of that name: ranks may have their own; empty when there is none."""
         found = self._variants.get(name)
         if found is None:
-            found = self._variants[name] = variants_of(self._reading.index, name)
+            if self._index is None:
+                self._index = self._reading.index
+            found = self._variants[name] = variants_of(self._index, name)
         return found
 
     def values(self, rank: Rank) -> dict[str, Scalar]:
@@ -137,23 +141,30 @@ class Contents:
         """
         reads = self._reading.new_reads()
         reads.memory = self._memory
-        for want in wants:
-            tensor = self._checked(want)
-            boxes = tensor.boxes
-            if tensor.meaning is Meaning.OWN and want.rank is not None:
-                boxes = boxes_of(boxes, want.rank)
-            reads.add_box(tensor, boxes, want.offset, want.array, want.rank, replica=want.replica)
+        with collector_paused():
+            for want in wants:
+                tensor = self._checked(want)
+                boxes = tensor.boxes
+                if tensor.meaning is Meaning.OWN and want.rank is not None:
+                    boxes = boxes_of(boxes, want.rank)
+                reads.add_box(
+                    tensor, boxes, want.offset, want.array, want.rank, replica=want.replica
+                )
         self._reading.read(reads)
 
     def _checked(self, want: Want) -> IndexTensor:
         """The tensor that the wanted box is a part of. Raises NotFound, Refused."""
         tensor = self._tensor(want)
-        box_inside(want.name, want.offset, want.array.shape, tensor.global_shape)
+        shape, whole = want.array.shape, tensor.global_shape
+        if shape != whole or any(want.offset) or len(want.offset) != len(whole):
+            box_inside(want.name, want.offset, shape, whole)
         checked_dtype(want.name, tensor, want.array)
         return tensor
 
     def _tensor(self, want: Want) -> IndexTensor:
         found = self.variants(want.name)
+        if len(found) == 1 and found[0].meaning is not Meaning.OWN:
+            return found[0]
         if not found:
             raise NotFound(f"{want.name}: the checkpoint has no tensor of that name")
         mine = [

@@ -26,6 +26,7 @@ from ckpt.format.tree import (
     ScalarNode,
     SequenceIndex,
     TupleNode,
+    below,
     path_text,
     step_text,
 )
@@ -42,7 +43,7 @@ from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards, che
 from ckpt_client.save.state import AnyArray, unflatten
 
 NAMES_SHOWN_MAX: Final = 8
-_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+_SCALARS: Final = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _CONTAINERS: Final = (dict, list, tuple, Replicated)
 
 
@@ -94,7 +95,7 @@ class LikeWalk:
 
     def fill(self, like: object) -> object:
         """The tree with its Boxes replaced by arrays and its plain values by those stored."""
-        state = self._visit(like, ())
+        state = self._visit(like, "")
         if self.strict:
             self._check_keys()
         return state
@@ -113,18 +114,17 @@ class LikeWalk:
         if problems:
             raise Refused("; ".join(problems), hint="strict=False loads what is there")
 
-    def _visit(self, value: object, path: Path) -> object:
+    def _visit(self, value: object, name: str) -> object:
+        """name: the value's path as text."""
         if isinstance(value, Replicated):
-            return self._visit(value.tree, path)
+            return self._visit(value.tree, name)
         if type(value) is dict:
-            return {key: self._visit(child, (*path, key)) for key, child in value.items()}
-        if type(value) is list:
-            return [self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)]
-        if type(value) is tuple:
-            return tuple(
-                self._visit(child, (*path, SequenceIndex(i))) for i, child in enumerate(value)
-            )
-        name = path_text(path)
+            return {key: self._visit(child, below(name, key)) for key, child in value.items()}
+        if type(value) is list or type(value) is tuple:
+            items = [
+                self._visit(child, below(name, SequenceIndex(i))) for i, child in enumerate(value)
+            ]
+            return items if type(value) is list else tuple(items)
         self.seen.add(name)
         if type(value) in _SCALARS:
             return self._scalar(value, name)
@@ -235,10 +235,12 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
         match node:
             case DictNode(items):
                 for key, child in items:
-                    visit(child, (*path, key))
+                    if type(child) is not LeafNode:
+                        visit(child, (*path, key))
             case ListNode(items) | TupleNode(items):
                 for position, child in enumerate(items):
-                    visit(child, (*path, SequenceIndex(position)))
+                    if type(child) is not LeafNode:
+                        visit(child, (*path, SequenceIndex(position)))
             case ScalarNode():
                 found[path_text(path)] = node
             case LeafNode():
