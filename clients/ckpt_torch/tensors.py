@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +45,30 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
         raise Refused(f"a {tensor.dtype} tensor has no numpy form: {error}") from None
+
+
+def as_plain_array(value: object, kind: torch.dtype) -> AnyArray | None:
+    """`as_array` of what nearly all tensors are, at a quarter of its time: of that dtype, whole in
+    their memory, dense on the CPU. None for all else: `as_array` has the word for it.
+    """
+    if type(value) not in PLAIN_TENSORS:
+        return None
+    tensor = cast(torch.Tensor, value)
+    if tensor.dtype != kind:
+        return None
+    extension = _EXTENSIONS.get(kind)
+    try:
+        # First: numpy makes memory of its own for what has none.
+        end = tensor.storage_offset() * kind.itemsize + tensor.nbytes
+        if end > tensor.untyped_storage().nbytes():
+            return None
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if extension is not None:
+            return tensor.view(extension[0]).numpy().view(extension[1])
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        return None
 
 
 def check_plain(tensor: torch.Tensor) -> None:

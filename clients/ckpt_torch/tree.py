@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
@@ -18,6 +26,7 @@ from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.boxes import is_tensor
+from ckpt_torch.tensors import PLAIN_TENSORS
 
 PICKLE_KEY: Final = "#pickle"
 """A dict with this one key holds a pickled object's bytes."""
@@ -26,6 +35,9 @@ VALUE_KEY: Final = "#value"
 MARK_KEY: Final = "#dcp"
 """In the tree of every rank of a checkpoint that DCP's planner laid out."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+_LEAVES: Final = PLAIN_TENSORS | {np.ndarray, *_SCALARS}
+"""Exact types of nearly all leaves: who asks what else it may be asks an abstract type, which costs
+more than a small tensor's bytes."""
 Leaf = TypeVar("Leaf")
 
 
@@ -71,7 +83,10 @@ def leaves(
     """
     if isinstance(tree, Mapping):
         for key, child in tree.items():
-            yield from leaves(child, below(name, key), without)
+            if type(child) in _LEAVES:
+                yield below(name, key), child
+            else:
+                yield from leaves(child, below(name, key), without)
     elif isinstance(tree, list | tuple):
         if name not in without:
             for position, child in enumerate(tree):
@@ -80,17 +95,34 @@ def leaves(
         yield name, tree
 
 
+def leaf_values(tree: object) -> Iterator[object]:
+    """Every leaf without its path, in the tree's order."""
+    if not is_container(tree):
+        yield tree
+        return
+    for child in tree.values() if isinstance(tree, Mapping) else tree:
+        if type(child) in _LEAVES:
+            yield child
+        else:
+            yield from leaf_values(child)
+
+
+def is_container(value: object) -> TypeGuard[Mapping[object, object] | Sequence[object]]:
+    """Whether it has leaves below it."""
+    return type(value) not in _LEAVES and isinstance(value, Mapping | list | tuple)
+
+
 def empty_mappings(tree: object, name: str = "") -> Iterator[str]:
     """Paths of mappings that hold nothing, such as the state of an optimizer before a step."""
     if isinstance(tree, Mapping):
         if not tree and name:
             yield name
         for key, child in tree.items():
-            if isinstance(child, Mapping | list | tuple):
+            if is_container(child):
                 yield from empty_mappings(child, below(name, key))
     elif isinstance(tree, list | tuple):
         for position, child in enumerate(tree):
-            if isinstance(child, Mapping | list | tuple):
+            if is_container(child):
                 yield from empty_mappings(child, below(name, SequenceIndex(position)))
 
 
@@ -101,11 +133,11 @@ def check_keys(tree: object, name: str = "") -> None:
             if key in tree:
                 raise Refused(f"{name or 'the state'}: the key {key!r} is taken")
         for key, child in tree.items():
-            if isinstance(child, Mapping | list | tuple):
+            if is_container(child):
                 check_keys(child, below(name, key))
     elif isinstance(tree, list | tuple):
         for position, child in enumerate(tree):
-            if isinstance(child, Mapping | list | tuple):
+            if is_container(child):
                 check_keys(child, below(name, SequenceIndex(position)))
 
 
@@ -126,7 +158,7 @@ def refill(
 ) -> object:
     """The same containers, their leaves replaced in place; tuples and mappings that cannot be
     changed are new ones of their types. Where one container has two names, and they are to hold
-    different things, the second name gets a copy.
+    different things, the second name gets a copy. Plain tensors stay: they are filled in place.
 
     whole: names of lists and tuples that get the items of what `leaf` gives for them.
     """
@@ -150,7 +182,10 @@ class _Refilling:
     def visit(self, tree: object, name: str) -> object:
         """What stands in the tree's place once `finish` was called."""
         if isinstance(tree, Mapping):
-            items = {key: self.visit(child, below(name, key)) for key, child in tree.items()}
+            items = {
+                key: child if type(child) in PLAIN_TENSORS else self.visit(child, below(name, key))
+                for key, child in tree.items()
+            }
             if isinstance(tree, MutableMapping):
                 return self._changed(tree, items)
             return _like(tree, items)

@@ -69,7 +69,7 @@ class DeviceReads:
             raise Refused(f"a ring of {ring_bytes} bytes", hint=f"at least {least}")
         sizes: dict[torch.device, int] = {}
         for tensor in tensors:
-            if is_apart(tensor.device):
+            if not tensor.is_cpu and is_apart(tensor.device):
                 room = -(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES
                 sizes[tensor.device] = sizes.get(tensor.device, 0) + room
         slot_bytes = ring_bytes // SLOTS // max(1, len(sizes)) // ALIGN_BYTES * ALIGN_BYTES

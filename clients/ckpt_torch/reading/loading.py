@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from ckpt.aio.collector import collector_paused
 from ckpt.base.units import MiB
 from ckpt.format.tree import below
 from ckpt_client.load.checkpoint import Checkpoint
@@ -31,7 +32,8 @@ from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.twins import check_twins
 from ckpt_torch.reading.wants import NewLeaves, StateWants
-from ckpt_torch.tree import asked, is_stateful, leaves, refill
+from ckpt_torch.tensors import PLAIN_TENSORS
+from ckpt_torch.tree import asked, is_stateful, leaf_values, leaves, refill
 
 PIECE_BYTES_MAX: Final = 4 * MiB
 """Smaller tensors share a cell of the tier with others (decision 5)."""
@@ -135,9 +137,10 @@ class LoadJob:
         if self.in_pieces:
             contents.expect_pieces()
         wanted = StateWants(contents, self.who, self.order)
-        wanted.look_up(
-            self.state, strict=self.strict, allow_pickle=self.allow_pickle, objects=self.objects
-        )
+        with collector_paused():
+            wanted.look_up(
+                self.state, strict=self.strict, allow_pickle=self.allow_pickle, objects=self.objects
+            )
         generation = checkpoint.info.checkpoint
         self.order.begin(generation)
         for number, part in enumerate(wanted.parts):
@@ -170,8 +173,10 @@ def names_of(state: Mapping[str, object]) -> Iterator[str]:
 
 def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
     """This rank's part of all tensors."""
-    for _, leaf in leaves(state):
-        if isinstance(leaf, DTensor):
+    for leaf in leaf_values(state):
+        if type(leaf) in PLAIN_TENSORS:
+            yield cast(torch.Tensor, leaf)
+        elif isinstance(leaf, DTensor):
             yield leaf.to_local()
         # That is a tensor as well, which has no bytes of its own.
         elif isinstance(leaf, ShardedTensor):

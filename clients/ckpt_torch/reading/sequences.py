@@ -29,7 +29,7 @@ from ckpt.format.tree import (
 from ckpt_client.load.trees import children_of, leaf_nodes
 from ckpt_client.save.state import unflatten
 from ckpt_torch.boxes import is_tensor
-from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY, leaves
+from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY, is_container, leaves
 
 _KINDS: Final = {
     DictNode: "dict",
@@ -72,7 +72,7 @@ class SequenceWalk:
             if path and not here:
                 raise _other_kind(here, stored, path)
             return  # The first leaf below is absent there.
-        inner = {key: child for key, child in here.items() if _is_container(child)}
+        inner = {key: child for key, child in here.items() if is_container(child)}
         known = {step_text(key): node for key, node in stored.items} if inner else {}
         for key, child in inner.items():
             self._compare(child, known.get(step_text(key)), (*path, key))
@@ -104,10 +104,6 @@ _IN_ONE_PIECE: Final = ([VALUE_KEY], [PICKLE_KEY])
 def plain_data(node: Node) -> object:
     """What a tree without tensors holds."""
     return unflatten(node, str)
-
-
-def _is_container(value: object) -> bool:
-    return isinstance(value, Mapping | list | tuple)
 
 
 def _has_sequence(value: object) -> bool:

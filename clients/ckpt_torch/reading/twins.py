@@ -20,7 +20,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.plan import ItemPlaces, Span, overlapping
+from ckpt_client.load.plan import ItemPlaces, Span, any_meet, overlapping
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.reading.device_reads import narrowed, part_of
 from ckpt_torch.tensors import as_array
@@ -50,6 +50,11 @@ def place_of(tensor: torch.Tensor) -> Hashable:
     if not tensor.numel():
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def are_apart(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the first and last elements of each say that it shares its memory with no other."""
+    return not any(map(any_meet, _spans(tensors)))
 
 
 def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[int]:

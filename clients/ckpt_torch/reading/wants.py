@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -28,8 +30,15 @@ from ckpt_torch.place import Who
 from ckpt_torch.reading.device_reads import DeviceWant
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
-from ckpt_torch.reading.twins import Twin, place_of, shared_memory, shared_parts
-from ckpt_torch.tensors import as_array, as_shape, is_apart, torch_dtype
+from ckpt_torch.reading.twins import Twin, are_apart, place_of, shared_memory, shared_parts
+from ckpt_torch.tensors import (
+    PLAIN_TENSORS,
+    as_array,
+    as_plain_array,
+    as_shape,
+    is_apart,
+    torch_dtype,
+)
 from ckpt_torch.tree import empty_mappings, is_plain, leaves, pickle_name, unpickled
 
 
@@ -80,8 +89,7 @@ class Part:
     """The caller's own memory, wherever it lies."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The caller's own memory, and what it wants under one name."""
 
     part: int
@@ -158,6 +166,11 @@ class StateWants:
 
     def _part(self) -> None:
         """Memory is filled once, in the first part that names any of it."""
+        if are_apart([place.tensor for place in self._places]):
+            for place in self._places:
+                self.parts[place.part].changed.append(place.tensor)
+                self._fill(self.parts[place.part], place)
+            return
         first: dict[Hashable, _Place] = {}
         fillers: list[tuple[Part, _Place]] = []
         tensors, parts = [p.tensor for p in self._places], [p.part for p in self._places]
@@ -168,17 +181,21 @@ class StateWants:
             part = self.parts[number]
             part.changed.append(place.tensor)
             if filler is not place:
-                part.twins.append(Twin(filler.want.name, place.tensor, place.want))
+                part.twins.append(Twin(filler.want.name, place.tensor.detach(), place.want))
                 continue
             fillers.append((part, place))
-            if is_apart(place.tensor.device):
-                part.on_devices.append(DeviceWant.of(self.contents, place.tensor, place.want))
-            else:
-                part.in_place.append(place.want)
+            self._fill(part, place)
         for number, other in shared_memory([place.tensor for _, place in fillers]).items():
             part, place = fillers[number]
             name = fillers[other][1].want.name
-            part.twins.append(Twin(name, place.tensor, place.want, in_part=True))
+            twin = Twin(name, place.tensor.detach(), place.want, in_part=True)
+            part.twins.append(twin)
+
+    def _fill(self, part: Part, place: _Place) -> None:
+        if not place.tensor.is_cpu and is_apart(place.tensor.device):
+            part.on_devices.append(DeviceWant.of(self.contents, place.tensor, place.want))
+        else:
+            part.in_place.append(place.want)
 
     def _check_names(self, strict: bool, values: Mapping[str, Scalar]) -> None:
         if not (strict or self._absent):
@@ -227,7 +244,7 @@ class StateWants:
 
     def _look_up(self, name: str, leaf: object, rank: Rank, values: Mapping[str, Scalar]) -> bool:
         """Plan one leaf; False when the checkpoint has nothing of that name."""
-        if is_tensor(leaf):
+        if type(leaf) in PLAIN_TENSORS or is_tensor(leaf):
             return self._tensor(name, leaf, rank, values)
         if name in values:
             if not is_plain(leaf):  # Also not an array, which is replaced like a plain value.
@@ -265,11 +282,19 @@ class StateWants:
         if not found:
             return False
         self._seen.add(name)
+        head = found[0]
         try:
-            here, kind = held(leaf), torch_dtype(found[0].dtype)
+            kind = torch_dtype(head.dtype)
+            array = as_plain_array(leaf, kind)
+            if array is not None and array.shape == head.global_shape and array.flags.c_contiguous:
+                want = Want(name, array, (0,) * array.ndim, rank)
+                tensor = cast(torch.Tensor, leaf)
+                self._places.append(_Place(self.order.part_of(name), tensor, want))
+                return True
+            here = held(leaf)
         except Refused as error:
             raise Refused(f"{name}: {error.message}", hint=error.hint) from None
-        self._check_shape(name, here.global_shape, found[0].global_shape)
+        self._check_shape(name, here.global_shape, head.global_shape)
         for box in here.boxes:
             if box.tensor.dtype != kind:
                 raise Refused(

@@ -1,0 +1,148 @@
+"""A torch state of thousands of small tensors: what a load does for each of them is little, and
+leaves out nothing that a tensor may be.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import ckpt_torch
+from ckpt.base.errors import Refused
+from ckpt_torch.tensors import as_array, as_plain_array
+from tests.frameworks.test_odd_tensors import freed, nested, quantized, without_shape
+
+FEW, MANY = 500, 3_500
+CALLS_MAX = 85
+"""Of Python and C functions, for each tensor."""
+
+
+def small(count: int) -> dict[str, object]:
+    return {"model": {f"layer.{n}.weight": torch.full((16,), float(n)) for n in range(count)}}
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions it called in this thread, C's with Python's."""
+    calls = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_a_load_calls_few_functions_for_each_tensor(cluster: str) -> None:
+    calls = {}
+    for count in (FEW, MANY):
+        state, name = small(count), f"{cluster}/calls-{count}/1"
+        ckpt_torch.save(state, checkpoint_id=name)
+
+        def load(state: dict[str, object] = state, name: str = name) -> None:
+            ckpt_torch.load(state, checkpoint_id=name)
+
+        load()
+        calls[count] = calls_of(load)
+    assert (calls[MANY] - calls[FEW]) / (MANY - FEW) < CALLS_MAX
+
+
+def test_the_collector_does_not_look_again_and_again_for_what_grows(cluster: str) -> None:
+    state, name = small(MANY), f"{cluster}/collected/1"
+    ckpt_torch.save(state, checkpoint_id=name)
+    looks = 0
+
+    def note(phase: str, _info: dict[str, int]) -> None:
+        nonlocal looks
+        looks += phase == "start"
+
+    gc.callbacks.append(note)
+    try:
+        ckpt_torch.load(state, checkpoint_id=name)
+    finally:
+        gc.callbacks.remove(note)
+    assert looks < MANY // 500, "one for each 700 containers that are made"
+
+
+def test_parameters_are_filled_in_place_and_autograd_sees_it(cluster: str) -> None:
+    saved, name = torch.nn.Linear(3, 3), f"{cluster}/parameters/1"
+    ckpt_torch.save(dict(saved.named_parameters()), checkpoint_id=name)
+    module = torch.nn.Linear(3, 3)
+    parameters = dict(module.named_parameters())
+    places = {key: one.data_ptr() for key, one in parameters.items()}
+    loss = module(torch.ones(2, 3, requires_grad=True)).square().sum()
+    ckpt_torch.load(parameters, checkpoint_id=name)
+    for key, one in module.named_parameters():
+        assert torch.equal(one, dict(saved.named_parameters())[key])
+        assert (one.data_ptr(), one.is_leaf, one.requires_grad) == (places[key], True, True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_parameter_under_two_names_is_one_tensor(cluster: str) -> None:
+    name = f"{cluster}/tied-parameters/1"
+    ckpt_torch.save({"a": torch.ones(3), "b": torch.zeros(3)}, checkpoint_id=name)
+    one = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(Refused, match="b and a are one tensor here, and two in the checkpoint"):
+        ckpt_torch.load({"a": one, "b": one}, checkpoint_id=name)
+
+
+def grown() -> torch.Tensor:
+    return torch.nn.Parameter(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("made", [grown, lambda: torch.ones(0, 3), lambda: torch.tensor(1.0)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64])
+def test_plain_ones_have_the_array_that_all_have(
+    made: Callable[[], torch.Tensor], kind: torch.dtype
+) -> None:
+    tensor = made().to(kind)
+    quick, slow = as_plain_array(tensor, kind), as_array(tensor)
+    assert quick is not None
+    assert (quick.dtype, quick.shape, quick.strides) == (slow.dtype, slow.shape, slow.strides)
+    assert not quick.size or quick.ctypes.data == slow.ctypes.data == tensor.data_ptr()
+    assert quick.flags.writeable
+    assert as_plain_array(tensor, torch.int16) is None, "another dtype"
+
+
+class Subclass(torch.Tensor):
+    """Its memory may mean something else."""
+
+
+def complex_one() -> torch.Tensor:
+    return torch.ones(3, dtype=torch.complex64).conj()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        quantized,
+        nested,
+        without_shape,
+        freed,
+        complex_one,
+        lambda: complex_one().imag,
+        lambda: torch.ones(3).to_sparse(),
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch._efficientzerotensor(3),
+        lambda: torch.ones(1).expand(5),
+        lambda: torch.ones(3).as_subclass(Subclass),
+        lambda: np.ones(3, ml_dtypes.bfloat16),
+    ],
+)
+def test_odd_ones_take_the_slow_way(made: Callable[[], torch.Tensor]) -> None:
+    odd = made()
+    for kind in (torch.float32, torch.complex64, torch.qint8):
+        assert as_plain_array(odd, kind) is None
