@@ -113,6 +113,7 @@ class Colleagues:
 
     async def look(self) -> None:
         """Look who runs now, and tell peers. Raises Unavailable."""
+        await self._client.recount()
         self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
         if self._term.number:
             self._front.named(self.addresses)

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -132,6 +133,8 @@ class EtcdClient:
         async def ask(member: str) -> _Answer:
             answer = decode(await self._post(member, f"/v3/{path}", request), kind)
             self.identity.check(answer.header)
+            if self.identity.doubts(answer.header):
+                self.identity.hear_size(*await self._size_at(member, answer.header))
             return answer
 
         return await self._insist(ask, deadline, attempt_s, failed, beside_s)
@@ -155,6 +158,7 @@ class EtcdClient:
         return Turnout(await asyncio.gather(*(self._seat_at(each) for each in self.url.members)))
 
     async def _seat_at(self, member: str) -> EtcdSeat:
+        seat = EtcdSeat()
         with suppress(CkptError, TimeoutError):
             async with asyncio.timeout(MEMBERS_S):
                 try:
@@ -164,25 +168,23 @@ class EtcdClient:
                     local = Range(self.identity.question.key, serializable=True)
                     said = await self._post(member, "/v3/kv/range", local)
                 header = decode(said, MemberStatus).header
-                return EtcdSeat(header.cluster_id, header.member_id or member)
-        return EtcdSeat()
+                seat = EtcdSeat(header.cluster_id, header.member_id or member)
+                return replace(seat, size=(await self._size_at(member, header))[1])
+        return seat
 
-    async def etcd_of_most(self, turnout: Turnout) -> str:
-        """Which etcd most members of the URL are of; or the only one of those that say so, if it
-        has as many members as the URL: the silent ones may be its. Empty where there is none: a
-        member that is an etcd of its own may have an older catalog than those that are silent.
-        """
-        if turnout.majority or len(turnout.etcds) != 1:
-            return turnout.majority
-        (id,) = turnout.etcds
+    async def _size_at(self, member: str, header: AnswerHeader) -> tuple[AnswerHeader, int]:
+        try:
+            said = await self._post(member, "/v3/cluster/member/list", MembersAsked())
+        except Unauthorized:
+            return header, 0
+        found = decode(said, MembersFound)
+        return found.header, len(found.members)
+
+    async def recount(self) -> None:
+        """Note how many members there are: people add some, and take some out."""
         with suppress(CkptError, TimeoutError):
             async with asyncio.timeout(MEMBERS_S):
-                index = next(at for at, seat in enumerate(turnout.seats) if seat.etcd == id)
-                member = self.url.members[index]
-                said = await self._post(member, "/v3/cluster/member/list", MembersAsked())
-            if len(decode(said, MembersFound).members) >= turnout.count:
-                return id
-        return ""
+                self.identity.hear_size(*await self._size_at(self._members[0], AnswerHeader()))
 
     async def keep_lease(self, lease: int) -> int:
         """Renew the lease for its full length. Returns etcd's newest revision, or 0 when the lease
@@ -240,9 +242,8 @@ class EtcdClient:
         answered_s = clock() - began_s
         if said.health != "true":
             return math.nan, said.reason or "it says that it is not well"
-        if self.identity.id not in ("", id := (await self._seat_at(member)).etcd) and id:
-            return math.nan, OtherEtcd(id).message
-        return answered_s, ""
+        why = self.identity.why_other(await self._seat_at(member))
+        return (math.nan, why) if why else (answered_s, "")
 
     async def watch(
         self, request: WatchKeys, turn: int, silence_s: float
@@ -322,14 +323,13 @@ class EtcdClient:
         is of the one that was asked so far.
         """
         turnout = await self.turnout()
-        gone = self.identity.id not in turnout.etcds
-        most = await self.etcd_of_most(turnout) if gone else ""
+        most = "" if self.identity.id in turnout.etcds else turnout.chosen
         for member in (each for each, id in others.items() if most and id == most):
             with suppress(CkptError, TimeoutError):
                 async with asyncio.timeout(MEMBERS_S):
                     said = await self._post(member, "/v3/kv/range", self.identity.question)
                 if self.identity.is_answered(decode(said, RangeFound)):
-                    self.identity.id = most
+                    self.identity.follow(most, turnout)
                     return
 
     @property

@@ -85,7 +85,7 @@ async def ask_most(client: EtcdClient, deadline: float) -> None:
     clock = asyncio.get_running_loop().time
     while True:
         turnout = await client.turnout()
-        client.identity.id = await client.etcd_of_most(turnout)
+        client.identity.follow(turnout.chosen, turnout)
         if client.identity.id:
             return
         if not turnout.etcds:
@@ -95,6 +95,11 @@ async def ask_most(client: EtcdClient, deadline: float) -> None:
         silent = [member for member, seat in named if not seat.etcd]
         if clock() > deadline or 2 * turnout.most <= turnout.count:
             _check_one({seat.etcd: member for member, seat in named if seat.etcd})
+            if not silent:
+                raise Refused(
+                    f"{', '.join(client.url.members)} have left each other by --force-new-cluster",
+                    hint="name the members of one etcd, and no others",
+                )
             raise Unavailable(
                 f"most members of {client.url} do not answer: {', '.join(silent)}",
                 hint="what answers may have an older catalog, or none: start the others, or leave"

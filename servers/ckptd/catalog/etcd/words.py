@@ -43,6 +43,7 @@ class AnswerHeader(Struct, frozen=True):
     revision: int = 0
     cluster_id: str = ""
     member_id: str = ""
+    raft_term: int = 0
 
 
 class RangeFound(Struct, frozen=True):
@@ -230,6 +231,7 @@ class MembersFound(Struct, frozen=True):
     """All of the etcd that answers, also those that do not run."""
 
     members: tuple[MemberFound, ...] = ()
+    header: AnswerHeader = field(default_factory=AnswerHeader)
 
 
 class MemberHealth(Struct, frozen=True):
