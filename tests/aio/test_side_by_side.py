@@ -1,4 +1,4 @@
-"""Who answers first of several that are asked the same counts, and nothing of the others is left."""
+"""Who answers first of several that are asked the same counts; nothing of the others is left."""
 
 from __future__ import annotations
 
