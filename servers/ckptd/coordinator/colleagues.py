@@ -113,8 +113,8 @@ class Colleagues:
 
     async def look(self) -> None:
         """Look who runs now, and tell peers. Raises Unavailable."""
-        await self._client.recount()
         self._known = await self._roll.all(asyncio.get_running_loop().time() + ASK_S)
+        await self._client.recount()
         if self._term.number:
             self._front.named(self.addresses)
         warning = out_of_reach(self._known)
