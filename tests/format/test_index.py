@@ -29,6 +29,7 @@ from ckpt.base.limits import (
 )
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import Buffer
+from ckpt.format.index import builder
 from ckpt.format.index.checks import tensor_order
 from ckpt.format.index.document import Index
 from ckpt.format.index.pages import (
@@ -423,6 +424,20 @@ def test_a_tensor_at_the_limits_comes_back_equal() -> None:
 def test_a_payload_that_cannot_be_is_refused(bad: IndexPayload) -> None:
     with pytest.raises(Corrupt, match=f"the payload of rank {bad.rank} cannot be"):
         decode_index(encode_index(replace(SMALL, payloads=(bad,))))
+
+
+@pytest.mark.parametrize("lie", [{"k": 0}, {"columns": (1, None, None)}, {"columns": (-1,) * 3}])
+def test_a_stored_payload_that_nobody_has_is_refused(
+    lie: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of no code, or with a column on a target that the index does not name."""
+    honest = builder._wire_payload
+    monkeypatch.setattr(
+        builder, "_wire_payload", lambda *given: structs.replace(honest(*given), **lie)
+    )
+    document = encode_index(replace(SMALL, payloads=LARGE.payloads[:1]))
+    with pytest.raises(Corrupt, match="index: "):
+        decode_index(document)
 
 
 @pytest.mark.parametrize("cell_bytes", [PAGE_BYTES, CELL_BYTES_MAX])
