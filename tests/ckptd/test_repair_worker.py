@@ -1,4 +1,4 @@
-"""A hand of `ckptd repair` over real sockets, between a coordinator and targets that stand still."""
+"""A hand of `ckptd repair` over real sockets, with a coordinator and targets that stand still."""
 
 from __future__ import annotations
 
