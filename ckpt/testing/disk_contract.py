@@ -17,10 +17,13 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.target.disk_events import (
     DiskDone,
     DiskFailed,
+    Preallocate,
     ReadAt,
     RemoveFile,
+    RenameFile,
     SyncDirectory,
     SyncFile,
+    TruncateFile,
     WriteAt,
 )
 
@@ -118,8 +121,15 @@ class DiskContract:
         disk.release(answer.data)
         assert perform(disk, SyncFile(3, "a/x"), 9) == DiskDone(9, 3)
         assert perform(disk, SyncDirectory(4, "a"), 9) == DiskDone(9, 4)
-        assert perform(disk, RemoveFile(5, "a/x"), 9) == DiskDone(9, 5)
-        assert perform(disk, RemoveFile(6, "a/x"), 9) == DiskDone(9, 6)
+        assert perform(disk, TruncateFile(5, "a/x", 2), 9) == DiskDone(9, 5)
+        assert disk.file_bytes("a/x") == 2
+        assert perform(disk, RenameFile(6, "a/x", "b/y"), 9) == DiskDone(9, 6)
+        assert (disk.list_directory("a"), disk.list_directory("b")) == ([], ["y"])
+        assert perform(disk, Preallocate(7, "b/y", 5), 9) == DiskDone(9, 7)
+        assert disk.file_bytes("b/y") == 5
+        for op in (8, 9):
+            assert perform(disk, RemoveFile(op, "b/y"), 9) == DiskDone(9, op)
+            assert disk.list_directory("b") == []
 
     def test_perform_names_the_failure(self, disk: Disk) -> None:
         answer = perform(disk, ReadAt(1, "a/none", 0, 1), 5)

@@ -16,8 +16,10 @@ import pytest
 
 from ckpt.aio.directory_scan import scan
 from ckpt.aio.disk import SMALL_READ_BYTES, Disk, RealDisk
+from ckpt.aio.disk_actions import perform
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.events import Buffer
+from ckpt.protocol.target.disk_events import DiskDone, DiskFailed, ProbeFile
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from ckpt.testing.disk_contract import DiskContract, read
 from tests.page_cache import forget_cached, pages_cached
@@ -203,6 +205,39 @@ def test_what_gives_no_bytes_takes_no_memory(tmp_path: Path) -> None:
     disk.close()
 
 
+def test_the_pool_is_made_by_the_first_large_read_and_serves_all_of_them(tmp_path: Path) -> None:
+    disk, size = _real(tmp_path), SMALL_READ_BYTES + PAGE_BYTES
+    disk.write_at("f", 0, bytes(size))
+    disk.release(disk.read_at("f", 0, SMALL_READ_BYTES))
+    assert disk._pool is None
+    first, second = disk.read_at("f", 0, size), disk.read_at("f", 0, size)
+    assert disk.pool_used_bytes >= 2 * size
+    disk.release(first)
+    disk.release(second)
+    assert disk.pool_used_bytes == 0
+    disk.close()
+
+
+def test_a_probe_that_reads_back_something_else_has_failed_and_leaves_no_file(
+    tmp_path: Path,
+) -> None:
+    """As of a device that says that it wrote."""
+    lies = [True]
+
+    def write(descriptor: int, data: Buffer, offset: int) -> int:
+        return os.pwrite(descriptor, bytes(len(data)) if lies else data, offset)
+
+    disk = _real(tmp_path, write=write)
+    failed = perform(disk, ProbeFile(1, "a/probe", b"what was written"), 5)
+    assert isinstance(failed, DiskFailed)
+    assert (failed.op, failed.errno_name, failed.kind) == (1, "EIO", "probe")
+    assert disk.list_directory("a") == []
+    lies.clear()
+    assert perform(disk, ProbeFile(2, "a/probe", b"what was written"), 6) == DiskDone(6, 2)
+    assert disk.list_directory("a") == []
+    disk.close()
+
+
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what the kernel was told to sync, in order; it is synced, too."""
@@ -234,6 +269,21 @@ def test_what_is_to_be_synced_is_synced_in_the_kernel(
     disk.sync_directory("")
     assert synced == [f"{tmp_path}/{name}" for name in ("a/x", "b")] + [str(tmp_path)]
     disk.close()
+
+
+def test_a_directory_is_there_when_the_one_around_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        found.append(os.listdir(descriptor))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    RealDisk(tmp_path).make_directory("a")
+    assert found == [["a"]]
 
 
 def test_after_a_failed_sync_the_descriptor_is_given_up(
@@ -276,6 +326,9 @@ def test_no_descriptor_stays_of_files_that_are_gone_or_beyond_the_bound(
     disk = _real(tmp_path)
     before = _descriptors(tmp_path)
     names = [f"a/{number}" for number in range(9)]
+    for name in names:
+        disk.preallocate(name, PAGE_BYTES)
+    assert _descriptors(tmp_path) == before
     for name in names:
         disk.write_at(name, 0, bytes(4096))
         disk.sync_file(name)
