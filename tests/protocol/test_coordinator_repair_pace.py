@@ -122,6 +122,19 @@ def test_the_highest_limits_have_their_place_in_messages() -> None:
     assert decode_repair_rules(taken) == RepairRules(paused_at_s=1.0)
 
 
+@pytest.mark.parametrize("floor", [None, 1, RATE_BYTES_MAX])
+@pytest.mark.parametrize("cap", [None, NO_CAP, RATE_BYTES_MAX])
+def test_rules_that_set_some_limits_come_back_equal(floor: int | None, cap: int | None) -> None:
+    """A coordinator reads them as it starts; what cannot be is not what is at the limit."""
+    rules = RepairRules(floor, cap, paused_at_s=1.0)
+    assert decode_repair_rules(msgspec.json.encode(rules)) == rules
+
+
+def test_a_cap_that_no_target_can_give_counts_as_not_set() -> None:
+    rules = RepairRules(5, RATE_BYTES_MAX + 1, paused_at_s=1.0)
+    assert decode_repair_rules(msgspec.json.encode(rules)) == RepairRules(paused_at_s=1.0)
+
+
 def test_a_cap_at_the_floor_and_none_are_limits() -> None:
     check_limits(RepairLimits(1, 1))
     check_limits(RepairLimits(1, NO_CAP))
