@@ -16,10 +16,8 @@ import pytest
 
 from ckpt.aio.directory_scan import scan
 from ckpt.aio.disk import SMALL_READ_BYTES, Disk, RealDisk
-from ckpt.aio.disk_actions import perform
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.target.disk_events import DiskDone, DiskFailed, ProbeFile
 from ckpt.testing.disk import FakeDisk, Fault, Keep
 from ckpt.testing.disk_contract import DiskContract, read
 from tests.page_cache import forget_cached, pages_cached
@@ -215,26 +213,6 @@ def test_the_pool_is_made_by_the_first_large_read_and_serves_all_of_them(tmp_pat
     disk.release(first)
     disk.release(second)
     assert disk.pool_used_bytes == 0
-    disk.close()
-
-
-def test_a_probe_that_reads_back_something_else_has_failed_and_leaves_no_file(
-    tmp_path: Path,
-) -> None:
-    """As of a device that says that it wrote."""
-    lies = [True]
-
-    def write(descriptor: int, data: Buffer, offset: int) -> int:
-        return os.pwrite(descriptor, bytes(len(data)) if lies else data, offset)
-
-    disk = _real(tmp_path, write=write)
-    failed = perform(disk, ProbeFile(1, "a/probe", b"what was written"), 5)
-    assert isinstance(failed, DiskFailed)
-    assert (failed.op, failed.errno_name, failed.kind) == (1, "EIO", "probe")
-    assert disk.list_directory("a") == []
-    lies.clear()
-    assert perform(disk, ProbeFile(2, "a/probe", b"what was written"), 6) == DiskDone(6, 2)
-    assert disk.list_directory("a") == []
     disk.close()
 
 
