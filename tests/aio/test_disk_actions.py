@@ -1,4 +1,4 @@
-"""A probe tells whether a device takes writes: what it wrote is synced, and read back the same."""
+"""What a target asks of its disk is done; a probe tells whether the device takes writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import pytest
 from ckpt.aio.disk import SMALL_READ_BYTES, RealDisk
 from ckpt.aio.disk_actions import perform
 from ckpt.protocol.events import Buffer
-from ckpt.protocol.target.disk_events import DiskDone, DiskFailed, ProbeFile
+from ckpt.protocol.target.disk_events import (
+    DiskDone,
+    DiskFailed,
+    ProbeFile,
+    SyncDirectory,
+    SyncFile,
+    WriteAt,
+)
 
 WRITTEN = b"what was written"
 
@@ -56,4 +63,23 @@ def test_a_probe_whose_sync_fails_has_failed(
     disk = RealDisk(tmp_path)
     assert failure(disk, 3).errno_name == "EDQUOT"
     assert sizes == [len(WRITTEN)]
+    disk.close()
+
+
+def test_what_a_target_asks_to_be_synced_is_synced_in_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    disk = RealDisk(tmp_path)
+    disk.make_directory("a")
+    monkeypatch.setattr(os, "fsync", recorded)
+    actions = [WriteAt(1, "a/x", 0, WRITTEN), SyncFile(2, "a/x"), SyncDirectory(3, "a")]
+    assert [perform(disk, action, 5) for action in actions] == [DiskDone(5, n) for n in (1, 2, 3)]
+    assert synced == [f"{tmp_path}/a/x", f"{tmp_path}/a"]
     disk.close()
