@@ -115,9 +115,14 @@ class SmallHolder:
             self.bring_half(heard.session, heard, (RangeData((ByteRuns(0, 1),), crc32(part)), part))
         if self.how == "refusing":
             self.bring_half(heard.session, heard, (Failed("not_found", "not here"), b""))
-        if self.how == "held":
+        if self.how in ("held", "half-refusing"):
             self.held.append(heard)
-        if self.how in ("silent", "absent", "vouching", "refusing", "held"):
+        if self.how == "half-refusing" and len(self.held) == 2:
+            refused, begun = heard, self.held[0]
+            self.bring_half(
+                heard.session, begun, (Failed("not_found", "not here"), b""), refused.request
+            )
+        if self.how in ("silent", "absent", "vouching", "refusing", "half-refusing", "held"):
             return
         if self.how in STRAYS:
             self._stray(heard, message.ranges[0].start)
@@ -159,10 +164,11 @@ class SmallHolder:
             self._send(heard, RangesDone())
 
     def bring_half(
-        self, session: Session, question: Heard, before: tuple[Message, bytes] | None = None
-    ) -> None:
+        self, session: Session, question: Heard, before: tuple[Message, bytes] | None = None,
+        of: int | None = None,
+    ) -> None:  # fmt: skip
         """Half of what was asked there, and other bytes than these; `before`: an answer that goes
-        along.
+        along, to the same question unless it is `of` another.
         """
         assert isinstance(question.message, ReadRanges)
         channel = self.server._watches[session].channel
@@ -172,7 +178,8 @@ class SmallHolder:
         words = b""
         if before is not None:
             message, bulk = before
-            words = channel._writer.encode(message, question.request, bulk) + bulk
+            request = question.request if of is None else of
+            words = channel._writer.encode(message, request, bulk) + bulk
         words += channel._writer.encode(RangeData((first,), crc32(part)), question.request, part)
         channel.sock.send(words + part[:half])
         self.rest = channel.sock, part[half:]
@@ -302,10 +309,12 @@ def test_right_bytes_that_nobody_asked_for_vouch_for_no_others(data: Columns) ->
     assert found.targets_out == {"t1"}
 
 
+@pytest.mark.parametrize(("how", "options"), [("refusing", PATIENT), ("half-refusing", HASTY)])
 def test_nothing_lands_where_the_bytes_of_a_column_that_was_refused_are_decoded(
-    data: Columns,
+    data: Columns, how: str, options: ReceiverOptions
 ) -> None:
-    with holders(data, {1: "refusing"}) as made, PayloadReceiver(PATIENT) as receiver:
+    """Neither what it brings for that question, nor for another one that it was asked."""
+    with holders(data, {1: how}) as made, PayloadReceiver(options) as receiver:
         whole, first = np.zeros(SIZE, np.uint8), np.zeros(100, np.uint8)
         for memory in (whole, first):
             landings = Landings()
