@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Self, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from ckpt.base.ids import (
     RunName,
     Step,
 )
+from ckpt.erasure.code import Code
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
 from ckpt.format.tree import DictNode, LeafNode, Node
@@ -92,6 +94,12 @@ def _column_in(file: str) -> str:
 
 def _key(id: CheckpointId) -> tuple[Step, Generation]:
     return id.step, id.generation
+
+
+def _names_of(id: CheckpointId, code: Code) -> Iterator[str]:
+    """The columns of a checkpoint that every rank has saved."""
+    for rank, number in product(range(RANK_COUNT), range(code.n)):
+        yield column_name(ColumnId(PayloadId(id, Rank(rank)), ColumnNumber(number)))
 
 
 class PayloadSource:
@@ -179,6 +187,8 @@ class DrainWorld(World):
     """Tombstoned durably, since they are in a store."""
     on_evict: Callable[[CheckpointId], None] = lambda _id: None
     """Told of each, when its tombstone is durable in the catalog and nowhere else."""
+    evicted_names: set[str] = field(default_factory=set)
+    """Of their columns, all that any of them may have had."""
     names_given: int = 0
     worker_kinds: tuple[type[DrainNode], ...] = (DrainNode,)
     """Each process is of the next of these."""
@@ -213,9 +223,12 @@ class DrainWorld(World):
         if not self.coordinator.up or self.live_targets < here:
             return False
         queue = self.coordinator.machine.drains
-        if len(queue.stores) < len(self.buckets) or self.attempts or self.left_of_evicted():
+        if len(queue.stores) < len(self.buckets) or self.attempts:
             return False
-        return not any(store.jobs or queue.waiting(store) for store in queue.stores.values())
+        # Asked at each step: what says no most often, and costs least, comes first.
+        if any(store.jobs for store in queue.stores.values()) or self.left_of_evicted():
+            return False
+        return not any(map(queue.waiting, queue.stores.values()))
 
     def _tier_reader(self, node: DrainNode, id: CheckpointId) -> TierReader:
         return TierReader(
@@ -301,21 +314,18 @@ class DrainWorld(World):
             for url in holders:
                 self.check_whole(self.buckets[url], names.generation_prefix(RUN, *_key(id)))
             self.evicted.add(id)
+            self.evicted_names.update(_names_of(id, self.coordinator.machine_policy.code))
             self.on_evict(id)
 
     def left_of_evicted(self) -> list[str]:
         """Columns on disks that are here, of checkpoints that went from the tier; also what was set
         aside.
         """
-        names = {
-            column_name(ColumnId(PayloadId(id, Rank(rank)), ColumnNumber(number)))
-            for id in self.evicted
-            for rank in range(RANK_COUNT)
-            for number in range(self.coordinator.machine_policy.code.n)
-        }
+        if not self.evicted:
+            return []
         here = [target for target in self.targets.values() if not target.lost]
         files = [(target.id, file) for target in here for file in target.disk.files()]
-        return [f"{id}/{file}" for id, file in files if _column_in(file) in names]
+        return [f"{id}/{file}" for id, file in files if _column_in(file) in self.evicted_names]
 
     def lacking(self) -> list[str]:
         """What some store needs and has not."""
