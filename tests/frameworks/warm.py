@@ -49,8 +49,13 @@ esac
 """
 """What stands for the interpreter of what multiprocessing spawns; it has other helpers, too."""
 SERVERS = 2
-LAZY = ("torch._dynamo",)
-"""What torch imports at the first optimizer."""
+LAZY = {
+    # At the first optimizer.
+    "torch": ("torch._dynamo",),
+    # At each fit: is the folder in one of these? Where they are, it imports them all.
+    "lightning": ("adlfs", "gcsfs", "s3fs"),
+}
+"""Package that was imported -> what it imports later."""
 NOT_BESIDE = ("jax", "ckpt_jax", "tests")
 """JAX is not to be forked; what a test's module keeps is its process's own."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -333,9 +338,10 @@ def import_for(script: Path, without: Collection[str] = ()) -> None:
                     if module.partition(".")[0] in without:
                         continue
                     __import__(module, fromlist=[one.name for one in names])
-    if "torch" in sys.modules:
-        for name in LAZY:
-            import_module(name)
+    for package, later in LAZY.items():
+        for name in later if package in sys.modules else ():
+            with suppress(ImportError):
+                import_module(name)
 
 
 def _only_as_main(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
