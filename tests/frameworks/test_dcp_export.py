@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ckpt_client.cli.main import main
 from ckpt_client.exchange.claims import FolderClaim
 from ckpt_client.exchange.dcp_directory import write_dcp
 from ckpt_client.exchange.tensors import named_arrays
+from tests.frameworks.warm import Warm
 from tests.objects.sources import MemorySource, random_bits
 from tests.small_disk import small_files
 
@@ -219,17 +219,25 @@ class Killed(Interrupted):
         raise AssertionError("it is dead")
 
 
+KILLED_EXPORT = """
+import importlib
+import torch
+importlib.import_module("{module}").killed_export("{folder}")
+"""
+"""A server of warm starts imports no module of tests."""
+
+
 def killed_export(folder: str) -> None:
     """It ends this process."""
     killed = Killed({f"w{n}": np.full(1000, n, "<f4") for n in range(4)})
     write_dcp(killed, named_arrays(killed, "", "."), Path(folder))
 
 
-def test_what_a_killed_export_left_is_no_obstacle(tmp_path: Path) -> None:
-    folder = tmp_path / "dcp"
-    # Not forked: another test of this process may have had JAX.
-    script = f"from {__name__} import killed_export; killed_export({str(folder)!r})"
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+def test_what_a_killed_export_left_is_no_obstacle(warm: Warm, tmp_path: Path) -> None:
+    folder, script = tmp_path / "dcp", tmp_path / "export.py"
+    # Not forked here: another test of this process may have had JAX.
+    script.write_text(KILLED_EXPORT.format(module=__name__, folder=folder))
+    assert subprocess.run(warm.command(script)).returncode == -signal.SIGKILL
     assert len(list(folder.glob("*.distcp"))) >= 2, "else this test shows nothing"
     assert not (folder / ".metadata").exists()
     source = small_source()
