@@ -36,6 +36,8 @@ class DiskSpace:
 
     bytes_total: int
     bytes_free: int
+    inodes_free: int | None = None
+    """Files that may still be made; None where only bytes bound that."""
 
 
 class Disk(Protocol):
@@ -229,7 +231,8 @@ class RealDisk:
         found = os.statvfs(self.directory)
         # As `df` counts: what is kept for root alone is no part of it.
         total = found.f_blocks - found.f_bfree + found.f_bavail
-        return DiskSpace(total * found.f_frsize, found.f_bavail * found.f_frsize)
+        inodes = found.f_favail if found.f_files else None
+        return DiskSpace(total * found.f_frsize, found.f_bavail * found.f_frsize, inodes)
 
     # ----------------------------------------------------------------------- reading
 

@@ -76,6 +76,8 @@ class FakeDisk:
     def __init__(self, seed: int = 0, bytes_total: int = GiB) -> None:
         self._random = random.Random(seed)
         self.bytes_total = bytes_total
+        self.inodes_free: int | None = None
+        """What `space` says of them; nothing is refused for it."""
         self.faults: list[Fault] = []
         self.misdirect_next_write = False
         self.operation_count = 0
@@ -186,7 +188,8 @@ class FakeDisk:
         return self._inode(file).size
 
     def space(self) -> DiskSpace:
-        return DiskSpace(self.bytes_total, max(0, self.bytes_total - self._bytes_used))
+        free = max(0, self.bytes_total - self._bytes_used)
+        return DiskSpace(self.bytes_total, free, self.inodes_free)
 
     def close(self) -> None:
         """Nothing to give up: the bytes outlive the process that wrote them."""

@@ -100,7 +100,9 @@ class TargetWorld:
         self.before: Callable[[DiskAction], None] = lambda _action: None
         self.feed(scan(self.disk, self.now_us))
         space = self.disk.space()
-        self.feed(SpaceMeasured(self.now_us, space.bytes_total, space.bytes_free))
+        self.feed(
+            SpaceMeasured(self.now_us, space.bytes_total, space.bytes_free, space.inodes_free)
+        )
         if term:
             self.feed(SessionOpened(self.now_us, COORDINATOR, Role.COORDINATOR, ""))
             self.tell(COORDINATOR, TargetRegistered(term, Epoch(1), 3_000_000))
@@ -159,7 +161,9 @@ class TargetWorld:
     def tick(self, us: int = 1_000_000) -> None:
         self.now_us += us
         space = self.disk.space()
-        self.feed(SpaceMeasured(self.now_us, space.bytes_total, space.bytes_free))
+        self.feed(
+            SpaceMeasured(self.now_us, space.bytes_total, space.bytes_free, space.inodes_free)
+        )
         self.feed(Ticked(self.now_us))
 
     def messages(self, session: Session) -> list[Message]:

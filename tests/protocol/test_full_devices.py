@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ckpt.base.ids import TargetId
 from ckpt.base.units import MiB
 from ckpt.format.messages.hello import Failed
@@ -132,6 +134,30 @@ def test_targets_of_one_device_are_told_as_one() -> None:
         bench.start(name)
     fill(bench, "t1", "t2", taken=0.9)
     assert checks(bench)["TARGET_NEARFULL"]["message"].startswith("t1, t2 (p/r/h0/d9): 90% taken")
+
+
+@pytest.mark.parametrize(
+    ("level", "why", "remedy"),
+    [("inodes_out", "it has no inodes left for more files", "remove small files there (df -i"),
+     ("room_refused", "it refuses space that it says is free", "raise the quota")],
+)  # fmt: skip
+def test_a_device_that_takes_no_more_although_bytes_are_free_is_full_and_says_why(
+    level: str, why: str, remedy: str
+) -> None:
+    bench = Bench(4)
+    bench.save(1)
+    bench.save(2)
+    fill(bench, "t1", taken=0.1, columns=90 * MiB)
+    bench.targets[TargetId("t1")].counters[level] = 1
+    bench.tick()
+    full = checks(bench)["TARGET_FULL"]
+    assert full["message"].startswith("t1 (p/r/h1/d1): 10% taken; ckpt's columns 90 MiB")
+    assert f"900 MiB free; {why}" in full["message"]
+    assert full["remedy"].startswith(remedy)
+    assert full["command"] == "", "no step that is deleted mends it"
+    bench.targets[TargetId("t1")].counters[level] = 0
+    bench.tick()
+    assert checks(bench) == {}
 
 
 def test_what_is_reserved_for_the_saves_to_come_fills_nothing() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import deque
 
 from ckpt.base.ids import Epoch, ReservationId
+from ckpt.base.limits import RENEW_US
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import (
+    DocumentStored,
     RegisterTarget,
     ReleaseReservation,
+    RenewLease,
     Reserve,
     Reserved,
     TargetRegistered,
@@ -21,12 +25,14 @@ from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import (
     Preallocate,
 )
-from ckpt.testing.disk import FakeDisk
+from ckpt.protocol.target.space import INODES_KEPT, REFUSED_FORGOTTEN_US
+from ckpt.testing.disk import FakeDisk, Fault
 from tests.protocol.target_world import (
     COORDINATOR,
     WRITER,
     Column,
     TargetWorld,
+    put_document,
     reserve,
     store,
     write,
@@ -53,6 +59,60 @@ def test_a_reservation_is_idempotent_and_refused_without_space() -> None:
     assert isinstance(answers[2], Failed)
     assert (answers[2].code, answers[2].retry_after_us) == ("no_space", 5_000_000)
     assert [type(a) for a in world.performed].count(Preallocate) == 1
+
+
+def _levels(world: TargetWorld) -> tuple[int, int]:
+    """What it tells of inodes, and of refused room, with its next renewal."""
+    world.tick(RENEW_US)
+    (*_, renewal) = [each for each in world.messages(COORDINATOR) if isinstance(each, RenewLease)]
+    return renewal.counters["inodes_out"], renewal.counters["room_refused"]
+
+
+def test_a_file_system_without_inodes_takes_no_column_and_documents_still() -> None:
+    world = TargetWorld()
+    world.disk.inodes_free = INODES_KEPT
+    assert _levels(world) == (1, 0)
+    world.tell(COORDINATOR, Reserve(1, ReservationId(1), 60 * 4096))
+    (failed,) = world.messages(COORDINATOR)
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.message) == (
+        "no_space", f"target {world.machine.target} has no inodes left for more files",
+    )  # fmt: skip
+    assert "df -i" in failed.hint
+    put_document(world, DocumentKind.TOMBSTONE, b"gone")
+    (stored,) = world.messages(COORDINATOR)
+    assert isinstance(stored, DocumentStored)
+    world.disk.inodes_free = INODES_KEPT + 1
+    assert _levels(world) == (0, 0)
+    world.tell(COORDINATOR, Reserve(1, ReservationId(2), 60 * 4096))
+    assert world.messages(COORDINATOR) == [Reserved(ReservationId(2))]
+
+
+def test_space_that_is_refused_although_it_is_free_is_said_until_a_column_finds_room() -> None:
+    """As a quota refuses it, which no figure of the file system shows."""
+    world = TargetWorld()
+    world.disk.faults.append(Fault("preallocate", "EDQUOT", count=2))
+    for number in (1, 2):
+        world.tell(COORDINATOR, Reserve(1, ReservationId(number), 60 * 4096))
+        assert _levels(world) == (0, 1)
+    world.tell(COORDINATOR, Reserve(1, ReservationId(3), 4096))
+    assert _levels(world) == (0, 0)
+
+
+def test_a_refusal_of_room_is_forgotten_when_nobody_meets_it_again() -> None:
+    world = TargetWorld()
+    world.disk.faults.append(Fault("preallocate", "EDQUOT"))
+    world.tell(COORDINATOR, Reserve(1, ReservationId(1), 60 * 4096))
+    world.tick(REFUSED_FORGOTTEN_US - 1)
+    assert _levels(world) == (0, 0)
+
+
+def test_a_disk_that_others_fill_at_that_moment_is_full_and_has_no_quota() -> None:
+    world = TargetWorld(FakeDisk(bytes_total=100 * 4096))
+    world.disk.faults.append(Fault("preallocate", "ENOSPC"))
+    world.tell(COORDINATOR, Reserve(1, ReservationId(1), 60 * 4096))
+    world.disk.preallocate("others", 70 * 4096)
+    assert _levels(world) == (0, 0)
 
 
 def test_a_reserve_that_comes_again_behind_its_column_holds_no_space() -> None:

@@ -67,6 +67,10 @@ class Counters:
     """Space that is held for saves under way and for the next ones."""
     device_used_bytes: int = 0
     """Used space of the file system, whoever uses it."""
+    inodes_out: int = 0
+    """1 while the file system has too few inodes left for more columns, whatever bytes are free."""
+    room_refused: int = 0
+    """1 while it refuses a column the space that it says is free, as a quota does."""
 
     def as_dict(self) -> dict[str, int]:
         """Field name to value."""
@@ -77,7 +81,7 @@ LEVELS = frozenset(
     {
         "reservations", "streams", "connections_full", "descriptor_limit", "usable_bytes",
         "reserved_bytes", "device_used_bytes", "rot", "scrub_late_seconds",
-        "scrub_ended_timestamp_seconds",
+        "scrub_ended_timestamp_seconds", "inodes_out", "room_refused",
     }
 )  # fmt: skip
 """Counters that also fall."""

@@ -158,6 +158,8 @@ class SpaceMeasured(Struct, frozen=True, gc=False):
     now_us: int
     bytes_total: int
     bytes_free: int
+    inodes_free: int | None = None
+    """None where only bytes bound how many files there may be."""
 
 
 class SessionDrained(Struct, frozen=True, gc=False):

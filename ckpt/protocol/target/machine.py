@@ -223,8 +223,8 @@ class TargetMachine:
                 self._reads.drained(session)
             case Ticked():
                 self._tick()
-            case SpaceMeasured(bytes_total=total, bytes_free=free):
-                self._space.measured(total, free)
+            case SpaceMeasured():
+                self._space.measured(event)
             case SessionOpened():
                 self._session_opened(event)
             case SessionClosed(session=session):

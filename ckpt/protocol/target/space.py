@@ -24,9 +24,19 @@ from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.targets import ReleaseReservation, Reserve, Reserved
 from ckpt.protocol.events import Session
 from ckpt.protocol.target.core import STAGING, Completion, Core
-from ckpt.protocol.target.disk_events import FULL_ERRNOS, DiskFailed, Preallocate, RemoveFile
+from ckpt.protocol.target.disk_events import (
+    FULL_ERRNOS,
+    DiskFailed,
+    Preallocate,
+    RemoveFile,
+    SpaceMeasured,
+)
 
 NO_SPACE_RETRY_US = 5_000_000
+INODES_KEPT: Final = 64
+"""For documents, notes and tombstones: with so few left no column gets a file."""
+REFUSED_FORGOTTEN_US: Final = 600_000_000
+"""A refusal that nobody has met again for so long may be over."""
 CONSUMED_MAX = 4096
 """Reservations that are remembered after they have become columns."""
 _REMEDIES: Final = {
@@ -34,6 +44,7 @@ _REMEDIES: Final = {
     "EFBIG": "raise the target's limit of a file's size (ulimit -f, prlimit --fsize)",
 }
 """Where the device has room, as far as it says."""
+_INODES_REMEDY: Final = "remove small files from its file system (df -i counts them)"
 
 
 @dataclass(slots=True)
@@ -43,6 +54,7 @@ class Space:
     core: Core
     bytes_total: int = 0
     bytes_free: int = 0
+    inodes_free: int | None = None
     held_bytes: int = 0
     """Bytes of aside files, whose space is reserved; they count against the capacity."""
     #: File name to bytes that its owner may still allocate, which the measurement cannot show.
@@ -52,12 +64,16 @@ class Space:
     _settled: list[str] = field(default_factory=list)
     #: Aside files and their sizes.
     _held: dict[str, int] = field(default_factory=dict)
+    #: The last space that was promised and that the disk refused, and when; 0: it gave the next.
+    _refused_bytes: int = 0
+    _refused_us: int = 0
 
-    def measured(self, bytes_total: int, bytes_free: int) -> None:
+    def measured(self, event: SpaceMeasured) -> None:
         for file in self._settled:
             self._promised_bytes -= self._promises.pop(file, 0)
         self._settled.clear()
-        self.bytes_total, self.bytes_free = bytes_total, bytes_free
+        self.bytes_total, self.bytes_free = event.bytes_total, event.bytes_free
+        self.inodes_free = event.inodes_free
         self.count()
 
     def count(self) -> None:
@@ -66,6 +82,19 @@ class Space:
         levels.usable_bytes = self._total - self._reserve
         levels.reserved_bytes = self.held_bytes
         levels.device_used_bytes = self.bytes_total - self.bytes_free
+        levels.inodes_out = int(self.is_out_of_inodes)
+        levels.room_refused = int(self._refuses_room)
+
+    @property
+    def is_out_of_inodes(self) -> bool:
+        return self.inodes_free is not None and self.inodes_free <= INODES_KEPT
+
+    @property
+    def _refuses_room(self) -> bool:
+        """What is full by its own figures needs no other reason."""
+        is_fresh = self.core.now_us - self._refused_us < REFUSED_FORGOTTEN_US
+        full = self.is_out_of_inodes or self.available < self._refused_bytes
+        return self._refused_bytes > 0 and is_fresh and not full
 
     @property
     def available(self) -> int:
@@ -103,7 +132,12 @@ class Space:
 
     def settle(self, file: str) -> None:
         """Note that the file's space is allocated now."""
+        self._refused_bytes = 0
         self._settled.append(file)
+
+    def refused(self, bytes_count: int) -> None:
+        """Note that the disk had no room for what was promised."""
+        self._refused_bytes, self._refused_us = bytes_count, self.core.now_us
 
     def forget(self, file: str) -> None:
         """Note that the file is gone, or became a column or document that counts by itself."""
@@ -182,6 +216,10 @@ class Reservations:
             return
         if known is not None:
             self._core.fail(session, request, "busy", "the reservation is being released")
+            return
+        if self._space.is_out_of_inodes:
+            text = f"target {self._core.identity.target} has no inodes left for more files"
+            self._core.fail(session, request, "no_space", text, _INODES_REMEDY, NO_SPACE_RETRY_US)
             return
         file = self.new_file(f"reservation-{message.reservation:x}")
         if not self._space.promise(file, message.file_bytes):
@@ -277,6 +315,8 @@ class Reservations:
     def _prepared(self, reservation: Reservation, event: Completion) -> None:
         askers, reservation.askers = reservation.askers, []
         if isinstance(event, DiskFailed):
+            if event.errno_name in FULL_ERRNOS:
+                self._space.refused(reservation.file_bytes)
             self.discard(reservation)
             self._core.report(
                 "warning", "reservation failed", file=reservation.file, error=event.errno_name

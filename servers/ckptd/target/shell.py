@@ -173,7 +173,9 @@ class TargetShell:
         except OSError as error:
             self._report("error", "cannot measure the device", {"error": error.strerror or ""})
         else:
-            self.feed(SpaceMeasured(now_us(), space.bytes_total, space.bytes_free))
+            self.feed(
+                SpaceMeasured(now_us(), space.bytes_total, space.bytes_free, space.inodes_free)
+            )
 
     # ----------------------------------------------------------------------- sessions
 

@@ -11,6 +11,8 @@ from ckpt.base.units import format_bytes
 from ckpt.protocol.coordinator.cluster.membership import Target
 
 OTHERS_HOLD: Final = "other files hold most of it: remove them, or add targets"
+INODES_OUT: Final = "remove small files there (df -i counts them), or add targets"
+ROOM_REFUSED: Final = "raise the quota of the user who runs the target, or add targets"
 OWN_HOLD: Final = "delete steps (ckpt rm RUN@STEP) or add targets"
 NAMED_MAX: Final = 3
 """Most devices that one message names."""
@@ -32,6 +34,10 @@ class DeviceSpace:
     """What its targets may still take together: the reserve is not in it."""
     usable_bytes: int
     """What they may take in all; 0 while they have not said."""
+    is_out_of_inodes: bool = False
+    """It takes no more files, whatever is free."""
+    refuses_room: bool = False
+    """It refuses space that it says is free, as a quota does."""
 
     @property
     def taken(self) -> float:
@@ -54,14 +60,31 @@ class DeviceSpace:
         """Whether files that are not ckpt's hold more of it than ckpt does."""
         return self.other_bytes > self.columns_bytes + self.reserved_bytes
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether it takes nothing more for another reason than its bytes."""
+        return self.is_out_of_inodes or self.refuses_room
+
+    @property
+    def remedy_by_hand(self) -> str:
+        """What only people can do who know the machine; empty where steps are to be deleted."""
+        if self.is_out_of_inodes:
+            return INODES_OUT
+        if self.refuses_room:
+            return ROOM_REFUSED
+        return OTHERS_HOLD if self.is_held_by_others else ""
+
     def __str__(self) -> str:
         """As people read it in a check or an error."""
+        shut = "; it has no inodes left for more files" if self.is_out_of_inodes else ""
+        if self.refuses_room:
+            shut += "; it refuses space that it says is free, as with a quota that is used up"
         return (
             f"{', '.join(self.targets)} ({self.domain}): {100 * self.taken:.0f}% taken; "
             f"ckpt's columns {format_bytes(self.columns_bytes)}, "
             f"other files {format_bytes(self.other_bytes)}, "
             f"reserved for saves {format_bytes(self.reserved_bytes)}, "
-            f"{format_bytes(self.free_bytes)} free"
+            f"{format_bytes(self.free_bytes)} free{shut}"
         )
 
 
@@ -99,4 +122,6 @@ def _space(domain: Domain, targets: list[Target]) -> DeviceSpace:
         other_bytes=max(0, usable - free - columns - reserved),
         free_bytes=free,
         usable_bytes=usable,
+        is_out_of_inodes=any(target.counters.get("inodes_out") for target in targets),
+        refuses_room=any(target.counters.get("room_refused") for target in targets),
     )

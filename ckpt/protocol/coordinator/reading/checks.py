@@ -156,9 +156,11 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         means="saves go to other targets while enough have room, and are refused otherwise; what"
         " is here can be read",
         cause="ckpt's columns and other files hold `full_percent` (95) or more of a device, not"
-        " counting the 5% that are never given away",
+        " counting the 5% that are never given away; or its file system has no inodes left, or"
+        " refuses space that it says is free, as a quota does",
         mend="the same as for TARGET_NEARFULL",
-        clears="a second or two after there is room again, or when the limit is raised",
+        clears="a second or two after there is room again, or when the limit is raised; after a"
+        " refusal, when the next column finds room, or 10 minutes later",
     ),
     "REDUNDANCY_LOW": CheckKind(
         WARNING,

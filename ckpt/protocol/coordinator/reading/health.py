@@ -19,7 +19,6 @@ from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
 from ckpt.protocol.coordinator.cluster.candidates import few_domains
 from ckpt.protocol.coordinator.cluster.claims import WRONG_NAME, Claim
 from ckpt.protocol.coordinator.cluster.devices import (
-    OTHERS_HOLD,
     OWN_HOLD,
     DeviceSpace,
     device_spaces,
@@ -197,9 +196,11 @@ class Health:
         """Devices that are full, and that soon will be, the fullest first."""
         spaces = device_spaces(self._members.live())
         spaces.sort(key=lambda device: device.taken, reverse=True)
-        full = [each for each in spaces if self._taken(each) >= self._marks.full]
-        near = [each for each in spaces if self._marks.near <= self._taken(each) < self._marks.full]
-        for name, found in (("TARGET_FULL", full), ("TARGET_NEARFULL", near)):
+        shut = [each for each in spaces if each.is_shut]
+        rest = [each for each in spaces if not each.is_shut]
+        full = [each for each in rest if self._taken(each) >= self._marks.full]
+        near = [each for each in rest if self._marks.near <= self._taken(each) < self._marks.full]
+        for name, found in (("TARGET_FULL", shut + full), ("TARGET_NEARFULL", near)):
             if found:
                 yield check(name, devices_text(found), *self._make_room(found, address))
 
@@ -212,9 +213,9 @@ class Health:
         return device.taken - self._evictor.may_free(device.domain) / device.usable_bytes
 
     def _make_room(self, devices: Sequence[DeviceSpace], address: str) -> tuple[str, str]:
-        """Remedy and command; no command removes the files of others."""
-        if devices[0].is_held_by_others:
-            return OTHERS_HOLD, ""
+        """Remedy and command; no command removes the files of others, or raises a quota."""
+        if devices[0].remedy_by_hand:
+            return devices[0].remedy_by_hand, ""
         oldest = self._oldest_on({id for device in devices for id in device.targets})
         if oldest is None:
             remedy = "the newest step of each run holds it: add targets, each with a directory"
