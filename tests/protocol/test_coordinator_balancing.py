@@ -167,6 +167,24 @@ def test_one_device_alone_has_nothing_to_give_to() -> None:
     refused(uneven.say(), "all targets lie on p/r/h/d", "ckpt target add")
 
 
+def test_a_target_that_is_out_is_no_place_that_things_could_go_to() -> None:
+    """It was named as the empty one, and counted in what there would be to move."""
+    uneven = Uneven()
+    change(uneven.bench, "t3", "out")
+    refused(uneven.say(), "p/r/h0/d0 40%: nothing is moved for less than 5%")
+    change(uneven.bench, "t3", "in")
+    assert uneven.told(dry_run=True).bytes_left == 6 * COLUMN_BYTES
+
+
+def test_nothing_goes_to_a_device_that_takes_no_more_files() -> None:
+    uneven = Uneven()
+    uneven.empty.counters = {**uneven.empty.counters, "inodes_out": 1}
+    uneven.bench.tick(1)
+    refused(uneven.say(), "nothing is moved", "nor what another device may not take")
+    uneven.tick(1)
+    assert uneven.told(dry_run=True).bytes_left == 6 * COLUMN_BYTES
+
+
 def test_where_nothing_is_made_again_nothing_moves() -> None:
     uneven = Uneven(rebuild_after_us=None)
     refused(uneven.say(), "repair = false", "repair = true")

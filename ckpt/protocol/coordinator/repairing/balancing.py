@@ -278,16 +278,18 @@ class Balancer:
         return BalanceRule(spread.level, spread.max_per_domain, groups, above)
 
     def _shelves(self) -> list[DeviceFill]:
-        """Of the devices that have said how much they may take."""
-        spaces = device_spaces(self._members.live())
-        return [self._shelf(space) for space in spaces if space.usable_bytes > 0]
+        """Of the devices that have said how much they may take, and that a balance is about: what
+        leaves a target which is drained, out or failing goes by itself, and nothing comes.
+        """
+        spaces = [one for one in device_spaces(self._members.live()) if one.usable_bytes > 0]
+        return [self._shelf(one) for one in spaces if any(map(self._takes, one.targets))]
 
     def _shelf(self, space: DeviceSpace) -> DeviceFill:
         free = space.free_bytes + space.reserved_bytes
         going = sum(size for (id, _), size in self._going.items() if id in space.targets)
         used = max(0, space.usable_bytes - free - going)
         stay = [id for id in space.targets if self._takes(id)]
-        left = space.left_bytes(self._policy.spread.repair_share)
+        left = 0 if space.is_shut else space.left_bytes(self._policy.spread.repair_share)
         return DeviceFill(
             str(space.domain), tuple(stay), space.domain, used, space.usable_bytes, max(0, left)
         )
