@@ -283,6 +283,24 @@ class Terminal:
         return self.process.wait(WAIT_S)
 
 
+def test_an_interrupted_wait_for_a_target_to_be_empty_says_that_it_stays_so(
+    cluster: Cluster, saved: str
+) -> None:
+    """Whoever gives up waiting for a drain has taken nothing back."""
+    _run(cluster, "repair", "pause")
+    try:
+        process = _command(cluster, ["target", "drain", "t2", "--force", "--wait"])
+        wait_until(lambda: cluster.targets()["t2"].standing == "draining", "it is draining")
+        _, err = _interrupted(process)
+        assert process.returncode == 130, err
+        assert err.splitlines()[-2:] == [
+            "ckpt: interrupted", "      t2 stays draining; ckpt target undrain t2 takes that back",
+        ]  # fmt: skip
+    finally:
+        _run(cluster, "target", "undrain", "t2")
+        _run(cluster, "repair", "resume")
+
+
 def test_a_deletion_that_is_interrupted_at_its_question_deletes_nothing(
     cluster: Cluster, store: ckpt.Store
 ) -> None:

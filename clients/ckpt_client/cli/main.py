@@ -208,9 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if code != ExitCode.FAILED:
                 code = ExitCode.FAILED
                 output.error(code, f"cannot write the answer: {error.strerror}")
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             code = SIGNAL_BASE + signal.SIGINT
-            output.error(code, "interrupted")
+            output.error(code, "interrupted", hint=str(stop))
     return SIGNAL_BASE + received[0] if received else code
 
 

@@ -61,7 +61,14 @@ from ckpt_client.cli.upkeep.foresight import (
     what_is_there,
 )
 from ckpt_client.cli.upkeep.holding import end_process, hold, is_held, mark_held, pid_of
-from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S, copies_held, held_up, wait_for_repair
+from ckpt_client.cli.upkeep.waiting import (
+    LOOK_S,
+    RECORD_S,
+    copies_held,
+    going_on,
+    held_up,
+    wait_for_repair,
+)
 from ckpt_client.local.adding import LocalPlaces
 from ckpt_client.local.cluster import is_supervised
 from ckpt_client.url import LocalUrl, parse_url
@@ -318,7 +325,9 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
         waits = "".join(f"; {name}: {why}" for name, why in view.problems[:1])
         return f"{what_is_there(left)}{held()}{waits}"
 
-    with output.waiting(f"emptying {changed.target}", text):
+    back = "in" if standing == "out" else "undrain"
+    said = f"{changed.target} stays {standing}; ckpt target {back} {changed.target} takes that back"
+    with going_on(said), output.waiting(f"emptying {changed.target}", text):
         while True:
             left = talk.change_target(changed.target, standing, force=False, dry_run=True)
             copies = _columns_of(talk, changed.target)

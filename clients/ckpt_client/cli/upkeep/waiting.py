@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec.structs import asdict
@@ -17,6 +18,15 @@ RECORD_S: Final = 5.0
 """Between two lines of progress in JSON."""
 
 
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting inside, not what is waited for: the command ends with that word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(what) from None
+
+
 def wait_for_repair(
     talk: Conversation, output: Output, what: str, left: Callable[[RepairView], str]
 ) -> RepairView:
@@ -25,7 +35,8 @@ def wait_for_repair(
     Until then the text of `left` is shown as progress. Ctrl-C ends the waiting, not the repair.
     """
     view, said_s = talk.repair(), time.monotonic()
-    with output.waiting(what, lambda: f"{left(view)}{held_up(view)}"):
+    said = f"{what} goes on; ckpt repair shows how far it is"
+    with going_on(said), output.waiting(what, lambda: f"{left(view)}{held_up(view)}"):
         while left(view):
             if time.monotonic() - said_s >= RECORD_S:
                 said_s = time.monotonic()
