@@ -325,9 +325,9 @@ def _wait(talk: Conversation, changed: TargetChanged, output: Output) -> None:
         waits = "".join(f"; {name}: {why}" for name, why in view.problems[:1])
         return f"{what_is_there(left)}{held()}{waits}"
 
-    back = "in" if standing == "out" else "undrain"
-    said = f"{changed.target} stays {standing}; ckpt target {back} {changed.target} takes that back"
-    with going_on(said), output.waiting(f"emptying {changed.target}", text):
+    id, back = changed.target, "in" if standing == "out" else "undrain"
+    stays = f"{id} stays {standing}; ckpt target {back} {id} takes that back"
+    with going_on(stays), output.waiting(f"emptying {id}", text):
         while True:
             left = talk.change_target(changed.target, standing, force=False, dry_run=True)
             copies = _columns_of(talk, changed.target)
