@@ -37,6 +37,18 @@ library.LIBRARY = Path("/nowhere/libckpt.so.1")
 """
 """An installation that lost its C library."""
 
+WITHOUT_LOCKS = """
+import errno, fcntl, os
+
+
+def flock(_descriptor, _operation):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+fcntl.flock = flock
+"""
+"""A file system that takes no locks, as NFS without its lock daemon."""
+
 
 def remove_under(directory: Path) -> None:
     """`rm -rf` under a process that works there: what it writes meanwhile goes as well."""

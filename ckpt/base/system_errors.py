@@ -15,6 +15,9 @@ class Scarce(Unavailable):
     """This process, or its machine, has none left of what it takes to ask; no peer is to blame."""
 
 
+LOCKS_REMEDY: Final = (
+    "its file system takes no locks (flock): name a directory on another one, or mount it with them"
+)
 _ROOM: Final = "make room there"
 _RIGHTS: Final = "this user needs the right to write there"
 _KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Final
 from ckpt.aio.private import make_private_directory, tighten, user_name
 from ckpt.base.errors import CkptError, NoSpace, Refused
 from ckpt.base.printable import UTF_8_HINT, printable
+from ckpt.base.system_errors import LOCKS_REMEDY
 from ckptd.log import Reporter
 
 NAMES_SHOWN_MAX: Final = 8
@@ -146,6 +148,19 @@ def open_lock(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _not_made(path, error) from None
+
+
+def take_lock(descriptor: int, path: Path) -> None:
+    """Hold the lock while this is open. Raises BlockingIOError where somebody else does, Refused
+    where nobody can.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        os.close(descriptor)
+        raise Refused(f"cannot lock {path}: {error.strerror}", hint=LOCKS_REMEDY) from None
 
 
 def _not_made(path: Path, error: OSError) -> CkptError:

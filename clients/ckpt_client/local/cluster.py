@@ -34,7 +34,7 @@ from ckpt.base.errors import (
     Unavailable,
 )
 from ckpt.base.printable import UTF_8_HINT
-from ckpt.base.system_errors import system_error
+from ckpt.base.system_errors import LOCKS_REMEDY, system_error
 from ckpt_client.local.detach import start_detached
 from ckpt_client.locate import READY_NAME, ReadyFile, read_ready
 from ckpt_client.url import LocalOptions, LocalUrl
@@ -276,6 +276,10 @@ def _wait_for_lock(directory: Path, deadline_s: float) -> int:
                 ) from None
             waiting.say()
             time.sleep(POLL_S)
+        except OSError as error:
+            os.close(descriptor)
+            what = f"cannot lock {directory / LOCK_NAME}"
+            raise Refused(f"{what}: {error.strerror}", hint=LOCKS_REMEDY) from None
 
 
 def last_line(log: Path) -> str:

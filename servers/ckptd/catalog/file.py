@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import sqlite3
@@ -14,7 +13,7 @@ from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 from ckptd.catalog.room import remedy, shortage
-from ckptd.directory import CLUSTER_FILE_NAME, make_directory, open_lock
+from ckptd.directory import CLUSTER_FILE_NAME, make_directory, open_lock, take_lock
 
 LOCK_NAME: Final = "coordinator.lock"
 CLUSTER_NAME: Final = "cluster.id"
@@ -41,7 +40,7 @@ def lock_directory(directory: Path) -> int:
     """A descriptor that holds the lock as long as it is open. Raises Busy, Refused, NoSpace."""
     descriptor = open_lock(directory / LOCK_NAME)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(descriptor, directory / LOCK_NAME)
     except BlockingIOError:
         os.close(descriptor)
         raise Busy(

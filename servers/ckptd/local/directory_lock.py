@@ -4,7 +4,6 @@ file says which process that is.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Final
 
 from ckpt.aio.process_identity import own_identity, pid_of
 from ckpt.base.errors import Busy
-from ckptd.directory import open_lock
+from ckptd.directory import open_lock, take_lock
 
 LOCK_NAME: Final = "supervisor.lock"
 PREDECESSOR_WAIT_S: Final = 10.0
@@ -29,7 +28,7 @@ def lock_directory(directory: Path) -> int:
     deadline_s = time.monotonic() + PREDECESSOR_WAIT_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(descriptor, directory / LOCK_NAME)
             break
         except BlockingIOError:
             holder = os.pread(descriptor, 64, 0).decode(errors="replace")

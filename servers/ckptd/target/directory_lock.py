@@ -6,7 +6,6 @@ that an earlier process has made there can be held as it is.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 
 from ckpt.aio.disk import leads_to
 from ckpt.base.errors import Busy
-from ckptd.directory import open_lock
+from ckptd.directory import open_lock, take_lock
 
 LOCK_NAME: Final = "lock"
 
@@ -27,7 +26,7 @@ class DirectoryLock:
         self._path = directory / LOCK_NAME
         self._descriptor = _opened(self._path)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(self._descriptor, self._path)
         except BlockingIOError:
             os.close(self._descriptor)
             raise Busy(
