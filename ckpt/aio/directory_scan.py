@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 
 from ckpt.aio.disk import Disk
@@ -66,18 +67,23 @@ def _settle(disk: Disk) -> None:
 def _found(disk: Disk, file: str, *, read: bool) -> FoundFile:
     try:
         size = disk.file_bytes(file)
-    except OSError:
-        return FoundFile(file, -1, None)
-    pages = []
+    except OSError as error:
+        return FoundFile(file, -1, None, _name_of(error))
+    pages, unread = [], ""
     last = align_down(max(0, size - PAGE_BYTES), PAGE_BYTES)
     for offset in (0, last) if read else ():
         try:
             data = disk.read_at(file, offset, PAGE_BYTES)
-        except OSError:
+        except OSError as error:
+            unread = _name_of(error)
             continue
         pages.append(bytes(data))
         disk.release(data)
-    return FoundFile(file, size, identify(file, tuple(pages)))
+    return FoundFile(file, size, identify(file, tuple(pages)), unread)
+
+
+def _name_of(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "EIO")
 
 
 def _read_note(disk: Disk, file: str, bytes_max: int = PAGE_BYTES) -> bytes:

@@ -357,6 +357,35 @@ def test_one_bad_header_of_two_costs_nothing_and_both_set_the_file_aside() -> No
     assert len(world.disk.list_directory("aside")) == 1
 
 
+@pytest.mark.parametrize("errno_name", ["EACCES", "EIO", "EMFILE"])
+def test_what_cannot_be_read_stays_where_it_is_and_counts_once_it_can(errno_name: str) -> None:
+    """A wrong owner, a loose cable: it was put away, and came back by hand only."""
+    world, columns = _ready(), [Column(rank=1), Column(rank=2)]
+    for number, column in enumerate(columns, 1):
+        store(world, column, reservation=number)
+    names = sorted(column_name(column.id) for column in columns)
+    world.disk.faults.append(Fault("read", errno_name, file=names[0], count=2))
+    again = _ready(world.disk, boot=12)
+    assert again.machine.column_count == 1
+    assert again.disk.list_directory("columns") == names
+    assert again.disk.list_directory("aside") == []
+    (said,) = again.reports
+    assert (said.text, dict(said.fields)) == (
+        "not read, and left there", {"file": f"columns/{names[0]}", "error": errno_name},
+    )  # fmt: skip
+    assert _ready(world.disk, boot=13).machine.column_count == 2
+
+
+def test_a_document_that_cannot_be_read_is_set_aside() -> None:
+    """Its checkpoint may be deleted before it can be read again, and would be back with it."""
+    world = _ready()
+    put_document(world, DocumentKind.RECORD, b"record")
+    world.disk.faults.append(Fault("read", "EIO", file="documents/", count=2))
+    again = _ready(world.disk, boot=12)
+    assert again.disk.list_directory("documents") == []
+    assert len(again.disk.list_directory("aside")) == 1
+
+
 def test_a_column_of_another_cluster_is_set_aside() -> None:
     world, column = _ready(), Column()
     store(world, column)

@@ -2,6 +2,7 @@
 
 columns/ NAME     header of this cluster, right name and size -> served
 documents/ NAME   likewise
+columns/ NAME     cannot be read now -> stays there, reported, not served: a later start may
 anything else in these two -> moved to `aside/`, reported, never served, never deleted
 staging/ NAME     a save that never sealed -> removed
 """
@@ -36,7 +37,9 @@ class FoundFile:
     """Relative to the target's directory."""
     file_bytes: int
     header: ColumnHeader | DocumentHeader | None
-    """From the first page, else from the last; None when neither can be read."""
+    """From the first page, else from the last; None when neither holds one."""
+    unread: str = ""
+    """Why the device, or the file's owner, let us read no header: `EIO`, `EACCES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,10 @@ def adopt(core: Core, loaded: DirectoryLoaded) -> None:
     for found in loaded.files:
         if is_aside(found):
             _remove(core, found.file)
+            continue
+        # A document may tell of what is deleted meanwhile, and there are others of it.
+        if found.header is None and found.unread and found.file.startswith("columns/"):
+            core.report("error", "not read, and left there", file=found.file, error=found.unread)
             continue
         reason = _objection(core, found)
         if reason:
