@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, TypeAlias
 
 import msgspec
@@ -98,13 +99,21 @@ def decode_tree(document: Buffer) -> Node:
 
 
 def path_text(path: Path) -> str:
-    """The path as text; two paths never give the same one. The root is the empty text."""
-    return "/".join(step_text(step) for step in path)
+    """The path as text; two paths never give the same one. The root is the empty text. Raises
+    Refused by path for a step that no tree has, such as a float.
+    """
+    try:
+        return "/".join(step_text(step) for step in path)
+    except Refused:
+        return reduce(below, path, "")  # It says where.
 
 
 def below(name: str, step: Key | SequenceIndex) -> str:
     """`path_text` of a path with one more step, from its own: for whoever walks a tree."""
-    return f"{name}/{step_text(step)}" if name else step_text(step)
+    try:
+        return f"{name}/{step_text(step)}" if name else step_text(step)
+    except Refused as error:
+        raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
 
 
 def step_text(step: Key | SequenceIndex) -> str:
@@ -338,6 +347,11 @@ def _key_text(key: Key) -> str:
             return _escaped(key, ("#~2", "=~3", ")~5")).replace(",", "~4")
         case tuple():
             return "=(" + "".join(f"{_key_text(part)}," for part in key) + ")"
+    # A caller's dict may have any: it is looked up here before it is checked.
+    raise Refused(
+        f"a key of type {type(key).__qualname__} cannot be stored: {key!r:.80}",
+        hint="keys are str, int, bool or tuples of them",
+    )
 
 
 def _digits(value: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -214,6 +215,16 @@ def test_paths_read_like_paths() -> None:
         path_text(("a/b", 3, True, ("x", -1), "#1", "", "=")) == "a~1b/=3/=true/=(x,=-1,)/~21/~./~3"
     )
     assert path_text(()) == ""
+
+
+@pytest.mark.parametrize("key", [None, 1.5, b"a", np.int64(1), ("a", None)])
+def test_a_step_that_no_tree_has_is_refused_by_its_path(key: Any) -> None:
+    """Text stood for it, that of another key or none."""
+    for path, above in (((key, "w"), "the state"), (("a", "b", key), "a/b")):
+        with pytest.raises(Refused, match=rf"^{above}: a key of type \w+ cannot be stored"):
+            path_text(path)
+        with pytest.raises(Refused, match=rf"^{above}: a key of type"):
+            below("" if above == "the state" else above, key)
     assert path_text((1 << 20_000,)).startswith("=0x1000")
 
 

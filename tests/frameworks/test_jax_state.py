@@ -172,6 +172,12 @@ def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
             ckpt_jax.save(store, "jax/bad", 1, {"a": {"key": jax.random.key(1)}})
         with pytest.raises(ckpt.Refused, match=r"f: a builtins.object cannot be stored"):
             ckpt_jax.save(store, "jax/bad", 1, {"f": object()})
+        unkeyed = {"a": {None: jnp.ones(2)}}
+        with pytest.raises(ckpt.Refused, match=r"^a: a key of type NoneType cannot be stored"):
+            ckpt_jax.save(store, "jax/bad", 1, unkeyed)
+        ckpt_jax.save(store, "jax/bad", 1, {"a": {"None": jnp.ones(2)}}).wait(60)
+        with pytest.raises(ckpt.Refused, match=r"^a: a key of type NoneType cannot be stored"):
+            ckpt_jax.load(store, "jax/bad", 1, unkeyed)
 
 
 def test_a_value_inside_of_jit_is_refused_by_path(cluster: str) -> None:
