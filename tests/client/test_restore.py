@@ -292,6 +292,17 @@ def test_arrays_that_share_memory_are_filled_where_the_checkpoint_agrees(cluster
             cluster.store.load("run", like=like, strict=False, rank=0, world_size=RANKS)
 
 
+def test_an_array_that_has_two_names_is_read_once_for_each(cluster: Cluster) -> None:
+    """Once to fill it and once to compare: both were filled, and then both compared."""
+    whole = np.zeros((ROWS * RANKS, 700), "f4")
+    everything = ckpt.Shard(whole, whole.shape, (0, 0))
+    with cluster.store.resolve("run", rank=0, world_size=RANKS) as checkpoint:
+        checkpoint.load({"m": ckpt.Shards((everything, everything))}, strict=False)
+        assert np.array_equal(whole, whole_matrix())
+        wanted = sum(read.wanted_bytes for read in checkpoint.statistics)
+        assert 2 * whole.nbytes <= wanted < 2.1 * whole.nbytes  # With a tree document.
+
+
 def test_no_list_comes_back_cut(cluster: Cluster) -> None:
     """Its items have their numbers for names: what `like` lacks need not be what comes last."""
     cut: list[object] = [{3: (0, "", [])}, {3: (0,)}, {3: ckpt.Replicated((0, "", [None]))}]

@@ -103,6 +103,11 @@ def in_place(name: str, value: object) -> AnyArray:
     return array
 
 
+def address_of(array: AnyArray) -> int:
+    """Of its first item."""
+    return int(array.__array_interface__["data"][0])
+
+
 def check_places(
     name: str, shape: Sequence[int], strides: Sequence[int], item_size: int = 1
 ) -> None:

@@ -17,7 +17,14 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.tree import Node
 from ckpt.transfer.read_job import ReceiverStatistics
-from ckpt_client.load.plan import BoxReads, ItemPlaces, TensorIndex, new_array, overlapping
+from ckpt_client.load.plan import (
+    BoxReads,
+    ItemPlaces,
+    TensorIndex,
+    address_of,
+    new_array,
+    overlapping,
+)
 from ckpt_client.load.trees import (
     Filled,
     LikeWalk,
@@ -125,6 +132,8 @@ def _like_tree(reading: Reading, rank: Rank | None, like: object, strict: bool) 
         state = walk.fill(like)
     check_lengths(like, root)
     reading.read(reads)
+    for twin, name in walk.twins:
+        _compare(reading, reader, twin, name)
     _check_shared(reading, reader, walk.filled)
     return state
 
@@ -140,21 +149,25 @@ def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> Non
 
     def place(number: int) -> ItemPlaces:
         array = arrays[number]
-        return ItemPlaces(_address(array), array.shape, array.strides, array.itemsize)
+        return ItemPlaces(address_of(array), array.shape, array.strides, array.itemsize)
 
     spans = [(*_reach(array), n) for n, array in enumerate(arrays) if array.nbytes]
     for number, other in overlapping([spans], place).items():
-        tensor, boxes, offset, array = filled[number]
-        reads = reading.new_reads()
-        aside = new_array(reads, tensor, array.shape)
-        reads.add_box(tensor, boxes, offset, aside, rank)
-        reading.read(reads)
-        if _bits(aside) != _bits(array):
-            raise Refused(
-                f"{tensor.name} and {filled[other][0].name} share memory here, and differ in the "
-                "checkpoint",
-                hint="load into arrays that share none, or leave out the name that is not wanted",
-            )
+        _compare(reading, rank, filled[number], filled[other][0].name)
+
+
+def _compare(reading: Reading, rank: Rank, filled: Filled, other: str) -> None:
+    """Read it aside. Raises Refused where its memory, which `other` fills as well, is not that."""
+    tensor, boxes, offset, array = filled
+    reads = reading.new_reads()
+    aside = new_array(reads, tensor, array.shape)
+    reads.add_box(tensor, boxes, offset, aside, rank)
+    reading.read(reads)
+    if _bits(aside) != _bits(array):
+        raise Refused(
+            f"{tensor.name} and {other} share memory here, and differ in the checkpoint",
+            hint="load into arrays that share none, or leave out the name that is not wanted",
+        )
 
 
 def _are_apart(arrays: Iterable[AnyArray]) -> bool:
@@ -166,16 +179,12 @@ def _are_apart(arrays: Iterable[AnyArray]) -> bool:
 
 def _reach(array: AnyArray) -> tuple[int, int]:
     """From its lowest byte to the end of its highest one."""
-    start = _address(array)
+    start = address_of(array)
     if array.flags.c_contiguous:
         return start, start + array.nbytes
     steps = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
     low = start + sum(step for step in steps if step < 0)
     return low, start + sum(step for step in steps if step > 0) + array.itemsize
-
-
-def _address(array: AnyArray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _bits(array: AnyArray) -> bytes:

@@ -7,7 +7,7 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -33,6 +33,7 @@ from ckpt.format.tree import (
 from ckpt_client.load.plan import (
     BoxReads,
     TensorIndex,
+    address_of,
     checked_dtype,
     in_place,
     new_array,
@@ -92,6 +93,12 @@ class LikeWalk:
     absent: list[str] = field(default_factory=list)
     """Those of them of which the checkpoint has nothing."""
     filled: list[Filled] = field(default_factory=list)
+    twins: list[tuple[Filled, str]] = field(default_factory=list)
+    """Names of memory that another one fills, and that one's: nothing is read for them here."""
+    _owners: dict[int, Filled] = field(default_factory=dict)
+    """By the id of the array that has the memory: the first that is filled there."""
+    _places: dict[Hashable, Filled] = field(default_factory=dict)
+    """Of owners with several arrays."""
 
     def fill(self, like: object) -> object:
         """The tree with its Boxes replaced by arrays and its plain values by those stored."""
@@ -173,9 +180,28 @@ class LikeWalk:
                 )
             offset = (0,) * array.ndim
         checked_dtype(name, tensor, array)
+        filled = tensor, boxes, offset, array
+        if array.nbytes and self._is_filled(filled):
+            return value
         self.reads.add_box(tensor, boxes, offset, array, self.rank)
-        self.filled.append((tensor, boxes, offset, array))
+        self.filled.append(filled)
         return value
+
+    def _is_filled(self, filled: Filled) -> bool:
+        """Whether another name fills exactly this memory, as where one array has two names. One
+        that another library than numpy lent is not known again.
+        """
+        array = filled[-1]
+        owner = id(array if array.base is None else array.base)
+        first = self._owners.setdefault(owner, filled)
+        if first is filled:
+            return False  # As nearly always: its address, which costs more, is not asked for.
+        self._places.setdefault(_place_of(first[-1]), first)
+        other = self._places.setdefault(_place_of(array), filled)
+        if other is filled:
+            return False
+        self.twins.append((filled, other[0].name))
+        return True
 
     def _choose(
         self, name: str, variants: Sequence[IndexTensor]
@@ -263,6 +289,11 @@ def leaf_nodes(root: Node) -> Iterator[LeafNode]:
             yield root
         case ScalarNode():
             return
+
+
+def _place_of(array: AnyArray) -> Hashable:
+    """Equal for arrays that are the same elements of the same memory."""
+    return address_of(array), array.dtype, array.shape, array.strides
 
 
 def _is_none(node: Node) -> bool:
