@@ -13,7 +13,7 @@ import pytest
 from ckpt.protocol.coordinator.reading import answers, coordinator_answers, repair_answers
 from ckpt_client.cli import output
 from ckpt_client.cli.output import Output, age_text, rate_text
-from ckpt_client.cli.tables import Tone, columns_of, narrowed, table_lines
+from ckpt_client.cli.tables import Tone, columns_of, narrowed, parted, table_lines
 from ckpt_client.cli.upkeep import foresight
 from ckpt_client.drill import checkpoint_drill
 
@@ -50,6 +50,43 @@ def test_what_a_narrow_terminal_does_without(
     found = narrowed(HEAD, ROWS, width, ("domain", "size"), grouped=grouped)
     assert (tuple(found.head), found.left_out, found.headings) == (head, left_out, headings)
     assert {len(row) for row in found.rows} == {len(head)}
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (29, [HEAD]),
+        (28, [HEAD[:3], (HEAD[0], HEAD[3])]),
+        (16, [(HEAD[0], one) for one in HEAD[1:]]),
+        (2, [(HEAD[0], one) for one in HEAD[1:]]),
+    ],
+)
+def test_a_wide_table_stands_in_parts_that_lose_nothing(
+    width: int, heads: list[tuple[str, ...]]
+) -> None:
+    parts = list(parted(HEAD, ROWS, width))
+    assert [tuple(head) for head, _ in parts] == heads
+    for head, rows in parts:
+        assert [tuple(row) for row in rows] == [
+            tuple(row[HEAD.index(title)] for title in head) for row in ROWS
+        ]
+
+
+def test_a_table_in_parts_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `ckpt show` with a code of 12 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    head = (">rank", *(f"column {number}" for number in range(12)))
+    rows = [(str(rank), *(f"(t{number})" for number in range(12))) for rank in range(100)]
+    terminal, pipe = Terminal(), StringIO()
+    for out in (terminal, pipe):
+        Output(json=False, stdout=out, stderr=StringIO(), environ={"NO_COLOR": "1"}).parts(
+            head, rows
+        )
+    shown = terminal.getvalue().splitlines()
+    assert max(map(len, shown)) <= 80
+    assert [line.split()[0] for line in shown if "column" in line] == ["rank", "rank"]
+    assert sum(line.count("(t") for line in shown) == 1200
+    assert len(pipe.getvalue().splitlines()) == 101, "a pipe has all of a rank in one line"
 
 
 class Terminal(StringIO):

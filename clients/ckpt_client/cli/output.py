@@ -23,7 +23,7 @@ import msgspec
 from ckpt.base.errors import CkptError
 from ckpt.base.printable import printable, printable_json
 from ckpt.base.units import format_bytes, format_seconds
-from ckpt_client.cli.tables import Narrowed, Row, Tone, columns_of, narrowed, table_lines
+from ckpt_client.cli.tables import Narrowed, Row, Tone, columns_of, narrowed, parted, table_lines
 
 SLOW_S = 2.0
 """A longer wait is announced."""
@@ -113,6 +113,17 @@ class Output:
         if shown.left_out:
             names = ", ".join(shown.left_out)
             self.line(f"{indent}({width} columns have no room for {names}; a pipe or --json does)")
+
+    def parts(self, head: Sequence[str], rows: Sequence[Row]) -> None:
+        """A table of which nothing may be left out: on a terminal that is too narrow its columns
+        stand in several tables, one below the other, each with the first column.
+        """
+        width = self._width()
+        several = parted(head, rows, width) if width and len(head) > 1 else [(head, rows)]
+        for number, (part_head, part_rows) in enumerate(several):
+            if number:
+                self.line()
+            self.table(part_head, part_rows)
 
     def tone(self, text: str, tone: Tone) -> str:
         """The text in colour where stdout is a terminal that wants it."""

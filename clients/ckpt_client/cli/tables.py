@@ -89,6 +89,23 @@ def narrowed(
     return Narrowed(head, rows, tuple(left_out), tuple(headings))
 
 
+def parted(
+    head: Sequence[str], rows: Sequence[Row], width: int
+) -> Iterator[tuple[Sequence[str], Sequence[Row]]]:
+    """The table as several, none wider than that, of which each begins with the first column. One
+    whose first two columns alone are wider stays so.
+    """
+    begin, end = 1, len(head)
+    while begin < len(head):
+        kept = [0, *range(begin, end)]
+        part = [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        if end - begin > 1 and _width_of(*part) > width:
+            end -= 1
+            continue
+        yield part
+        begin, end = end, len(head)
+
+
 def _width_of(head: Sequence[str], rows: Sequence[Row]) -> int:
     return max(map(columns_of, table_lines(head, rows)))
 

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     shown = view.generations[-1]
     _print_generation(shown, output)
     for document in view.documents:
-        output.line(_document_text(document))
+        output.prose(f"{document.kind:<14}", _document_text(document))
     if view.reading is not None:
         output.prose(f"{'read at rest':<14}", _reading_text(view.reading))
     for other in view.generations[:-1]:
@@ -112,11 +112,11 @@ def _references(view: StepView) -> list[tuple[str, str]]:
 
 
 def _document_text(view: DocumentView) -> str:
-    """`index         t0, (t1); 1 of 2 copies`, the parentheses as for columns."""
+    """`t0, (t1); 1 of 2 copies`, the parentheses as for columns."""
     copies = f"{sum(view.live)} of {view.copies} copies"
     held = zip(view.targets, view.live, strict=True)
     places = ", ".join(target if live else f"({target})" for target, live in held)
-    return f"{view.kind:<14}{places}; {copies}" if places else f"{view.kind:<14}{copies}"
+    return f"{places}; {copies}" if places else copies
 
 
 def _reading_text(view: ReadingView) -> str:
@@ -141,4 +141,4 @@ def _print_columns(columns: tuple[ColumnsView, ...], output: Output) -> None:
             for target, live in zip(view.targets, view.live, strict=True)
         ]
         rows.append((str(view.rank), *cells, *[""] * (count - len(cells))))
-    output.table((">rank", *(f"column {number}" for number in range(count))), rows)
+    output.parts((">rank", *(f"column {number}" for number in range(count))), rows)
