@@ -1,5 +1,6 @@
-"""What mends a cluster of one machine? A coordinator's advice, where a supervisor starts the daemons,
-and the secret lies in the cluster's directory. Commands make it exact (`ckpt_client.cli.advice`).
+"""What mends a cluster of one machine? A coordinator's advice, where a supervisor starts the
+daemons, and the secret lies in the cluster's directory. Commands make it exact
+(`ckpt_client.cli.advice`).
 """
 
 from __future__ import annotations

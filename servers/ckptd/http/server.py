@@ -124,7 +124,7 @@ class HttpPlane:
         token: str,
         local: Path | None = None,
     ) -> None:
-        """`local`: the directory, absolute, of the one machine's cluster of which this is a part."""
+        """`local`: the directory, absolute, of the cluster of one machine that this is a part of."""
         self._reports = reports
         self._answers = answers
         self._local = local

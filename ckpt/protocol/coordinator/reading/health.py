@@ -275,8 +275,8 @@ class Health:
                 "CHECKPOINT_UNREACHABLE", text, unreadable, address, remedy, command
             )
         if degraded:
-            lack = _missing(columns, documents)
-            text = f"{checkpoints(degraded, 'has', 'have')} less redundancy ({lack}): {_some(degraded)}"
+            lack = f"less redundancy ({_missing(columns, documents)}): {_some(degraded)}"
+            text = f"{checkpoints(degraded, 'has', 'have')} {lack}"
             text += self._waiting_text()
             remedy, command = repaired(self._repairs, columns > 0, address, now_us) or (
                 # The oldest; `ckpt rm` removes the only one of a run only with --force.
