@@ -23,6 +23,7 @@ from ckpt.base.units import MiB
 from ckpt.objects.documents import Receipt, decode
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.stored_steps import stored_steps
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,
@@ -264,6 +265,30 @@ def test_a_run_that_the_tier_has_not_at_all_is_loaded_from_the_store_without_a_s
         assert found["step"] == 2
         with pytest.raises(ckpt.NotFound):
             store.load("never", rank=0, world_size=1)
+
+
+def test_a_command_waits_until_a_store_has_what_is_saved(cluster: Cluster, tmp_path: Path) -> None:
+    sink = FileSink(tmp_path / "store")
+    with ckpt.open(cluster.url) as store:
+        store.save("waited", 1, {"a": np.arange(9)}, rank=0, world_size=1).wait(SAVE_TIMEOUT_S)
+    unknown = command("drain", "wait", sink.url, "--store", cluster.url, codes=(10,))
+    assert f"object store {sink.url} is not known" in unknown.err
+    drain = Drain(cluster.directory, f"{sink.url}?runs=waited", log=tmp_path / "log")
+    try:
+        known = lambda: sink.url in [one.url for one in cluster.status().stores]  # noqa: E731
+        wait_until(known, "its worker has come")
+        ended = command("drain", "wait", sink.url, "--store", cluster.url, "--json")
+    finally:
+        drain.stop()
+    assert [step for step, _ in stored_steps(sink, RunName("waited"))] == [1]
+    summary = json.loads(ended.out.splitlines()[-1])
+    assert (summary["message_type"], summary["stores"][0]["backlog"]) == ("summary", 0)
+    again = command("drain", "wait", sink.url, "--store", cluster.url).out
+    assert again == f"{sink.url} has all that was saved, waited@1 as the last\n"
+    wait_until(
+        lambda: all(not s.workers for s in cluster.status().stores if s.url == sink.url), "it left"
+    )
+    command("drain", "forget", sink.url, "--store", cluster.url)
 
 
 def test_a_store_that_is_no_more_is_forgotten_by_a_command(

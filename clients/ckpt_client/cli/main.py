@@ -106,7 +106,7 @@ VERBS: Final = {
     ),
     "drain": (
         "ckpt_client.cli.upkeep.drain",
-        "forget: stop waiting for an object store that is gone",
+        "wait: until object stores have all; forget: one that is gone",
     ),
     "gc": (
         "ckpt_client.cli.upkeep.gc",
