@@ -124,7 +124,7 @@ class HttpPlane:
         token: str,
         local: Path | None = None,
     ) -> None:
-        """`local`: the directory, absolute, of the cluster of one machine that this is a part of."""
+        """`local`: the absolute directory of the cluster of one machine that has this daemon."""
         self._reports = reports
         self._answers = answers
         self._local = local
