@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpt.protocol.coordinator.local_advice import for_its_page
 from ckpt.protocol.coordinator.reading.checks import START_WORKER, check, new_target
+from ckpt.protocol.coordinator.reading.local_advice import for_its_page
 from ckpt_client.cli.advice import Local
 
 HERE = Local(Path("/scratch/my burst"), restarts=True, targets=())

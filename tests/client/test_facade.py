@@ -108,7 +108,7 @@ def test_whoever_only_asks_the_coordinator_loads_none_of_its_machines() -> None:
     loaded = set(json.loads(done.stdout))
     of_coordinator = {name for name in loaded if name.startswith("ckpt.protocol.coordinator.")}
     room = "ckpt.protocol.coordinator.reading"
-    names = ("answers", "checks", "coordinator_answers", "repair_answers")
+    names = ("answers", "checks", "coordinator_answers", "local_advice", "repair_answers")
     answers = {f"{room}.{name}" for name in names}
     assert of_coordinator == {room, *answers}
     assert "numpy" not in loaded

@@ -19,7 +19,7 @@ async def first_found(
     runs on return. Raises what one of them raises.
     """
     left = list(tries)
-    #: In the order in which they began: a set would have another one in each process.
+    # In the order in which they began: a set would have another one in each process.
     begun: list[asyncio.Task[_Found | None]] = []
     try:
         while left or begun:

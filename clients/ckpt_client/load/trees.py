@@ -95,10 +95,10 @@ class LikeWalk:
     filled: list[Filled] = field(default_factory=list)
     twins: list[tuple[Filled, str]] = field(default_factory=list)
     """Names of memory that another one fills, and that one's: nothing is read for them here."""
+    #: By the id of the array that has the memory: the first that is filled there.
     _owners: dict[int, Filled] = field(default_factory=dict)
-    """By the id of the array that has the memory: the first that is filled there."""
+    #: Of owners with several arrays.
     _places: dict[Hashable, Filled] = field(default_factory=dict)
-    """Of owners with several arrays."""
 
     def fill(self, like: object) -> object:
         """The tree with its Boxes replaced by arrays and its plain values by those stored."""

@@ -42,8 +42,8 @@ from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.coordinator.local_advice import for_its_page
 from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.local_advice import for_its_page
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, opens_page, page_key
 from ckptd.http.auth import (
     CHALLENGE_HEADER,

@@ -26,8 +26,8 @@ from ckpt.base.limits import PAYLOAD_BYTES_MAX
 from ckpt.base.units import format_bytes, parse_bytes
 from ckpt.erasure.code import Code
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
-from ckpt.protocol.coordinator.local_advice import with_store
 from ckpt.protocol.coordinator.reading.answers import StatusView
+from ckpt.protocol.coordinator.reading.local_advice import with_store
 from ckpt_client.cli.cluster import Conversation, read_made
 from ckpt_client.cli.cluster_status import advised
 from ckpt_client.cli.output import Output

@@ -18,7 +18,6 @@ from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import find_secret_file, read_secret
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.native.version import version_line
-from ckpt.protocol.coordinator.local_advice import with_store
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
     RunView,
@@ -26,6 +25,7 @@ from ckpt.protocol.coordinator.reading.answers import (
     StoreStatus,
 )
 from ckpt.protocol.coordinator.reading.checks import exit_code
+from ckpt.protocol.coordinator.reading.local_advice import with_store
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckpt_client.cli.cluster_status import Status, TargetStatus, local_status, remote_status
 from ckpt_client.cli.output import Output, age_text, counted
