@@ -97,6 +97,8 @@ def sender() -> Iterator[PayloadSender]:
         yield made
     finally:
         made.close()
+        made.close()
+        assert not any(thread.is_alive() for thread in made._threads)
 
 
 def wait_result(made: PayloadSender, kind: type, log: list[SenderResult]) -> SenderResult:
