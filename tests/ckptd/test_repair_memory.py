@@ -102,14 +102,32 @@ def test_who_waits_ends_when_it_is_stopped() -> None:
     shares.take("c", 100, lambda: None, never)
 
 
-@pytest.mark.parametrize("column", [0, 3, 4, 5])
-def test_payloads_with_the_largest_cells_are_made_again_beside_each_other(column: int) -> None:
-    """Hands that do not fit beside each other wait, and each payload touches fresh memory."""
+def needed(*lost: int, away: tuple[int, ...] = ()) -> int:
+    """Bytes, for columns of the largest cells of which others are out of reach."""
     code = Code(4, 2)
     layout = Layout(code, 64 * code.k * CELL_BYTES_MAX, CELL_BYTES_MAX)
     ids = [TargetId(f"t{j}") for j in range(code.n)]
-    addresses = {id: TargetAddress(id, BootId(1), "127.0.0.1:1") for id in ids}
+    addresses = {
+        id: TargetAddress(id, BootId(1), "127.0.0.1:1") for j, id in enumerate(ids) if j not in away
+    }
     source = ReadJob(PAYLOAD, layout, b"", tuple(ids), addresses, Landings())
     place = Place(TargetId("t6"), BootId(1), "127.0.0.1:1", ReservationId(1))
-    lost = LostColumns(source, LaunchNumber(1), {ColumnNumber(column): place})
-    assert HANDS * RebuildRoom.bytes_for(lost) <= MEMORY_BYTES_MAX
+    places = {ColumnNumber(j): place for j in lost}
+    return RebuildRoom.bytes_for(LostColumns(source, LaunchNumber(1), places))
+
+
+@pytest.mark.parametrize("column", [0, 3, 4, 5])
+def test_payloads_with_the_largest_cells_are_made_again_beside_each_other(column: int) -> None:
+    """Hands that do not fit beside each other wait, and each payload touches fresh memory."""
+    assert HANDS * needed(column) <= MEMORY_BYTES_MAX
+
+
+def test_what_is_made_and_what_is_read_in_place_of_data_is_counted() -> None:
+    """A parity column that is made has memory, and so has one that is read for data."""
+    one = needed(0, 4) - needed(0)
+    assert one > 0
+    assert needed(0) == needed(3) == needed(4) == needed(5)
+    assert needed(0, 1) == needed(4, 5) == needed(0) + one
+    assert needed(0, away=(1,)) == needed(4, away=(1,)) == needed(0) + one
+    assert needed(0, away=(0,)) == needed(0), "it is one column"
+    assert needed(4, away=(5,)) == needed(4), "nobody would have read it"

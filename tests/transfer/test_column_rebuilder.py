@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckpt.base.errors import Aborted, Corrupt, NoSpace
+from ckpt.base.errors import Aborted, Corrupt, NoSpace, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
 from ckpt.base.units import MiB
 from ckpt.erasure.codec import Codec
@@ -219,6 +219,25 @@ def test_it_ends_while_a_target_stands_still(data: Columns, behaviour: Behaviour
         with pytest.raises(Aborted):
             rebuild(lost, lambda _size: None, check)
         made[0].thaw.set()
+        assert made[0].columns == {}
+
+
+def test_a_target_that_goes_with_a_column_that_it_took_is_not_dialed_again(data: Columns) -> None:
+    """What it took may be gone with it: the coordinator gives another place."""
+    ended = False
+
+    def check() -> None:
+        nonlocal ended
+        if not ended and made[0].fragment_count:
+            ended = True
+            made[0].end_sessions()
+
+    with holders(data, {2: "absent"}) as sources, targets(1, {0: Behaviour(no_seal=True)}) as made:
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {ColumnNumber(2): made[0].place(1)})
+        with pytest.raises(Unavailable):
+            rebuild(lost, lambda _size: None, check)
+        assert len(made[0].handler.opened_) == 1
         assert made[0].columns == {}
 
 
