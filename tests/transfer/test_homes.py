@@ -16,6 +16,7 @@ from ckpt.base.errors import Corrupt
 from ckpt.base.ids import (
     BootId,
     CheckpointId,
+    ColumnNumber,
     Generation,
     Home,
     LaunchNumber,
@@ -28,11 +29,12 @@ from ckpt.base.ids import (
 from ckpt.base.limits import PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import xxh3_128
+from ckpt.format.documents.moves import encode_moves, page_of
 from ckpt.format.documents.record import CommitRecord, encode_record
 from ckpt.format.index.document import Index
 from ckpt.format.index.pages import IndexBox, IndexPayload, IndexTensor, Location
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.format.messages.loading import AskMoves, Resolved, TargetAddress
+from ckpt.format.messages.loading import AskMoves, Resolved, TargetAddress, Whereabouts
 from ckpt.format.messages.reading import DocumentData, ReadDocument
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.format.table import Meaning
@@ -40,7 +42,7 @@ from ckpt.plan.reads import PayloadKey
 from ckpt.protocol.handshake import Identity
 from ckpt.testing.indexes import encode_index
 from ckpt.testing.network import Heard, RecordingHandler
-from ckpt.transfer.payload_finder import HomeUnreadable, PayloadFinder
+from ckpt.transfer.payload_finder import AskPage, HomeUnreadable, PayloadFinder
 from ckpt.transfer.payload_receiver import read_payloads
 from ckpt.transfer.read_job import PayloadDamaged, ReceiverOptions
 from ckpt.transfer.read_set import ReadSet
@@ -247,6 +249,46 @@ def test_bytes_behind_the_end_of_a_home_are_corrupt(here: Scene, start: int) -> 
         found = finder.find(key)
         with pytest.raises(Corrupt, match=r"run@1#1\.1 rank 0, which has 400000"):
             finder.job(found, landings)
+
+
+def moved_finder(here: Scene, where: Whereabouts, ask: AskPage = nothing_moved) -> PayloadFinder:
+    resolved = replace(here.resolved(OLD), moved=(where,))
+    return PayloadFinder(
+        resolved, here.records[NEW], ask, secret=SECRET, name="reader", timeout_s=10.0
+    )
+
+
+def test_a_column_that_has_moved_is_looked_for_where_it_is(here: Scene) -> None:
+    """Its page is asked for once; of a generation of which nothing has moved there is none."""
+    page, asked = page_of(Rank(0)), []
+
+    def ask(question: AskMoves) -> bytes:
+        asked.append(question)
+        return encode_moves(page, {(Rank(0), ColumnNumber(2)): LIBRARY})
+
+    with moved_finder(here, Whereabouts(OLD.generation, (page,)), ask) as finder:
+        old, again = (finder.find(PayloadKey(OLD.generation, Rank(0))) for _ in range(2))
+        new = finder.find(PayloadKey(None, Rank(0)))
+    listed = old.entry.columns
+    assert old.columns == again.columns == (*listed[:2], LIBRARY, *listed[3:])
+    assert new.columns == new.entry.columns
+    assert asked == [AskMoves(OLD, page)]
+
+
+def test_a_page_of_which_nothing_has_moved_is_not_asked_for(here: Scene) -> None:
+    with moved_finder(here, Whereabouts(OLD.generation, (page_of(Rank(0)) + 1,))) as finder:
+        found = finder.find(PayloadKey(OLD.generation, Rank(0)))
+    assert found.columns == found.entry.columns
+
+
+def test_an_index_that_has_moved_is_read_where_it_is(here: Scene) -> None:
+    where = Whereabouts(NEW.generation, indexes=(LIBRARY,))
+    resolved = replace(here.resolved(OLD), moved=(where,))
+    record = replace(here.records[NEW], index_targets=(TargetId("gone"),))
+    with PayloadFinder(
+        resolved, record, nothing_moved, secret=SECRET, name="reader", timeout_s=10.0
+    ) as finder:
+        assert finder.index.checkpoint == NEW
 
 
 @pytest.mark.parametrize("harm", ["damaged", "gone"])
