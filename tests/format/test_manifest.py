@@ -32,7 +32,8 @@ def test_a_manifest_comes_back_equal(manifest: RankManifest) -> None:
     assert found.payload == manifest.payload
     assert np.array_equal(found.fragment_crcs, manifest.fragment_crcs)
     # What is checked against it may lie with several readers.
-    assert not (found.fragment_crcs.flags.writeable or found.column_crcs.flags.writeable)
+    assert not found.fragment_crcs.flags.writeable
+    assert not found.column_crcs.flags.writeable
 
 
 @given(manifests(), positions, masks)
