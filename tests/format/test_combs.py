@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.format.combs import Comb, Run, gathered, size_of
+from ckpt.format.combs import Comb, Run, combs_of, gathered, ranges_of, size_of
 
 CONTENT = Random(7).randbytes(1000)
 BASE = 300
@@ -47,3 +48,13 @@ def test_they_lie_behind_each_other_in_memory_of_their_own(runs: list[Run]) -> N
 def test_nothing_is_copied_from_outside(run: Run) -> None:
     with pytest.raises(AssertionError):
         gathered(memoryview(CONTENT), BASE, [run])
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("after", [0, 1])
+def test_ranges_of_one_length_and_step_are_one_comb(before: int, after: int) -> None:
+    comb = [(100 + 10 * n, 104 + 10 * n) for n in range(50)]
+    ranges = [(0, 50)] * before + comb + [(700, 799)] * after
+    found = combs_of(np.array(ranges, np.int64))
+    assert found == ((0, 50),) * before + (Comb(100, 594, 10, 4),) + ((700, 799),) * after
+    assert ranges_of(found).tolist() == [list(each) for each in ranges]
