@@ -82,10 +82,19 @@ def start_daemon(
     """
     command = [sys.executable, *options, "-m", "ckptd.cli", *words]
     environ = os.environ if environment is None else environment
-    began = None if cold or within or before else _begun(command, environ, stderr)
-    return began or subprocess.Popen(
+    if not within and before is None:
+        return start_child(command, environ, stderr=stderr, cold=cold)
+    return subprocess.Popen(
         [*within, *command], stdout=subprocess.PIPE, stderr=stderr, env=environ, preexec_fn=before
     )
+
+
+def start_child(
+    command: Sequence[str], environ: Mapping[str, str], *, stderr: int, cold: bool = False
+) -> Child:
+    """`python OPTIONS -m MODULE ARGUMENT...`, its stdout a pipe to us; warm where it can be."""
+    began = None if cold else _begun(command, environ, stderr)
+    return began or subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environ)
 
 
 def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:

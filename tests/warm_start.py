@@ -52,6 +52,7 @@ IMPORTED = {
     "tests.e2e.rank_agent": (
         "ckpt_client.store", "ckpt_client.load.checkpoint", "tests.e2e.states", "tests.warm_start",
     ),
+    "tests.e2e.preempted_rank": ("ckpt_client.preemption.guard",),
 }  # fmt: skip
 """Module that is run -> what it imports when it is run."""
 INTERPRETERS = ("PYTHON", "LD_", "FAKETIME", "COVERAGE", "OPENBLAS", "OMP", "MALLOC")

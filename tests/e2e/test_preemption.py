@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,77 +14,69 @@ import ckpt
 from tests.e2e.cluster import Cluster, runs
 from tests.e2e.ranks import LAUNCHER_NAMES
 from tests.waiting import wait_until
+from tests.warm_child import start_child
+from tests.warm_start import WARM
 
 CLUSTER_OPTIONS = "targets=3&code=2+1"
 WAIT_S = 60.0
-TRAINER = """
-import os, signal, sys, threading
-import numpy as np
-import ckpt
-
-run, rank = sys.argv[1], int(os.environ["RANK"])
-every = int(os.environ.get("EVERY", 1_000_000))
-state = {"a": np.arange(1 << 18) + rank}
-work = threading.Event()
-with ckpt.open(launch=run) as store, store.preemption(run, grace_s=60.0) as guard:
-    for step in range(1_000_000):
-        last = guard.should_save(step)
-        state["a"][0] = step
-        if last or step % every == every - 1:
-            save = store.save(run, step, state)
-            if rank == 0 and "SIGNAL_AMID" in os.environ:
-                os.kill(os.getpid(), signal.SIGTERM)  # What was handed over is not committed yet.
-        if last:
-            save.wait()
-            print("saved", step, guard.step, guard.fits, flush=True)
-            break
-        if step == 20:
-            print("trains", flush=True)
-        work.wait(0.001 * (1 + rank))  # Ranks are at different steps.
-"""
+LOG_BYTES_MAX = 1 << 20
+TRAINER = "tests.e2e.preempted_rank"
 
 
 class Rank:
-    """One training process."""
+    """One training process, forked warm as its stager is; `cold`: as users start them."""
 
-    def __init__(self, cluster: Cluster, run: str, rank: int, size: int, **environ: str) -> None:
+    def __init__(
+        self, cluster: Cluster, run: str, rank: int, size: int, *, cold: bool, **environ: str
+    ) -> None:
         clean = {name: v for name, v in os.environ.items() if name not in LAUNCHER_NAMES}
         clean.update(CKPT_STORE=cluster.url, RANK=str(rank), WORLD_SIZE=str(size), **environ)
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", TRAINER, run],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean,
-        )
+        self._log = os.memfd_create("log")
+        self.process = start_child(
+            [sys.executable, "-W", "error", "-m", TRAINER, run],
+            clean | WARM.environment(), stderr=self._log, cold=cold,
+        )  # fmt: skip
 
     def wait_until_it_trains(self) -> None:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line == "trains\n", self.process.communicate()
+        assert self.process.stdout.readline() == b"trains\n", self.log
+
+    @property
+    def log(self) -> str:
+        """So far."""
+        return os.pread(self._log, LOG_BYTES_MAX, 0).decode()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def ended(self, code: int = 0) -> tuple[list[str], str]:
         """What it has said, and its log."""
-        out, err = self.process.communicate(timeout=WAIT_S)
-        assert self.process.returncode == code, err
-        return out.split(), err
+        assert self.process.stdout is not None
+        assert self.process.wait(WAIT_S) == code, self.log
+        return self.process.stdout.read().decode().split(), self.log
+
+    def close(self) -> None:
+        """It runs no longer."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        os.close(self._log)
 
 
 @contextmanager
-def training(cluster: Cluster, run: str, size: int, **environ: str) -> Iterator[list[Rank]]:
+def training(
+    cluster: Cluster, run: str, size: int, *, cold: bool = False, **environ: str
+) -> Iterator[list[Rank]]:
     """All ranks train."""
-    ranks = [Rank(cluster, run, rank, size, **environ) for rank in range(size)]
+    ranks = [Rank(cluster, run, rank, size, cold=cold, **environ) for rank in range(size)]
     try:
         for rank in ranks:
             rank.wait_until_it_trains()
         yield ranks
     finally:
         for rank in ranks:
-            rank.process.kill()
-            rank.process.communicate()
+            rank.close()
 
 
 def saved_together(ranks: Sequence[Rank]) -> tuple[int, list[str]]:
@@ -167,9 +158,8 @@ def test_while_the_coordinator_is_out_of_reach_the_training_goes_on_and_the_log_
     with training(cluster, "away", 2) as ranks:
         with cluster.stopped(cluster.coordinator_pid):
             ranks[0].signal(signal.SIGTERM)
-            assert ranks[0].process.stderr is not None
-            line = ranks[0].process.stderr.readline()
-            assert "the coordinator is out of reach; they will when it answers" in line
+            why = "the coordinator is out of reach; they will when it answers"
+            wait_until(lambda: why in ranks[0].log, "it says why it goes on", WAIT_S)
             assert ranks[0].process.poll() is None
         step, _ = saved_together(ranks)
     assert store.latest("away") == step
@@ -190,7 +180,7 @@ def test_a_sigusr1_to_every_process_of_the_job_leaves_its_cluster_alone(
 
 
 def test_ctrl_c_ends_a_rank_as_ever(cluster: Cluster) -> None:
-    with training(cluster, "ctrl-c", 1) as (rank,):
+    with training(cluster, "ctrl-c", 1, cold=True) as (rank,):
         rank.signal(signal.SIGINT)
         _, err = rank.ended(-signal.SIGINT)
         assert "KeyboardInterrupt" in err
