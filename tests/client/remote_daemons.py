@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tests.client.clikit import Ended, environment, run
 from tests.waiting import ASKED_S, wait_until
+from tests.warm_child import Child, start_daemon
 
 RUN_NAME = "llama/7b"
 PATIENCE_S = 60.0
@@ -29,10 +30,11 @@ class Remote:
         secret.chmod(0o600)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environ = environment(CKPT_SECRET_FILE=str(secret), PATH=path)
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: list[Child] = []
         ready = self.start(
             f"ckptd coordinator --directory {folder}/c --listen 127.0.0.1:0 --code 1+1"
-            " --http 127.0.0.1:0"
+            " --http 127.0.0.1:0",
+            cold=False,
         )
         address = re.search(r'"address": "([^"]+)"', ready)
         assert address is not None
@@ -40,23 +42,29 @@ class Remote:
         for id in ("n1", "n2"):
             self.start(
                 f"ckptd target --id {id} --directory {folder}/{id} --coordinator {address[1]}"
-                f" --domain p/r/{id}/d"
+                f" --domain p/r/{id}/d",
+                cold=False,
             )
         script = f"import ckpt; ckpt.save({RUN_NAME!r}, 1, {{'w': 1.5}}).wait(60)"
         subprocess.run([sys.executable, "-c", script], env=self.environ, check=True, timeout=120)
 
-    def start(self, line: str) -> str:
-        """Run a daemon; its ready line."""
+    def start(self, line: str, *, cold: bool = True) -> str:
+        """Run a daemon; its ready line. One that need not be started as people do is forked warm."""
         with (self._folder / f"daemon-{len(self._daemons)}.log").open("wb") as log:
-            daemon = subprocess.Popen(
-                shlex.split(line), env=self.environ, stdout=subprocess.PIPE, stderr=log,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            daemon = (self._by_its_command if cold else self._warm)(shlex.split(line), log)
         self._daemons.append(daemon)
         assert daemon.stdout is not None
         ready = daemon.stdout.readline().decode()
         assert ready.startswith("{"), line
         return ready
+
+    def _by_its_command(self, words: list[str], log: BinaryIO) -> Child:
+        return subprocess.Popen(
+            words, env=self.environ, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL
+        )
+
+    def _warm(self, words: list[str], log: BinaryIO) -> Child:
+        return start_daemon(words[1:], stderr=log.fileno(), environment=self.environ)
 
     def end_target(self) -> None:
         self._daemons[-1].kill()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from ckpt_client.cli.upkeep.init import DAEMONS
-from tests.client.clikit import COMMAND, environment, run
+from tests.client.clikit import environment, run
+from tests.warm_child import start_daemon
+
+WAIT_S = 60.0
 
 
 def in_force(daemon: str, *words: object) -> dict[str, object]:
     """The options that `ckptd DAEMON` starts with."""
-    ckptd = COMMAND.with_name("ckptd")
-    line = [ckptd, daemon, *map(str, words), "--print-config"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment())
-    found: dict[str, object] = json.loads(done.stdout)
+    line = [daemon, *map(str, words), "--print-config"]
+    ckptd = start_daemon(line, stderr=2, environment=environment())
+    assert ckptd.stdout is not None
+    with ckptd.stdout:
+        found: dict[str, object] = json.load(ckptd.stdout)
+    assert ckptd.wait(WAIT_S) == 0
     return found
 
 
