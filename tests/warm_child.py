@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from tests.warm_start import WARM
@@ -95,6 +96,12 @@ def start_child(
     """`python OPTIONS -m MODULE ARGUMENT...`, its stdout a pipe to us; warm where it can be."""
     began = None if cold else _begun(command, environ, stderr)
     return began or subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environ)
+
+
+def start_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> Child:
+    """`python -W error FILE ARGUMENT...`, its stdout a pipe to us, its stderr ours."""
+    command = [sys.executable, "-W", "error", "-m", "tests.warm_script", str(file), *arguments]
+    return start_child(command, {**environment, **WARM.environment()}, stderr=2)
 
 
 def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:

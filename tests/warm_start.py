@@ -53,6 +53,7 @@ IMPORTED = {
         "ckpt_client.store", "ckpt_client.load.checkpoint", "tests.e2e.states", "tests.warm_start",
     ),
     "tests.e2e.preempted_rank": ("ckpt_client.preemption.guard",),
+    "tests.warm_script": ("ckpt_client.store",),
 }  # fmt: skip
 """Module that is run -> what it imports when it is run."""
 INTERPRETERS = ("PYTHON", "LD_", "FAKETIME", "COVERAGE", "OPENBLAS", "OMP", "MALLOC")

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import TensorIndex
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
+from tests.warm_child import start_script
 
 RANKS = 4
 TIMEOUT_S = 60.0
@@ -219,12 +219,17 @@ signal.pause()
 """
 
 
-def test_a_trainer_killed_after_save_has_returned_does_not_stop_the_save(url: str) -> None:
-    command = [sys.executable, "-c", _TRAINER, url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "staged\n"
+def test_a_trainer_killed_after_save_has_returned_does_not_stop_the_save(
+    url: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(_TRAINER)
+    trainer = start_script(script, url, environment=os.environ)
+    assert trainer.stdout is not None
+    with trainer.stdout:
+        assert trainer.stdout.readline() == b"staged\n"
         trainer.kill()
+        assert trainer.wait(TIMEOUT_S) == -signal.SIGKILL
     with ckpt.open(url) as store:
         wait_until(lambda: store.latest("orphan") == 7, "the orphan's commit", TIMEOUT_S)
 
@@ -352,18 +357,21 @@ def test_an_option_that_contradicts_the_directory_names_both(url: str) -> None:
 
 
 def test_many_opens_at_once_start_one_supervisor(tmp_path: Path) -> None:
-    script = "import sys, ckpt\nwith ckpt.open(sys.argv[1]) as s: print(s._control.cluster)"
-    url = f"ckpt+local://{tmp_path}?targets=2"
-
-    def open_once(_: int) -> str:
-        command = [sys.executable, "-c", script, url]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    with ThreadPoolExecutor(4) as pool:
-        clusters = set(pool.map(open_once, range(4)))
-    stop(tmp_path)
+    script = tmp_path / "opener.py"
+    script.write_text(
+        "import sys, ckpt\nwith ckpt.open(sys.argv[1]) as s: print(s._control.cluster)"
+    )
+    url = f"ckpt+local://{tmp_path}/burst?targets=2"
+    openers = [start_script(script, url, environment=os.environ) for _ in range(4)]
+    clusters = set()
+    for opener in openers:
+        assert opener.stdout is not None
+        with opener.stdout:
+            clusters.add(opener.stdout.read())
+        assert opener.wait(TIMEOUT_S) == 0
+    stop(tmp_path / "burst")
     assert len(clusters) == 1
-    log = (tmp_path / "logs" / "supervisor.log").read_text()
+    log = (tmp_path / "burst" / "logs" / "supervisor.log").read_text()
     assert log.count('"child": "coordinator"') == 1
 
 
