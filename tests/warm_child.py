@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 from tests.warm_start import WARM
 
 STATUS_BYTES_MAX: Final = 64
+RUN_TIMEOUT_S: Final = 120.0
 
 
 class WarmChild:
@@ -102,6 +103,14 @@ def start_script(file: Path, *arguments: str, environment: Mapping[str, str]) ->
     """`python -W error FILE ARGUMENT...`, its stdout a pipe to us, its stderr ours."""
     command = [sys.executable, "-W", "error", "-m", "tests.warm_script", str(file), *arguments]
     return start_child(command, {**environment, **WARM.environment()}, stderr=2)
+
+
+def run_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> int:
+    """The same to its end: its exit status, -N when signal N ended it. It says little."""
+    child = start_script(file, *arguments, environment=environment)
+    assert child.stdout is not None
+    with child.stdout:
+        return child.wait(RUN_TIMEOUT_S)
 
 
 def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:

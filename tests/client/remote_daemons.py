@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from tests.client.clikit import Ended, environment, run
 from tests.waiting import ASKED_S, wait_until
-from tests.warm_child import Child, start_daemon
+from tests.warm_child import Child, run_script, start_daemon
 
 RUN_NAME = "llama/7b"
 PATIENCE_S = 60.0
@@ -45,8 +45,9 @@ class Remote:
                 f" --domain p/r/{id}/d",
                 cold=False,
             )
-        script = f"import ckpt; ckpt.save({RUN_NAME!r}, 1, {{'w': 1.5}}).wait(60)"
-        subprocess.run([sys.executable, "-c", script], env=self.environ, check=True, timeout=120)
+        script = folder / "trainer.py"
+        script.write_text(f"import ckpt; ckpt.save({RUN_NAME!r}, 1, {{'w': 1.5}}).wait(60)")
+        assert run_script(script, environment=self.environ) == 0
 
     def start(self, line: str, *, cold: bool = True) -> str:
         """Run a daemon; its ready line. One that need not be started as people do is forked warm."""

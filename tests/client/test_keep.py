@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from ckpt_client.save.metrics import given_metrics
 from ckpt_client.store import Store
 from tests.client.clikit import run
 from tests.waiting import wait_until
+from tests.warm_child import run_script
 
 RUN = "toy/run"
 
@@ -225,8 +225,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_metrics_outlive_the_trainer_and_the_catalog(
     store: Store, url: str, tmp_path: Path
 ) -> None:
-    died = subprocess.run([sys.executable, "-c", DYING, url], timeout=60, check=False)
-    assert died.returncode == -signal.SIGKILL
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    assert run_script(script, url, environment=os.environ) == -signal.SIGKILL
     wait_until(lambda: bool(store.steps(RUN)), "its stager has committed it")
     store.close()
     directory = tmp_path / "burst"

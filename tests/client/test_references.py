@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import ckpt
 from ckpt.base.units import KiB, MiB
 from tests.client.test_end_to_end import directory_of, stop
 from tests.waiting import wait_until
+from tests.warm_child import run_script
 
 TIMEOUT_S = 60.0
 RANKS = 2
@@ -216,12 +215,12 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_trainer_that_is_killed_behind_save_does_not_stop_a_save_that_refers(url: str) -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", _TRAINER, url, "killed"], cwd=root, check=False, timeout=TIMEOUT_S
-    )
-    assert done.returncode == -9
+def test_a_trainer_that_is_killed_behind_save_does_not_stop_a_save_that_refers(
+    url: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(_TRAINER)
+    assert run_script(script, url, "killed", environment=os.environ) == -9
     base = frozen()
     base["first"][7] ^= 1
     with ckpt.open(url) as store:
