@@ -50,7 +50,7 @@ class Remote:
         assert run_script(script, environment=self.environ) == 0
 
     def start(self, line: str, *, cold: bool = True) -> str:
-        """Run a daemon; its ready line. One that need not be started as people do is forked warm."""
+        """Run a daemon; its ready line. `cold`: as people start it, not forked warm."""
         with (self._folder / f"daemon-{len(self._daemons)}.log").open("wb") as log:
             daemon = (self._by_its_command if cold else self._warm)(shlex.split(line), log)
         self._daemons.append(daemon)
