@@ -3,7 +3,7 @@ ask for it.
 
 Cold it spends a quarter to half a second of CPU on imports, and a cluster of many hosts has nine.
 Daemons start as users start them in tests/client/test_operations.py, in
-tests/ckptd/test_coordinator.py and in tests/wheel.
+tests/ckptd/test_coordinator.py, in tests/wheel and, of ckptbench's clusters, in tests/bench_e2e.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
+from ckpt_client.local import children
 from tests.warm_start import WARM
 
 STATUS_BYTES_MAX: Final = 64
@@ -28,6 +29,10 @@ class WarmChild:
     """A process that a relay of the server's awaits for me. Its id stays its own until I have heard
     how it ended.
     """
+
+    # Neither is a pipe.
+    stdin = None
+    stderr = None
 
     def __init__(self, pid: int, relay: socket.socket, stdout: BinaryIO) -> None:
         self.pid = pid
@@ -111,6 +116,14 @@ def run_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> i
     assert child.stdout is not None
     with child.stdout:
         return child.wait(RUN_TIMEOUT_S)
+
+
+def start_bench_daemon(
+    words: Sequence[str], *, environment: Mapping[str, str], stderr: IO[bytes]
+) -> Child:
+    """I stand in the place of `children.start_child`, by which ckptbench starts a cluster's daemons."""
+    began = _begun([sys.executable, "-P", *words], environment, stderr.fileno())
+    return began or children.start_child(words, environment=environment, stderr=stderr)
 
 
 def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:

@@ -9,8 +9,8 @@ signals; its module runs from the first line, as `__main__`, to its end. What wa
 was forked is not taken apart then.
 
 Cold are: whatever tests start as a command (`ckpt`, `ckptd`, scripts, and what these start) but by
-`tests.warm_child.start_daemon`, and what is to run in another interpreter, whose own variables
-differ (PYTHONPATH, LD_PRELOAD).
+tests/warm_child.py, and what is to run in another interpreter, whose own variables differ
+(PYTHONPATH, LD_PRELOAD).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ IMPORTED = {
     ),
     "tests.e2e.preempted_rank": ("ckpt_client.preemption.guard",),
     "tests.warm_script": ("ckpt_client.store",),
+    "ckptbench.bench_target": ("ckptd.target.daemon",),
 }  # fmt: skip
 """Module that is run -> what it imports when it is run."""
 INTERPRETERS = ("PYTHON", "LD_", "FAKETIME", "COVERAGE", "OPENBLAS", "OMP", "MALLOC")
@@ -216,9 +217,10 @@ class WarmStart:
         """A process with that command line that we await: its pid, and through what. None where it
         is to run in another interpreter.
         """
-        if _interpreters(environ) != _interpreters(os.environ):
+        ours = _interpreters(child_environment())
+        if _interpreters(environ) not in (_interpreters(os.environ), ours):
             return None
-        own = {**environ, **_interpreters(child_environment())}
+        own = {**environ, **ours}
         order = Order([*words], own, [], [], os.getcwd(), *_own(), is_awaited=True)
         if not self._serves(order):
             return None
