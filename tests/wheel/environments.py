@@ -39,6 +39,12 @@ class Environment:
         """The path of a command that an installation put there."""
         return self.folder / "bin" / name
 
+    @property
+    def packages(self) -> Path:
+        """Where its packages lie."""
+        (found,) = self.folder.glob("lib/python3*/site-packages")
+        return found
+
     def run(self, name: str, *words: object, **environ: str) -> Ended:
         """A command of it, to its end."""
         done = subprocess.run(
@@ -72,6 +78,15 @@ class Environments:
         return Environment(folder)
 
 
+def beside(other: Environment, folder: Path, python: Path, wheel: Path) -> Environment:
+    """One that has the wheel alone, and finds what that requires in the other one's packages."""
+    _install(folder, python, "--no-deps", str(wheel))
+    made = Environment(folder)
+    # Whatever is in both is found in its own.
+    (made.packages / "beside.pth").write_text(f"{other.packages}\n")
+    return made
+
+
 def once(place: Path, make: Callable[[], object]) -> None:
     """What makes `place`, by whichever worker of a run comes first; the others wait for it."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -83,15 +98,15 @@ def once(place: Path, make: Callable[[], object]) -> None:
             made.touch()
 
 
-def _install(folder: Path, python: Path, requirement: str) -> None:
-    """A new venv that has `requirement`, and what that requires."""
+def _install(folder: Path, python: Path, *words: str) -> None:
+    """A new venv that has what `pip install WORDS` installs."""
     # It needs no pip of its own, which takes longer to make than the rest: ours serves it.
     bare = [python, "-m", "venv", "--without-pip", folder]
     subprocess.run(bare, check=True, timeout=_INSTALL_TIMEOUT_S)
     inside = Environment(folder).python
     pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
     # Of what comes along, tests import a part, and that is compiled when they do.
-    line = [*pip, "install", "--quiet", "--no-compile", requirement]
+    line = [*pip, "install", "--quiet", "--no-compile", *words]
     subprocess.run(line, check=True, timeout=_INSTALL_TIMEOUT_S)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.landing import in_turn
 from tests.unpacking import unpack
-from tests.wheel.environments import BUILD, Environments, once
+from tests.wheel.environments import BUILD, Environment, beside, once
 
 LIBRARY = "ckpt/native/libckpt.so.1"
 TIMEOUT_S = 100.0
@@ -72,9 +72,10 @@ def without_a_compiler(built_files: tuple[Path, Path], meeting: Path) -> Path:
 
 
 def test_a_machine_without_a_compiler_builds_one_that_works(
-    without_a_compiler: Path, tmp_path: Path, python: Path
+    without_a_compiler: Path, tmp_path: Path, python: Path, base: Environment
 ) -> None:
-    made = Environments(tmp_path / "environments", wheel=without_a_compiler).of(python)
+    made = beside(base, tmp_path / "environment", python, without_a_compiler)
+    assert made.script("import ckpt; print(ckpt.__file__)").out.startswith(f"{made.folder}/")
     said = made.run("ckpt", "--version")
     assert re.fullmatch(r"ckpt [\d.]+ \(clang [^,]+, \w+\)\n", said.out), said
     asked = made.script(
