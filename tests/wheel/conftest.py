@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.landing import in_turn
 from tests.wheel.environments import VERSIONS, Environment, Environments, built, interpreter
 
 
@@ -31,8 +32,17 @@ def environments(built_files: tuple[Path, Path], meeting: Path) -> Environments:
 
 @pytest.fixture(params=VERSIONS)
 def python(request: pytest.FixtureRequest) -> Path:
-    """Each Python in turn; those that are not here are skipped, by name."""
-    version: str = request.param
+    """Each Python; those that are not here are skipped, by name."""
+    return _python(request.param)
+
+
+@pytest.fixture(params=in_turn(VERSIONS, every=2))
+def python_in_turn(request: pytest.FixtureRequest) -> Path:
+    """Every other Python, the others at the next landing: for what is said alike under all."""
+    return _python(request.param)
+
+
+def _python(version: str) -> Path:
     found = interpreter(version)
     if found is None:
         pytest.skip(f"Python {version} is not here: put python{version} on the path")
@@ -49,3 +59,15 @@ def base(python: Path, environments: Environments) -> Environment:
 def server(python: Path, environments: Environments) -> Environment:
     """`pip install 'ckpt-burst[server]'`."""
     return environments.of(python, extra="server")
+
+
+@pytest.fixture
+def base_in_turn(python_in_turn: Path, environments: Environments) -> Environment:
+    """As `base`."""
+    return environments.of(python_in_turn)
+
+
+@pytest.fixture
+def server_in_turn(python_in_turn: Path, environments: Environments) -> Environment:
+    """As `server`."""
+    return environments.of(python_in_turn, extra="server")

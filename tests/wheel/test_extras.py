@@ -46,36 +46,38 @@ def test_an_installation_of_the_base_is_small(base: Environment) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_is_told_which_extra_it_needs(
-    base: Environment, script: str, tmp_path: Path
+    base_in_turn: Environment, script: str, tmp_path: Path
 ) -> None:
-    ended = base.script(f"import sys\n{script}", tmp_path / "cluster")
+    ended = base_in_turn.script(f"import sys\n{script}", tmp_path / "cluster")
     assert ended.code == 1
     assert wanted(SCRIPTS[script]) in ended.err
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_command_is_told_which_extra_it_needs(
-    base: Environment, words: tuple[str, ...], tmp_path: Path
+    base_in_turn: Environment, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "dcp").mkdir()
     command, *rest = (word.format(tmp_path) for word in words)
-    ended = base.run(command, *rest, CKPT_STORE=f"ckpt+local://{tmp_path}/cluster")
+    ended = base_in_turn.run(command, *rest, CKPT_STORE=f"ckpt+local://{tmp_path}/cluster")
     assert ended.code == 2
     assert wanted(COMMANDS[words]) in ended.err
     assert "Traceback" not in ended.err
     assert ended.out == "", "it is told before anything is done"
 
 
-def test_json_says_it_as_well(base: Environment, tmp_path: Path) -> None:
-    ended = base.run("ckptd", "local", tmp_path / "cluster", "--json")
+def test_json_says_it_as_well(base_in_turn: Environment, tmp_path: Path) -> None:
+    ended = base_in_turn.run("ckptd", "local", tmp_path / "cluster", "--json")
     assert ended.error()["hint"] == wanted("server")
 
 
-def test_a_package_that_is_missing_can_be_caught_as_an_import_error(base: Environment) -> None:
+def test_a_package_that_is_missing_can_be_caught_as_an_import_error(
+    base_in_turn: Environment,
+) -> None:
     script = """
 try:
     import ckpt_jax
 except ImportError as error:
     print(error.hint)
 """
-    assert base.script(script).out.strip() == wanted("jax")
+    assert base_in_turn.script(script).out.strip() == wanted("jax")

@@ -112,10 +112,10 @@ def test_a_script_saves_and_loads_with_the_base(base: Environment, directory: Pa
     ids=" ".join,
 )
 def test_every_program_that_is_installed_says_what_it_is_for(
-    server: Environment, words: tuple[str, str]
+    server_in_turn: Environment, words: tuple[str, str]
 ) -> None:
     command, program = words
-    ended = server.run(command, program, "--help")
+    ended = server_in_turn.run(command, program, "--help")
     assert (ended.code, ended.err) == (0, "")
     assert f"{command} {program}" in ended.out
     assert "example" in ended.out
