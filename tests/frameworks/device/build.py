@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 FOLDER: Final = Path(__file__).parent
-UNITS: Final = ("streams", "memory", "torch_side", "kernels")
+UNITS: Final = ("streams", "memory", "tensors")
 TORCH: Final = Path(torch.__file__).parent
 COMPILE: Final = (
     "-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter",
@@ -56,7 +56,7 @@ def _key(cxx: str) -> str:
 
 
 def _compile(cxx: str, library: Path) -> None:
-    """Half a minute; the library has its name only when it is whole."""
+    """A quarter of a minute; the library has its name only when it is whole."""
     objects = [library.with_name(f"{unit}.o") for unit in UNITS]
 
     def compile_one(unit: str) -> None:
