@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from ckpt.format.messages.asking import ReplaceTarget, TargetReplaced
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.reading import DocumentKind
+from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.coordinator.cluster.claims import CLAIM_US
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
+from ckpt.protocol.coordinator.repairing.tasks import NO_ROOM_REST_US
 from tests.protocol.coordinated_target import FakeTarget
 from tests.protocol.coordinating import SECOND_US, Bench
-from tests.protocol.test_coordinator_repairing import Worker, holders, missing, rot
+from tests.protocol.test_coordinator_repairing import NOTHING, Worker, holders, missing, rot
 from tests.protocol.test_coordinator_respreading import having, saved, wipe
 
 LOOK_S = LOOK_US / SECOND_US
@@ -61,6 +63,20 @@ def test_who_is_replaced_is_about_to_come_until_its_columns_are_due() -> None:
     worker.end()
     bench.tick(2 * LOOK_S)
     assert (missing(bench, id), soon(bench)) == (0, "")
+
+
+def test_what_found_no_place_is_due_all_the_time() -> None:
+    """Once it had rested it was in no queue for some seconds, and `ckpt repair --wait` ended."""
+    bench, id = saved()
+    for target in bench.targets.values():
+        target.refuses[Reserve] = Failed("no_space", "the device is full")
+    wipe(bench, holders(bench, id)[1])
+    worker = Worker(bench)
+    for _ in range(round(2 * (NO_ROOM_REST_US / SECOND_US + LOOK_S))):
+        assert worker.lease() == NOTHING
+        bench.tick(0.5)
+        view: Any = bench.ask("repair")
+        assert view["payloads_due"] == 1
 
 
 def test_a_directory_that_does_not_come_is_not_expected_for_long() -> None:

@@ -70,9 +70,7 @@ LOOK_AGAIN_US: Final = US_PER_S
 REST_US: Final = 10 * US_PER_S
 """How long a payload rests that could not be made again."""
 NO_ROOM_REST_US: Final = 60 * US_PER_S
-"""How long a payload rests that found no place; after many of these, those that come next get their
-turn.
-"""
+"""And one that found no place; after many of these, those that come next get their turn."""
 TRIES_MAX: Final = 32
 """Payloads for which one question looks for places."""
 NOTHING: Final = RepairLeased()
@@ -137,7 +135,7 @@ class Repairs:
         #: news.
         self._queue: list[LackingPayload] = []
         #: All of it, also what was taken from the queue since.
-        self._due: list[LackingPayload] = []
+        self._due: dict[PayloadId, LackingPayload] = {}
         self._looked = (-LOOK_US, -1)
         self.skipped: dict[CheckpointId, str] = {}
         """What was due at the last look and is left alone, and why."""
@@ -184,8 +182,8 @@ class Repairs:
 
     def bytes_left(self) -> float:
         """Bytes of columns that are due and not made yet."""
-        waiting = sum(map(self._bytes_of, self.waiting()))
-        return waiting + sum(task.bytes_left for task in self.in_hand())
+        in_hand = sum(task.bytes_left for task in self.in_hand())
+        return in_hand + sum(map(self._bytes_of, self.waiting()))
 
     def _bytes_of(self, one: LackingPayload) -> int:
         checkpoint = self._checkpoints.get(one.payload.checkpoint)
@@ -226,11 +224,14 @@ class Repairs:
                 self._end(task, f"target {gone} has left", nobody)
 
     def _cut_rests(self) -> None:
-        """Where the map is another one, there may be a place now."""
+        """Where the map is another one, there may be a place now. What has rested is due."""
         now, seen, self._rested = self._desk.now_us, self._rested, self._members.version
         last_us = now + REST_US if self._rested != seen else now + NO_ROOM_REST_US
         rests = {id: min(due_us, last_us) for id, due_us in self._rests.items()}
         self._rests = {id: due_us for id, due_us in rests.items() if due_us > now}
+        rested = [id for id in rests if id not in self._rests]
+        # After all others, until the next look.
+        self._queue[:0] = [self._due[id] for id in rested if id in self._due]
 
     def _noted(self, session: Session, request: int, counted: int) -> None:
         self._desk.send(session, request, RepairNoted(counted))
@@ -274,9 +275,7 @@ class Repairs:
         """
         self._look()
         open_ones = {one.payload for one in self._queue} | self._rests.keys()
-        return [
-            one for one in self._due if one.payload in open_ones and one.payload not in self.tasks
-        ]
+        return [one for id, one in self._due.items() if id in open_ones and id not in self.tasks]
 
     @property
     def is_settled(self) -> bool:
@@ -295,10 +294,9 @@ class Repairs:
             )
             for id in self.skipped:
                 self._checkpoints.moving.forget(id)
-            self._due, self._queue = queue, queue[::-1]
-            due = {one.payload for one in queue}
+            self._due, self._queue = {one.payload: one for one in queue}, queue[::-1]
             problems = self.counts.problems
-            self.counts.problems = {id: why for id, why in problems.items() if id in due}
+            self.counts.problems = {id: why for id, why in problems.items() if id in self._due}
 
     def _is_in_hand(self, payload: PayloadId) -> bool:
         """Or was lately, or what was made is about to be named."""
@@ -368,8 +366,8 @@ class Repairs:
         """Of what was due at the last look, for what nobody has in hand."""
         waits = [
             one
-            for one in self._due
-            if one.payload not in self.tasks and not self._adopter.is_moving(one.payload)
+            for id, one in self._due.items()
+            if id not in self.tasks and not self._adopter.is_moving(id)
         ]
         rate = expected_bytes_per_s(
             self.ruling.limits, self.rate.bytes_per_s, self._members.live_count, k
@@ -440,9 +438,8 @@ class Repairs:
         answered(Attested(()), b"")
 
     def _is_of(self, task: RepairTask, proof: ColumnProof) -> bool:
-        column = proof.column
-        place = task.places.get(column.column)
-        if column.payload != task.payload or place is None:
+        place = task.places.get(proof.column.column)
+        if proof.column.payload != task.payload or place is None:
             return False
         return (place.target, place.boot) == (proof.target, proof.boot)
 
