@@ -195,3 +195,13 @@ def test_of_an_earlier_versions_note_a_pass_that_is_over_counts() -> None:
     assert whole_since(is_running=True) == 0, "when the one before began is not known"
     assert whole_since(whole_since_s=60, is_running=True) == 60
     assert whole_since_of(ScrubNote(pass_began_s=70)) == 0
+
+
+def test_a_target_that_did_not_run_when_a_file_was_due_says_so() -> None:
+    world = stored(columns())
+    run_for(world, FIRST_S)
+    assert not [each for each in world.reports if each.text == "scrub is late"]
+    then = again(world, later_s=2 * PERIOD_S)
+    run_for(then, 1)
+    (late,) = [each for each in then.reports if each.text == "scrub is late"]
+    assert dict(late.fields)["why"] == "this process did not run when that was due"

@@ -113,7 +113,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         OK_CODE,
         means="rot would be found late; nothing else is wrong",
         cause="a target should have read a file by now: its share of the device's time is too"
-        " small for what it keeps, or columns are written and read all the time",
+        " small for what it keeps, columns are written and read all the time, or its process did"
+        " not run when that was due; its log says which",
         mend="`ckpt scrub ID` while nobody saves or loads; if that is too slow, give the target"
         " more of its device's time, or a longer period (`scrub_percent` and `scrub_period_s` of"
         " `ckptd target`)",

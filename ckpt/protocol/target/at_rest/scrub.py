@@ -95,6 +95,8 @@ class Scrub:
         self._noted_us = 0
         self._is_changed = self._is_urgent = False
         self._was_late = False
+        #: When this process began.
+        self._born_us = 0
         core.on_stored, core.on_gone = self._stored, self._gone
         core.on_suspect = self._suspected
         core.is_rotten = lambda entry: entry.file in self._rot
@@ -106,7 +108,7 @@ class Scrub:
         """Before the files of the directory are taken over; `loaded` follows."""
         now_us = self._core.now_us
         self._epoch_us = 0 if wall_us is None else wall_us - now_us
-        self._noted_us = now_us
+        self._noted_us = self._born_us = now_us
         self._known, self._has_note = {}, note is not None
         if note is None:
             return
@@ -321,11 +323,15 @@ class Scrub:
         counters.scrub_ended_timestamp_seconds = self._wall_s(self._times.ended_us)
 
     def _look_whether_late(self) -> None:
-        late_s = self._times.late_us(self._core.now_us) // US_PER_S
+        now_us = self._core.now_us
+        late_us = self._times.late_us(now_us)
+        late_s = late_us // US_PER_S
         self._core.counters.scrub_late_seconds = late_s
         if late_s and not self._was_late:
             period_s = (self._core.limits.scrub_period_us or 0) // US_PER_S
             why = "others use the device" if self.is_aside else "its share of the device is small"
+            if now_us - late_us < self._born_us:
+                why = "this process did not run when that was due"
             self._core.report("warning", "scrub is late", late_s=late_s, period_s=period_s, why=why)
         self._was_late = late_s > 0
 
