@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +36,15 @@ class Moments(NamedTuple):
 
     count: jax.Array
     mu: dict[str, jax.Array]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["depth"])
+@dataclass
+class Net:
+    """A module with a static field."""
+
+    weight: jax.Array
+    depth: int
 
 
 def mesh(*shape: int) -> Mesh:
@@ -164,6 +175,20 @@ def test_weak_types_and_scalars_of_numpy_come_back_as_such(cluster: str) -> None
             assert (here.weak_type, here.committed) == (there.weak_type, there.committed), name
     assert loaded["row"].sharding == weak.sharding
     assert (loaded["rate"] * jnp.bfloat16(1)).dtype == jnp.bfloat16
+
+
+def test_static_fields_are_those_of_like_as_under_orbax(cluster: str, tmp_path: Path) -> None:
+    """docs/frameworks.md says so: what is not among a node's parts has no name to be stored by."""
+    saved, like = Net(jnp.ones(2), 3), Net(jnp.zeros(2), 7)
+    with ckpt.open(cluster) as store:
+        ckpt_jax.save(store, "jax/static", 1, saved).wait(60)
+        found = ckpt_jax.load(store, "jax/static", 1, like)
+    with ocp.StandardCheckpointer() as orbax:
+        orbax.save(tmp_path / "orbax", saved)
+        orbax.wait_until_finished()
+        other = orbax.restore(tmp_path / "orbax", like)
+    for net in (found, other):
+        assert (bits(net.weight), net.depth) == (bits(saved.weight), like.depth)
 
 
 def test_what_cannot_be_stored_is_refused_by_path(cluster: str) -> None:
