@@ -19,6 +19,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import Refused
 from ckpt_client.cli.exits import MEANINGS, ExitCode
+from ckpt_client.cli.given import given_seconds
 from ckpt_client.cli.main import VERBS, main
 from ckpt_client.cli.output import Output
 from tests.client.clikit import environment, run, run_installed, start
@@ -109,6 +110,13 @@ def test_help_loads_no_command_and_no_third_party_module_but_msgspec() -> None:
     assert done.stderr.strip() == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("0.5", 0.5), ("90s", 90), ("2min", 120), ("7d", 604_800)]
+)
+def test_a_time_may_have_a_unit(text: str, seconds: float) -> None:
+    assert given_seconds(text) == seconds
+
+
 def test_nothing_said_is_wrong_usage() -> None:
     ended = run_installed()
     assert (ended.code, ended.out) == (2, "")
@@ -126,6 +134,12 @@ def test_nothing_said_is_wrong_usage() -> None:
         (["rm", "run"], "'run' is not of the form RUN@STEP"),
         (["show", "run@-1"], "name '-1' would be read as a step"),
         (["ls", "--timeout", "soon"], "argument --timeout: 'soon' is not a number of seconds"),
+        (
+            ["ls", "--timeout", "0"],
+            "argument --timeout: '0' is not a number of seconds to wait for",
+        ),
+        (["gc", "--older-than=-1"], "argument --older-than: '-1' is not a number of seconds"),
+        (["gc", "--older-than", "nan"], "argument --older-than: 'nan' is not a number of seconds"),
         (["ls"], "no store is named"),
         (["ls", "a@b"], "run name 'a@b' has an '@', which separates RUN@STEP"),
         (["ls", "--store", "disk"], "store 'disk' is not of the form"),

@@ -32,7 +32,7 @@ _HEAD: Final = """# Commands and options
 
 For whoever looks up a command or an option: what each is for, in the words of its `--help`.
 
-Every `ckpt` command takes `--store URL` (or `$CKPT_STORE`), `--timeout SECONDS`, `--json` and
+Every `ckpt` command takes `--store URL` (or `$CKPT_STORE`), `--timeout TIME`, `--json` and
 `--debug`. Every option of a daemon is also a key of its TOML file (`--config FILE`) and a variable,
 `CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is in force, and
 `--print-toml` (or `ckpt init`) prints a file with every key to start from.

@@ -21,6 +21,7 @@ from ckpt.aio.inherited import UNREAD, forget_output, write_any_letter
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.near import did_you_mean, hint_of
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
+from ckpt_client.cli.given import given_seconds
 from ckpt_client.cli.output import Output, show_error
 
 VERBS: Final = {
@@ -330,9 +331,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     common.add_argument(
         "--timeout",
         type=_seconds,
-        metavar="SECONDS",
+        metavar="TIME",
         default=suppress_default,
-        help=f"how long to wait for an answer [{TIMEOUT_S:g}]",
+        help=f"how long to wait for an answer: 90, 2min [{TIMEOUT_S:g}s]",
     )
     common.add_argument(
         "--debug", action="store_true", default=suppress_default, help="tracebacks with errors"
@@ -340,12 +341,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = given_seconds(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds to wait for")
     return value
 
 

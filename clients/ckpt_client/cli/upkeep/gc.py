@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import check_run_name
@@ -22,10 +23,11 @@ from ckpt.protocol.coordinator.reading.answers import RetentionView
 from ckpt_client import retention
 from ckpt_client.cli.cluster import conversation, no_run
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.given import given_seconds
 from ckpt_client.cli.output import Output, counted
 
 EXAMPLE = "ckpt gc llama/7b --dry-run\nckpt gc --multipart s3://bucket/runs --yes"
-OLDER_THAN_S = 86_400.0
+OLDER_THAN_S: Final = 86_400.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +42,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--older-than",
-        type=float,
+        type=given_seconds,
         default=OLDER_THAN_S,
-        metavar="SECONDS",
-        help=f"since their beginning [{OLDER_THAN_S:g}]",
+        metavar="TIME",
+        help="since their beginning: 3600, 12h, 7d [1d]",
     )
     parser.add_argument("--yes", action="store_true", help="remove them")
 
