@@ -140,6 +140,7 @@ def test_nothing_said_is_wrong_usage() -> None:
         ),
         (["gc", "--older-than=-1"], "argument --older-than: '-1' is not a number of seconds"),
         (["gc", "--older-than", "nan"], "argument --older-than: 'nan' is not a number of seconds"),
+        (["diff", "a@1", "a@2", "--top=-5"], "--top -5: 0 or more rows are possible"),
         (["ls"], "no store is named"),
         (["ls", "a@b"], "run name 'a@b' has an '@', which separates RUN@STEP"),
         (["ls", "--store", "disk"], "store 'disk' is not of the form"),

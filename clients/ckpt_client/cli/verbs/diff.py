@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
@@ -38,6 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.top < 0:
+        text = f"--top {arguments.top}: 0 or more rows are possible"
+        raise Refused(text, hint="--top 0 shows all")
     with (
         opened_source(arguments, output, arguments.before) as before,
         opened_source(arguments, output, arguments.after) as after,
