@@ -121,7 +121,7 @@ def run_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> i
 def start_bench_daemon(
     words: Sequence[str], *, environment: Mapping[str, str], stderr: IO[bytes]
 ) -> Child:
-    """I stand in the place of `children.start_child`, by which ckptbench starts a cluster's daemons."""
+    """I stand in for `children.start_child`, by which ckptbench starts a cluster's daemons."""
     began = _begun([sys.executable, "-P", *words], environment, stderr.fileno())
     return began or children.start_child(words, environment=environment, stderr=stderr)
 
