@@ -8,10 +8,10 @@ none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+import msgspec
 import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -26,8 +26,7 @@ from ckpt.base.errors import Refused
 Extent = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalBox:
+class LocalBox(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A box of a global tensor in this rank's memory."""
 
     tensor: torch.Tensor
@@ -35,8 +34,7 @@ class LocalBox:
     offset: Extent
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class Held(msgspec.Struct, frozen=True, gc=False, eq=False):
     """What this rank holds of one tensor."""
 
     global_shape: Extent

@@ -32,6 +32,9 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
 
     Raises Refused for what has no such memory or no numpy type of its own.
     """
+    plain = as_plain_array(tensor, tensor.dtype)
+    if plain is not None:
+        return plain
     check_plain(tensor)
     if not tensor.is_cpu:
         raise Refused(f"a tensor on {tensor.device}", hint="move it to the CPU")

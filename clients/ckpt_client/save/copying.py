@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
+from ckpt.aio.collector import collector_paused
 from ckpt.format.dtypes import dtype_of
 from ckpt_client.accelerator import Accelerator
 from ckpt_client.save.finite import check_finite
@@ -139,9 +140,10 @@ class HalfWriter:
                 self._locked.append(accelerator)
         layout = packing.layout
         if self._last is None or self._last[0] is not layout or self._last[1] != copier.kind:
-            places = [self._place(layout, span, copier) for span in layout.whole.values()]
             whole = picker(tuple(layout.whole))
-            prepared = copier.prepare(places, whole(packing.arrays))
+            with collector_paused():
+                places = [self._place(layout, span, copier) for span in layout.whole.values()]
+                prepared = copier.prepare(places, whole(packing.arrays))
             self._last = layout, copier.kind, (prepared, whole)
         return self._last[2]
 

@@ -97,13 +97,11 @@ class TorchCopier:
         return tuple(self._accelerators.values())
 
     # What these two make serves later saves as well, which may be outside of inference mode.
-    @torch.inference_mode(False)
     def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-        array = NUMPY.place(memory, dtype, shape)
-        try:
-            return from_array(cast(AnyArray, array))
-        except Refused:  # Torch has no such type: its source is a numpy array.
-            return array
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return _place(memory, dtype, shape)
+        return _place(memory, dtype, shape)  # To leave the mode each time takes longer than this.
 
     @torch.inference_mode(False)
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
@@ -205,6 +203,14 @@ class TorchCopier:
         accelerator = self._accelerators[device]
         moment = accelerator.copy_out(plan, sources, self._begun[device])
         self._queued.append((accelerator, moment))
+
+
+def _place(memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
+    array = NUMPY.place(memory, dtype, shape)
+    try:
+        return from_array(cast(AnyArray, array))
+    except Refused:  # Torch has no such type: its source is a numpy array.
+        return array
 
 
 def _array_of(value: object) -> AnyArray:

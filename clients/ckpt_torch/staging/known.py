@@ -17,6 +17,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from ckpt.aio.collector import collector_paused
 from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
 from ckpt_client.save.forms import (
     ArrayForm,
@@ -102,10 +103,11 @@ def remember(
     """Keep the form of what was just laid out, or nothing when it is not one of ours."""
     _known.pop(store, None)
     walk = _Walk(holders)
-    root = walk.form(state, ())
+    with collector_paused():
+        root = walk.form(state, ())
     if walk.strange:
         return
-    with torch.no_grad():
+    with torch.no_grad(), collector_paused():
         first = Found()
         root.gather(state, first)
         devices = devices_of(first.arrays)

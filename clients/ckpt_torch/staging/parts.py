@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
+from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, path_text
 from ckpt_client.save.packing import PackingPlan
@@ -37,13 +39,13 @@ def parts_of(
     check_finite: as `ckpt_torch.async_save` takes it.
     """
     parts = StateParts(state, allow_pickle, check_finite)
-    for name, leaf in leaves(state):
-        parts.add(name, leaf)
+    with collector_paused():
+        for name, leaf in leaves(state):
+            parts.add(name, leaf)
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(msgspec.Struct, frozen=True, gc=False):
     """One leaf's boxes in memory."""
 
     global_shape: Extent
@@ -95,12 +97,13 @@ class StateParts:
 
     def shape(self) -> Shape:
         """What other ranks need to know."""
-        boxes: list[Box] = [
-            (name, offset, array.shape)
-            for name, tensor in self.tensors.items()
-            for offset, array in tensor.boxes
-        ]
-        return Shape.of(boxes, self.plain)
+        with collector_paused():
+            boxes: list[Box] = [
+                (name, offset, array.shape)
+                for name, tensor in self.tensors.items()
+                for offset, array in tensor.boxes
+            ]
+            return Shape.of(boxes, self.plain)
 
     def guessed_holders(self, who: Who) -> Holders:
         """Which ranks hold what, as far as this one can say without them: a DTensor's boxes those
@@ -121,10 +124,11 @@ class StateParts:
 
         lay_out: as `SaveTurn.lay_out`; this raises what it raises.
         """
-        packing = lay_out(
-            replaced(self.state, lambda name, leaf: self._declare(name, leaf, holders))
-        )
-        return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
+        with collector_paused():
+            packing = lay_out(
+                replaced(self.state, lambda name, leaf: self._declare(name, leaf, holders))
+            )
+            return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
 
     def _declare(self, name: str, leaf: object, holders: Holders) -> object:
         """The leaf with its meaning."""
