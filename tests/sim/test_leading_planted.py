@@ -24,7 +24,7 @@ class Found:
 FOUND: Mapping[str, Found] = {
     "records-without-fence": Found(52, "P10: c0/1 stores in term 1, 2 has the key"),
     "term-not-raised": Found(0, "P10: c1/1 leads in term 1, so did c0/1"),
-    "no-answer-is-a-failure": Found(22, "P2: c2/1 acknowledges ticket 15 of term 1, not stored"),
+    "no-answer-is-a-failure": Found(245, "P2: c1/1 acknowledges ticket 12 of term 2, not stored"),
     "newest-ticket-first": Found(0, "P2: ticket 6 of term 1 is stored after 7"),
     "a-standby-serves-readers": Found(3, "P3: reader7 ended with None"),
     "a-copy-as-it-is": Found(
