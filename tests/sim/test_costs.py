@@ -21,6 +21,7 @@ from ckpt.protocol.coordinator.repairing.respreading import LOOK_US
 from ckpt.protocol.coordinator.repairing.tasks import LOOK_US as QUEUE_LOOK_US
 from ckpt.protocol.events import Received, Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import Core, TargetIdentity, TargetLimits
+from ckpt.protocol.target.disk_events import SpaceMeasured
 from ckpt.protocol.target.space import Space
 from tests.protocol.coordinating import RUN as RUN_OF_BENCH
 from tests.protocol.coordinating import Bench
@@ -400,7 +401,7 @@ class CountedBytes(int):
 
 def test_a_question_of_space_looks_at_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     space = Space(Core(IDENTITY, b"s" * 32, TargetLimits(capacity_bytes=1 << 40)))
-    space.measured(1 << 40, 1 << 40)
+    space.measured(SpaceMeasured(0, 1 << 40, 1 << 40))
     for number in range(MANY):
         assert space.promise(f"file-{number}", CountedBytes(4096))
     monkeypatch.setattr(CountedBytes, "added", 0)
@@ -408,7 +409,7 @@ def test_a_question_of_space_looks_at_no_promise(monkeypatch: pytest.MonkeyPatch
     assert space.held_bytes == MANY * 4096
     assert CountedBytes.added == 0
     space.settle("file-0")
-    space.measured(1 << 40, (1 << 40) - 4096)
+    space.measured(SpaceMeasured(0, 1 << 40, (1 << 40) - 4096))
     assert space.device_available == before, "it is measured now, and promised no more"
     for number in range(MANY):
         space.forget(f"file-{number}")
