@@ -6,7 +6,7 @@ import pytest
 
 from ckpt.base.errors import Unavailable
 from ckpt.protocol.coordinator.reading.answers import StoreStatus
-from ckpt_client.cli.upkeep.drain import are_behind
+from ckpt_client.cli.upkeep.drain import still_need
 
 BEGUN_S = 1000.0
 URL = "s3://b/runs"
@@ -36,7 +36,7 @@ def store(
 )
 def test_only_what_was_committed_by_then_is_waited_for(one: StoreStatus, behind: bool) -> None:
     has_all = store(backlog=0, oldest_s=0.0, state="idle")
-    assert are_behind([has_all, one], BEGUN_S) is behind
+    assert still_need([has_all, one], BEGUN_S) is behind
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_only_what_was_committed_by_then_is_waited_for(one: StoreStatus, behind:
 )
 def test_what_nobody_brings_is_not_waited_for(one: StoreStatus, cause: str) -> None:
     with pytest.raises(Unavailable, match=cause):
-        are_behind([one], BEGUN_S)
+        still_need([one], BEGUN_S)

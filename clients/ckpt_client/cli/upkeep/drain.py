@@ -62,7 +62,7 @@ def _wait(arguments: argparse.Namespace, output: Output) -> int:
             # By the coordinator's clock, as the times that it is compared with.
             last_s = max((run.committed_at_s for run in view.runs), default=0.0)
             said_s = time.monotonic()
-            while are_behind(stores := _stores(view, arguments.url), last_s):
+            while still_need(stores := _stores(view, arguments.url), last_s):
                 if time.monotonic() - said_s >= RECORD_S:
                     said_s = time.monotonic()
                     output.record("progress", {"stores": stores})
@@ -97,7 +97,7 @@ def _stores(view: StatusView, url: str | None) -> list[StoreStatus]:
     return found
 
 
-def are_behind(stores: Sequence[StoreStatus], last_s: float) -> bool:
+def still_need(stores: Sequence[StoreStatus], last_s: float) -> bool:
     """Whether one still needs something that was committed by then (Unix time). Raises Unavailable
     where nobody brings it.
     """
