@@ -89,6 +89,9 @@ class _Etcd:
     url: _Etcd | str = "etcd://h:1"
     members: tuple[str, ...] = ()
 
+    async def recount(self) -> None:
+        """There are none."""
+
 
 async def answered(said: bytes, ahead_s: float) -> CoordinatorsView:
     """`ckpt coordinator ls`, of one that leads and one that stands by and says this."""
