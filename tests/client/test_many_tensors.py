@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -28,6 +25,7 @@ from ckpt_client.save.copying import HalfWriter
 from ckpt_client.save.packing import plan_packing
 from ckpt_client.save.state import flatten
 from ckpt_client.stager.declaration import read_declaration
+from tests.calls import counted
 from tests.client.test_end_to_end import stop
 from tests.plan.merged import merge_tables
 
@@ -36,7 +34,6 @@ CALLS_SAVE_MAX = 130
 CALLS_LOAD_MAX = 45
 CALLS_LIKE_MAX = 80
 """Of Python and C functions, for each tensor; one look through a page of the index would be 180."""
-Value = TypeVar("Value")
 
 
 @pytest.fixture(scope="module")
@@ -122,22 +119,6 @@ def test_thousands_of_small_shards_are_cut_anew(url: str) -> None:
 
 
 # --------------------------------------------------------------------------- work
-
-
-def counted(work: Callable[[], Value]) -> tuple[Value, int]:
-    """What it returns, and how many functions it called, C's with Python's."""
-    calls = 0
-
-    def note(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        return work(), calls
-    finally:
-        sys.setprofile(before)
 
 
 def calls_of(count: int) -> tuple[int, int, int]:

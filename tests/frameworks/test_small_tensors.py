@@ -5,9 +5,7 @@ leaves out nothing that a tensor may be.
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 import ckpt_torch
 from ckpt.base.errors import Refused
 from ckpt_torch.tensors import as_array, as_plain_array
+from tests.calls import counted
 from tests.frameworks.test_odd_tensors import freed, nested, quantized, without_shape
 
 FEW, MANY = 500, 3_500
@@ -26,23 +25,6 @@ CALLS_MAX = 100
 
 def small(count: int) -> dict[str, object]:
     return {"model": {f"layer.{n}.weight": torch.full((16,), float(n)) for n in range(count)}}
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """How many functions it called in this thread, C's with Python's."""
-    calls = 0
-
-    def note(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def test_a_load_calls_few_functions_for_each_tensor(cluster: str) -> None:
@@ -55,7 +37,7 @@ def test_a_load_calls_few_functions_for_each_tensor(cluster: str) -> None:
             ckpt_torch.load(state, checkpoint_id=name)
 
         load()
-        calls[count] = calls_of(load)
+        _, calls[count] = counted(load)
     assert (calls[MANY] - calls[FEW]) / (MANY - FEW) < CALLS_MAX
 
 
