@@ -128,6 +128,19 @@ def test_the_oldest_drained_step_that_frees_room_there_goes_and_no_other() -> No
     assert worker.places == [full.free.id]
 
 
+def test_nothing_goes_for_devices_that_take_no_more_files_whatever_is_free() -> None:
+    full = Full()
+    for target in full.bench.targets.values():
+        target.counters = {**target.counters, "inodes_out": 1}
+        target.refuses[Reserve] = Failed("no_space", "it has no inodes left")
+    worker = full.lose()
+    assert worker.lease() == NOTHING
+    assert full.why() == f"no room on {full.free.id}: no inodes are left there for more files"
+    full.bench.tick(RESTED_S)
+    assert worker.lease() == NOTHING
+    assert full.evicted() == []
+
+
 def test_what_is_pinned_named_or_in_no_store_does_not_go() -> None:
     full = Full()
     for step in range(1, STEPS + 1):

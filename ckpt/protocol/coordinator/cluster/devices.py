@@ -96,6 +96,11 @@ def device_spaces(live: Iterable[Target]) -> list[DeviceSpace]:
     return [_space(domain, targets) for domain, targets in by_device.items()]
 
 
+def has_no_inodes(target: Target) -> bool:
+    """Whether its file system takes no more files: bytes that are freed there bring no room."""
+    return bool(target.counters.get("inodes_out"))
+
+
 def devices_text(spaces: Sequence[DeviceSpace]) -> str:
     """The first of them, each with who holds it."""
     named = "; ".join(map(str, spaces[:NAMED_MAX]))
@@ -122,6 +127,6 @@ def _space(domain: Domain, targets: list[Target]) -> DeviceSpace:
         other_bytes=max(0, usable - free - columns - reserved),
         free_bytes=free,
         usable_bytes=usable,
-        is_out_of_inodes=any(target.counters.get("inodes_out") for target in targets),
+        is_out_of_inodes=any(map(has_no_inodes, targets)),
         refuses_room=any(target.counters.get("room_refused") for target in targets),
     )

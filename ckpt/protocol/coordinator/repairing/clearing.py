@@ -25,6 +25,7 @@ from ckpt.base.ids import CheckpointId, ColumnNumber, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.plan.placement import domain_key
+from ckpt.protocol.coordinator.cluster.devices import has_no_inodes
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
@@ -99,7 +100,9 @@ class Clearing:
             return NoPlace(self.no_place(id))
         more = f" and {len(by_room) - NAMED_MAX} more" if len(by_room) > NAMED_MAX else ""
         reason = f"no room on {', '.join(by_room[:NAMED_MAX])}{more}"
-        looked_at = by_room[:LOOKED_AT_MAX]
+        looked_at = [id for id in by_room if not has_no_inodes(targets[id])][:LOOKED_AT_MAX]
+        if not looked_at:
+            return NoPlace(f"{reason}: no inodes are left there for more files")
         if self._evictor.is_settling:
             return NoPlace(f"{reason}: what was drained is going", comes=True)
         cleared = self._evictor.clear(looked_at, size, checkpoint, wanted)
