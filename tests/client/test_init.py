@@ -61,7 +61,9 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("etc", "targt"), "did you mean target?"),
-        (("/proc/etc",), "cannot write /proc/etc"),
+        (("/proc/etc",), "cannot make the folder /proc/etc: "),
+        # Which is there, and takes no file.
+        (("/proc/self",), "cannot write into /proc/self: it is not writable for this user"),
     ],
 )
 def test_what_cannot_be_written_is_named(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ of the daemons that are named. A file that is already there is never touched.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise Refused(
             f"{', '.join(there)}: already there", hint="move it away, or name another DIR"
         )
+    _make(directory)
     texts = {path: printed_by(daemon, ["--print-toml"]) for daemon, path in paths.items()}
     _write(texts)
     output.document({"files": [{"daemon": name, "path": str(at)} for name, at in paths.items()]})
@@ -54,10 +56,19 @@ def _known(daemon: str) -> str:
     return daemon
 
 
+def _make(directory: Path) -> None:
+    """The daemons that print the files take seconds: what cannot be written is said before."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"cannot make the folder {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise Refused(f"cannot write into {directory}: it is not writable for this user")
+
+
 def _write(texts: dict[Path, bytes]) -> None:
     for path, text in texts.items():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
                 file.write(text)
         except OSError as error:
