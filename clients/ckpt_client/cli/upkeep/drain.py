@@ -20,7 +20,7 @@ from ckpt.base.errors import NotFound, Refused, Unavailable
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import StatusView, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import quoted
-from ckpt_client.cli.cluster import Conversation, conversation
+from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S
@@ -54,19 +54,16 @@ def _wait(arguments: argparse.Namespace, output: Output) -> int:
     begun_s = time.monotonic()
     with conversation(arguments, output) as talk:
         view = talk.status()
-        _stores(view, arguments.url)
-        saving = _saves(view)
-        with output.waiting("draining", lambda: _text(_stores(view, arguments.url))):
-            while saving & _saves(view):
-                view = _later(talk)
-            # By the coordinator's clock, as the times that it is compared with.
-            last_s = max((run.committed_at_s for run in view.runs), default=0.0)
+        stores, awaited = _stores(view, arguments.url), Awaited(view)
+        with output.waiting("draining", lambda: _text(stores)):
             said_s = time.monotonic()
-            while still_need(stores := _stores(view, arguments.url), last_s):
+            while awaited.is_left(view, stores):
                 if time.monotonic() - said_s >= RECORD_S:
                     said_s = time.monotonic()
                     output.record("progress", {"stores": stores})
-                view = _later(talk)
+                time.sleep(LOOK_S)
+                view = talk.status()
+                stores = _stores(view, arguments.url)
     output.record("summary", {"stores": stores, "took_s": time.monotonic() - begun_s})
     for store in stores:
         last = f", {store.last} as the last" if store.last else ""
@@ -74,9 +71,22 @@ def _wait(arguments: argparse.Namespace, output: Output) -> int:
     return ExitCode.OK
 
 
-def _later(talk: Conversation) -> StatusView:
-    time.sleep(LOOK_S)
-    return talk.status()
+class Awaited:
+    """I know what is waited for: what was committed, or being saved, at the first look."""
+
+    def __init__(self, view: StatusView) -> None:
+        self._saving = _saves(view)
+        #: When the last of it was committed, by the coordinator's clock, as the times that it is
+        #: compared with; None while some of it is being saved.
+        self._last_s: float | None = None
+
+    def is_left(self, view: StatusView, stores: Sequence[StoreStatus]) -> bool:
+        """Whether a store still needs some of it. Raises Unavailable where nobody brings it."""
+        if self._last_s is None:
+            if self._saving & _saves(view):
+                return True
+            self._last_s = max((run.committed_at_s for run in view.runs), default=0.0)
+        return still_need(stores, self._last_s)
 
 
 def _saves(view: StatusView) -> set[tuple[str, int, str]]:
