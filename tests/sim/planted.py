@@ -387,7 +387,10 @@ PLANTS: tuple[Plant, ...] = (
         ),
         begin=3,
     ),
-    Plant("one-record", "P1", ((committing, "store_document", _one_copy_of(DocumentKind.RECORD)),)),
+    Plant(
+        "one-record", "P1",
+        ((committing, "store_document", _one_copy_of(DocumentKind.RECORD)),), 2,
+    ),
     Plant(
         "one-index-uncounted", "P1",
         (
@@ -398,11 +401,11 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("reuse-a-half-before-commit", "P2", ((StagerState, "half_is_free", lambda *_: True),)),
     Plant("give-up-when-cut", "P2", ((StagerMachine, "_coordinator_event", _give_up_when_cut),), 8),
-    Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),)),
+    Plant("generation-without-term", "P10", ((opening, "Generation", _without_term),), 3),
     Plant("plan-before-durable", "P10", ((Opening, "_tell_plan", _plan_at_once),)),
     Plant("forget-who-joined", "P10", ((Launches, "recover", lambda *_: None),)),
     Plant("forget-a-decision", "P2", ((Opening, "recover", _decided_is_open),), 8),
-    Plant("drop-what-counts", "P1", ((Adopter, "_sort_out", _all_is_surplus),)),
+    Plant("drop-what-counts", "P1", ((Adopter, "_sort_out", _all_is_surplus),), 1),
     Plant(
         "no-verify-after-decode", "P3",
         ((Assembly, "decode", _wrong_decode), (Checks, "decoded_is_right", lambda *_: True)),
@@ -415,12 +418,14 @@ PLANTS: tuple[Plant, ...] = (
         ),
         begin=87,
     ),
-    Plant("older-when-out-of-reach", "P2", ((Resolver, "_reachable", _older_when_out_of_reach),)),
-    Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),)),
+    Plant(
+        "older-when-out-of-reach", "P2", ((Resolver, "_reachable", _older_when_out_of_reach),), 25
+    ),
+    Plant("pins-of-the-dead", "P5", ((Resolver, "session_closed", _keep_pins),), 1),
     Plant("credit-without-a-slot", "P5", ((Credit, "_amount", _credit_of_nobody),)),
     Plant("credit-before-the-write", "P5", ((Credit, "used", _credit_at_once),)),
     Plant("read-without-a-window", "P5", ((Reads, "pump", _pump_all),), 610),
-    Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),)),
+    Plant("half-back-while-it-is-read", "P5", ((StagerMachine, "_finish", _end_at_once),), 2),
     Plant("columns-without-reservation", "P6", ((FakeDisk, "preallocate", _no_space_held),), 14),
 )  # fmt: skip
 

@@ -66,7 +66,7 @@ PLANTS = (
             (ProvedColumns, "discard", lambda *_: None),
             (Adopter, "_sort_out_rank", _all_is_sorted_out_again),
         ),
-        begin=537,
+        begin=685,
     ),
     Plant("standings-forgotten-at-restart", "P10", ((Claims, "stand", _known_as_before),), 27),
 )  # fmt: skip

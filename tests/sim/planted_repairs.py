@@ -34,6 +34,6 @@ def _word_of_the_worker(
 PLANTS = (
     Plant("copies-for-ever", "P7", ((Adopter, "_drop_surplus", lambda *_: None),), 91),
     Plant("room-is-room", "P7", ((RepairPlaces, "allotment", _as_if_nobody_had_any),), 8),
-    Plant("worker-is-believed", "P7", ((Repairs, "_end", _word_of_the_worker),), 8),
+    Plant("worker-is-believed", "P7", ((Repairs, "_end", _word_of_the_worker),), 9),
     Plant("here-is-whole", "P7", ((Lacking, "_is_due", lambda *_: False),), 8),
 )
