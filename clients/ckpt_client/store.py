@@ -245,7 +245,7 @@ class Store(HereOnly, Keeper):
         self._check_usable()
         name, number, place = check_run_name(run), check_step(step), find_place(rank, world_size)
         begun_s = time.monotonic() if begun_s is None else begun_s
-        return SaveTurn(self._stagers, name, number, place, begun_s)
+        return SaveTurn(self._stagers, name, number, place, begun_s=begun_s, store=self)
 
     def check_for_errors(self) -> None:
         """Do what `save` does first: raise, once, the error of an earlier save that was not raised

@@ -145,6 +145,8 @@ class Save(HereOnly):
         self.staged = staged_already()
         """Whether the state may be changed; with `staging="overlap"` not at once."""
         self._stager = stager
+        #: The store, which closes itself when nobody has it: until `wait` has heard the end.
+        self._kept: object = None
         self._commit: Commit | None = None
         self._error: CkptError | None = None
         #: Whether somebody has heard of the error, or will elsewhere: then no later save raises it.
@@ -213,6 +215,7 @@ class Save(HereOnly):
                 f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
                 hint="wait again, or see ckpt status",
             )
+        self._kept = None
 
     def _wait_until(self, deadline_s: float | None) -> bool:
         """Until it has ended; says now and then that it has not. False when the time is over."""
@@ -245,6 +248,12 @@ class Save(HereOnly):
             warn(f"{self.run}@{self.step}: {text}")
 
     # ----------------------------------------------------------------------- for the stager's end
+
+    def keep(self, store: object) -> None:
+        """Keep the store from closing before `wait`, also where nobody else has it any more, as in
+        `ckpt.open().save(run, step, state).wait()`.
+        """
+        self._kept = store
 
     def settle(self, outcome: wire.Outcome) -> None:
         """Take the stager's final outcome: a commit, or an error."""

@@ -61,10 +61,21 @@ class SaveTurn:
     """
 
     def __init__(
-        self, stagers: Stagers, run: RunName, step: Step, place: RankPlace, begun_s: float
+        self,
+        stagers: Stagers,
+        run: RunName,
+        step: Step,
+        place: RankPlace,
+        *,
+        begun_s: float,
+        store: object,
     ) -> None:
-        """begun_s: `time.monotonic()` when the training stopped for this save."""
+        """begun_s: `time.monotonic()` when the training stopped for this save.
+
+        store: whose stagers these are; the Save keeps it open.
+        """
         self._stagers = stagers
+        self._store = store
         self._run = run
         self._step = step
         self._place = place
@@ -141,10 +152,12 @@ class SaveTurn:
                 self._staging = self._stagers.staging(
                     self._run, self._step, self._place, packing, self._metrics
                 )
-                return self._staging.overlap(copier, self._begun_s, self._stagers.beside.run)
+                save = self._staging.overlap(copier, self._begun_s, self._stagers.beside.run)
         except BaseException:
             self.give_up()
             raise
+        save.keep(self._store)
+        return save
 
     def copy(self, copier: Copier = NUMPY) -> None:
         """Copy, while it is still open whether to save: `hand_over` or `drop` follows, before the
@@ -175,10 +188,12 @@ class SaveTurn:
         assert staging is not None
         try:
             self._at = _At.OVER
-            return staging.hand_over(self._begun_s)
+            save = staging.hand_over(self._begun_s)
         except BaseException:
             staging.give_up()
             raise
+        save.keep(self._store)
+        return save
 
     def drop(self) -> None:
         """Forget the copy, of which nobody else hears; the turn begins again. Raises only what
