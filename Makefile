@@ -168,8 +168,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Its last line: no page fetches a script from elsewhere.
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@! grep -rE --include='*.html' '<script[^>]* src="?https?:' build/site
 
 bench: $(READY)
 	$(BIN)/ckptbench roofline
