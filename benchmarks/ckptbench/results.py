@@ -63,7 +63,7 @@ class Strike:
 
     target: str
     kind: str
-    """kill, stop, slow or netem."""
+    """kill, stop, slow, device or netem."""
     at_ns: int
 
 

@@ -18,6 +18,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckptbench.cli import COMMANDS, main
 from ckptbench.commands.goals import goal_jobs
+from ckptbench.faults.words import FaultKind
 
 
 def test_without_flags_a_burst_is_the_one_that_the_goals_are_stated_for() -> None:
@@ -98,6 +99,9 @@ def test_help_and_the_checks_of_a_file_run_nothing(
         assert re.fullmatch(r"ckptbench \S+ \(.*\)\n", capsys.readouterr().out)
     assert main(["--cmdhelp=rw"]) == 0
     assert "valid values" in capsys.readouterr().out
+    assert main(["--cmdhelp=fault"]) == 0
+    kinds = "|".join(kind.value for kind in FaultKind)
+    assert f"{kinds}:target=N" in capsys.readouterr().out
     assert main(["--parse-only", str(path)]) == 0
     assert capsys.readouterr().out == ""
     assert main(["--showcmd", str(path)]) == 0

@@ -17,6 +17,7 @@ import pytest
 from ckpt.base.errors import Refused
 from ckptbench.cli import main
 from ckptbench.compare import compare, compare_text, read_report, unlike
+from ckptbench.faults.words import FaultKind
 from ckptbench.report import numbers, plot
 from ckptbench.report.bandwidth_log import log_lines, write_logs
 from ckptbench.report.bars import bars
@@ -183,6 +184,14 @@ def test_a_picture_that_takes_long_says_what_it_waits_for(
     monkeypatch.setattr(plot, "svg_file", lambda drawings: str(said.wait(30)))
     write_plot(made.run(made.job(made.save(0))), tmp_path / "burst.svg")
     assert (tmp_path / "burst.svg").read_text() == "True"
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_each_fault_is_drawn_in_words(tmp_path: Path, kind: FaultKind) -> None:
+    struck = replace(made.save(0), strikes=(Strike("t1", kind.value, 50 * made.MS),))
+    picture = tmp_path / "burst.svg"
+    write_plot(made.run(made.job(struck)), picture)
+    assert "ed at 50 ms" in picture.read_text()
 
 
 def test_a_file_shows_all_jobs_and_which_target_was_struck(tmp_path: Path) -> None:

@@ -250,8 +250,8 @@ class JobOptions:
     readers: int = option(0, count_kind(most=4096), "processes that load; 0: as many as saved")
     fault: str = option(
         "", text_kind(),
-        "kill|slow|stop|netem:target=N[:20x|:DELAY][@50%|@TIME|@before], several with commas; "
-        "targets=N: so many, others in each loop",
+        "kill|stop|slow|device|netem:target=N[:20x|:delay=TIME][@50%|@TIME|@before], several with "
+        "commas; targets=N: so many, others in each loop",
     )  # fmt: skip
     continue_on_error: bool = option(
         False, flag_kind(), "go on after a checkpoint that failed; it still makes the exit code 1"

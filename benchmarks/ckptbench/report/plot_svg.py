@@ -27,7 +27,10 @@ FOOT: Final = 46
 TICKS: Final = 8
 SLOW_RATIO: Final = 1.2
 """From here on a rank's time is printed in the colour of a stall."""
-STRUCK: Final = {"kill": "killed", "stop": "stopped", "slow": "slowed", "netem": "disturbed"}
+STRUCK: Final = {
+    "kill": "killed", "stop": "stopped", "slow": "slowed", "device": "disk slowed",
+    "netem": "disturbed",
+}  # fmt: skip
 CHARACTER: Final = 6.0
 """The width of one in a legend, about."""
 _BARS = "".join(f".{kind}{{fill:{colour}}}" for kind, colour in COLOURS.items())
