@@ -45,6 +45,8 @@ class Bucket:
     """The store's name of an upload that was begun -> its key."""
     created: Callable[[str], None] = lambda _key: None
     """Told of every object, when it is there."""
+    changes: int = 0
+    """How often a key has come or gone."""
     _uploads_begun: int = 0
 
     def begin_upload(self, key: str) -> str:
@@ -53,8 +55,13 @@ class Bucket:
         return f"u{self._uploads_begun}"
 
     def set(self, key: str, content: bytes) -> None:
+        self.changes += key not in self.objects
         self.objects[key] = content
         self.created(key)
+
+    def remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            self.changes += 1
 
 
 class FakeSink:
@@ -120,7 +127,7 @@ class FakeSink:
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self.strike(key, False)
-            self.bucket.objects.pop(key, None)
+            self.bucket.remove(key)
             self.strike(key, True)
 
     def pending_uploads(self, prefix: str) -> Sequence[PendingUpload]:

@@ -189,6 +189,8 @@ class DrainWorld(World):
     """Told of each, when its tombstone is durable in the catalog and nowhere else."""
     evicted_names: set[str] = field(default_factory=set)
     """Of their columns, all that any of them may have had."""
+    _held: dict[str, tuple[int, frozenset[tuple[Step, Generation]]]] = field(default_factory=dict)
+    """Store -> its changes when it was last looked through, and what it has committed."""
     names_given: int = 0
     worker_kinds: tuple[type[DrainNode], ...] = (DrainNode,)
     """Each process is of the next of these."""
@@ -250,9 +252,14 @@ class DrainWorld(World):
         job = self.job_of_launch(self.oracles.opened[id].launch)
         return content(job, id.step, rank, self.seed)
 
-    def held(self, url: str) -> set[tuple[Step, Generation]]:
-        """What a store has committed, seen directly."""
-        return set(stored_steps(FakeSink(self.buckets[url], calm), RUN))
+    def held(self, url: str) -> frozenset[tuple[Step, Generation]]:
+        """What a store has committed, seen directly; looked up again when keys have changed."""
+        bucket = self.buckets[url]
+        changes, held = self._held.get(url, (-1, frozenset()))
+        if changes != bucket.changes:
+            held = frozenset(stored_steps(FakeSink(bucket, calm), RUN))
+            self._held[url] = bucket.changes, held
+        return held
 
     # ----------------------------------------------------------------------- oracles
 
