@@ -29,16 +29,17 @@ def turn_of(seeds: int, of: int, every: int = 1) -> int:
     return LANDING // every * seeds % (of - of % seeds)
 
 
-def in_turn(cases: Sequence[object], every: int) -> list[ParameterSet]:
+def in_turn(cases: Sequence[object], every: int, first: int = 0) -> list[ParameterSet]:
     """Parameters of a test: each `every`th of the cases has its turn, the others are `slow`. Of a
-    test with several parameters a case is a tuple.
+    test with several parameters a case is a tuple. `first`: the turn of the first case; fewer cases
+    than turns leave landings to other tests.
     """
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),
             marks=() if number % every == LANDING % every else pytest.mark.slow,
         )
-        for number, case in enumerate(cases)
+        for number, case in enumerate(cases, first)
     ]
 
 

@@ -14,6 +14,7 @@ from ckpt.base.ids import CheckpointId
 from ckpt.base.units import US_PER_S
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.policy import Watermarks
+from tests.landing import in_turn
 from tests.sim.drain_faults import DRAIN, EVICT, Cell, Scene
 from tests.sim.drain_node import QUIET_S, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
@@ -121,12 +122,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@pytest.mark.parametrize("fault", DRAIN)
+@pytest.mark.parametrize("fault", in_turn(list(DRAIN), every=2))
 def test_a_fault_in_the_middle_of_a_drain_breaks_no_promise(fault: str) -> None:
     assert strikes(DRAIN[fault], SEEDS, evicts=False) >= SEEDS // 3
 
 
-@pytest.mark.parametrize("fault", EVICT)
+@pytest.mark.parametrize("fault", in_turn(list(EVICT), every=2))
 def test_a_fault_in_the_middle_of_an_eviction_breaks_no_promise(fault: str) -> None:
     assert strikes(EVICT[fault], SEEDS, evicts=True) >= SEEDS // 3
 
