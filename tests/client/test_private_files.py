@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,14 +16,19 @@ import pytest
 
 from ckpt_client.local.processes import MARK_NAME, end_marked, find_marked
 from tests.client.test_end_to_end import stop
+from tests.waiting import wait_until
+from tests.warm_child import start_child, start_script
 
 SAVE = """
-import sys, numpy as np, ckpt
+import os, sys, numpy as np, ckpt
+from pathlib import Path
+from tests.waiting import wait_until
+os.umask(0)
 with ckpt.open(sys.argv[1]) as store:
     state = {"a": np.arange(9)}
     store.save("run", int(sys.argv[2]), state, rank=0, world_size=1).wait(60)
     assert (store.load("run", rank=0, world_size=1)["a"] == state["a"]).all()
-    input()
+    wait_until(lambda: not Path(sys.argv[3]).exists(), "the stager is looked at")
 """
 
 
@@ -40,26 +44,39 @@ def place() -> Iterator[tuple[Path, dict[str, str]]]:
         shutil.rmtree(base)
 
 
-def saved(base: Path, env: dict[str, str], step: int) -> tuple[str, ...]:
-    """Save with an umask of 0; the stager's command line while it runs."""
-    url = f"ckpt+local://{base}/above/dir?targets=3&code=2+1"
-    with subprocess.Popen(
-        [sys.executable, "-c", SAVE, url, str(step)], env=env, umask=0, stdin=subprocess.PIPE
-    ) as trainer:
-        assert trainer.stdin is not None
-        directory = base / "above" / "dir"
+def saved(base: Path, env: dict[str, str], step: int, *, cold: bool = False) -> tuple[str, ...]:
+    """Save with an umask of 0; the stager's command line while it runs.
+
+    cold: nobody but the product opens a log.
+    """
+    directory = base / "above" / "dir"
+    script, looking = base / "save.py", base / "looking"
+    script.write_text(SAVE)
+    looking.touch()
+    url = f"ckpt+local://{directory}?targets=3&code=2+1"
+    words = (url, str(step), str(looking))
+    if cold:
+        line = [sys.executable, str(script), *words]
+        trainer = start_child(line, env, stderr=2, cold=True)
+    else:
+        trainer = start_script(script, *words, environment=env)
+    assert trainer.stdout is not None
+    stagers: list[tuple[str, ...]] = []
+
+    def is_staged() -> bool:
+        assert trainer.poll() is None
+        if (directory / "logs" / "stager-0.log").exists():
+            commands = [one.command for one in find_marked(env[MARK_NAME])]
+            stagers.extend(command for command in commands if "--store" in command)
+        return bool(stagers)
+
+    with trainer.stdout:
         try:
-            while not (directory / "logs" / "stager-0.log").exists():
-                assert trainer.poll() is None
-            stagers: list[tuple[str, ...]] = []
-            while not stagers:
-                assert trainer.poll() is None
-                found = find_marked(env[MARK_NAME])
-                stagers = [one.command for one in found if "--store" in one.command]
+            wait_until(is_staged, "its stager runs")
         finally:
-            trainer.stdin.write(b"\n")
-            trainer.stdin.close()
-        assert trainer.wait(60) == 0
+            script.unlink()
+            looking.unlink()
+            assert trainer.wait(60) == 0
     return stagers[0]
 
 
@@ -73,7 +90,7 @@ def test_whatever_the_umask_nobody_else_can_read_or_write(
     place: tuple[Path, dict[str, str]],
 ) -> None:
     base, env = place
-    saved(base, env, 1)
+    saved(base, env, 1, cold=True)
     found = modes(base)
     for name in ("catalog.sqlite", "cluster.toml", "ready.json", "secret", "logs/t0.log"):
         assert found[f"above/dir/{name}"] == 0o600
