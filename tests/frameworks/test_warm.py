@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from tests.frameworks.warm import Warm
+from tests.frameworks.warm import Warm, method_name
 
 WAIT_S = 120
 SCRIPTS = {
@@ -97,6 +99,11 @@ if __name__ == "__main__":
     child.start()
     child.join()
 """
+NAMES = f"""
+import {dynamic_rendezvous.__name__} as rendezvous
+
+print(rendezvous.get_method_name.__module__)
+"""
 
 
 def ended(command: list[str]) -> tuple[int, str, str]:
@@ -119,3 +126,23 @@ def test_what_it_spawns_starts_warm(warm: Warm, tmp_path: Path) -> None:
     script.write_text(WHAT_IS_THERE)
     assert ended(warm.command(script))[:2] == (0, "True\n")
     assert ended([sys.executable, str(script)])[:2] == (0, "False\n")
+
+
+def test_an_agents_events_have_the_names_that_torch_gives_them() -> None:
+    def noted(name: Callable[[], str]) -> str:
+        return name()
+
+    def a_method(name: Callable[[], str]) -> str:
+        return noted(name)
+
+    theirs = dynamic_rendezvous.get_method_name
+    assert a_method(method_name) == a_method(theirs) == "a_method"
+
+
+def test_an_agent_that_starts_warm_names_its_events_without_a_walk(
+    warm: Warm, tmp_path: Path
+) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(NAMES)
+    # The server is what runs warm.py.
+    assert ended(warm.command(script))[:2] == (0, "__main__\n")

@@ -60,6 +60,8 @@ NOT_BESIDE = ("jax", "ckpt_jax", "tests")
 """JAX is not to be forked; what a test's module keeps is its process's own."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What the process that stands for one that started warm passes on to it."""
+RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+"""torchrun's, which calls each event by the name of the method that it happens in."""
 ENDING = "tests.ending"
 STAGERS, SERVER_NAME = "tests.warm_start", "WARM_START"
 """Starts a script's stagers warm as well, by the server that its environment names."""
@@ -281,6 +283,7 @@ class Server:
             import_for(Path(order.line[0]))
         for module in order.beside:
             import_for(Path(module), without=NOT_BESIDE)
+        spare_agents()
         gc.freeze()  # A collection in a child would touch, and so copy, every page that it shares.
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork takes one thread along, not {threads}"
@@ -342,6 +345,20 @@ def import_for(script: Path, without: Collection[str] = ()) -> None:
         for name in later if package in sys.modules else ():
             with suppress(ImportError):
                 import_module(name)
+
+
+def spare_agents() -> None:
+    """torchrun's finds a method's name by `inspect.stack`, twice for each event, which looks for
+    each frame's file through all modules: with as many as are imported here a second of CPU for an
+    agent, for names that nobody records.
+    """
+    if RENDEZVOUS in sys.modules:
+        sys.modules[RENDEZVOUS].get_method_name = method_name  # type: ignore[attr-defined]
+
+
+def method_name(depth: int = 2) -> str:
+    """Of the frame that is so far out, as torch's own."""
+    return sys._getframe(depth).f_code.co_name
 
 
 def _only_as_main(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
