@@ -45,6 +45,8 @@ def leaf_parts(sizes: Sequence[int], start: int, end: int) -> list[tuple[int, in
 
     Empty leaves are left out.
     """
+    if start >= end:  # Of what others store, where nobody else does.
+        return []
     starts = list(accumulate(sizes, initial=0))
     parts: list[tuple[int, int, int]] = []
     leaf = max(0, bisect_right(starts, start) - 1)

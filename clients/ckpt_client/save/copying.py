@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
 from typing import Final, Protocol, cast
 
@@ -25,6 +25,10 @@ from ckpt_client.save.state import AnyArray
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
+Place = tuple[int, str, tuple[int, ...]]
+"""(offset in the half, dtype, shape) of an array that lies there in one piece."""
+
+
 class Copier(Protocol):
     """How one save's arrays, the elements of `PackingPlan.arrays`, get into a half."""
 
@@ -36,8 +40,8 @@ class Copier(Protocol):
     def accelerators(self) -> Sequence[Accelerator]:
         """The accelerators on which arrays lie; none for arrays in host memory."""
 
-    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-        """An array over these bytes, of the element type and shape."""
+    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+        """Arrays over parts of the memory."""
 
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
         """What `copy` needs to copy such arrays into these places, of the same types and shapes."""
@@ -58,8 +62,9 @@ class NumpyCopier:
     kind: Hashable = "numpy"
     accelerators: Sequence[Accelerator] = ()
 
-    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-        return memory.view(dtype_of(dtype)).reshape(shape)
+    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+        # To cut, view and reshape the memory instead costs twice as much.
+        return [np.ndarray(shape, dtype_of(dtype), memory, at) for at, dtype, shape in wanted]
 
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
         return places
@@ -142,7 +147,7 @@ class HalfWriter:
         if self._last is None or self._last[0] is not layout or self._last[1] != copier.kind:
             whole = picker(tuple(layout.whole))
             with collector_paused():
-                places = [self._place(layout, span, copier) for span in layout.whole.values()]
+                places = self._places(layout, layout.whole.values(), copier)
                 prepared = copier.prepare(places, whole(packing.arrays))
             self._last = layout, copier.kind, (prepared, whole)
         return self._last[2]
@@ -150,7 +155,8 @@ class HalfWriter:
     def _copied(self, layout: StateLayout, leaf: int) -> AnyArray:
         """A leaf as it lies here; put together where it lies in parts."""
         if leaf in layout.whole:
-            return cast(AnyArray, self._place(layout, layout.whole[leaf], NUMPY))
+            (place,) = self._places(layout, [layout.whole[leaf]], NUMPY)
+            return cast(AnyArray, place)
         array = np.empty(layout.shapes[leaf], dtype_of(layout.dtypes[leaf]))
         flat = array.reshape(-1).view(np.uint8)
         for span in layout.parts:
@@ -159,9 +165,12 @@ class HalfWriter:
                 flat[span.start : span.start + span.length] = here
         return array
 
-    def _place(self, layout: StateLayout, span: Span, copier: Copier) -> object:
-        memory = self._bytes[span.offset : span.offset + span.length]
-        return copier.place(memory, layout.dtypes[span.leaf], layout.shapes[span.leaf])
+    def _places(
+        self, layout: StateLayout, spans: Iterable[Span], copier: Copier
+    ) -> Sequence[object]:
+        dtypes, shapes = layout.dtypes, layout.shapes
+        wanted = [(span.offset, dtypes[span.leaf], shapes[span.leaf]) for span in spans]
+        return copier.places(self._bytes, wanted)
 
 
 def copy_bytes(array: AnyArray, start: int, target: Bytes) -> None:

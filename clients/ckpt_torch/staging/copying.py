@@ -4,7 +4,7 @@ an accelerator by itself (ckpt_torch.device), after what the caller's stream had
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, cast
@@ -14,7 +14,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt_client.accelerator import Accelerator, OutPlan, StreamPoint
-from ckpt_client.save.copying import NUMPY, Bytes, copy_bytes
+from ckpt_client.save.copying import NUMPY, Bytes, Place, copy_bytes
 from ckpt_client.save.packing import Picker, picker
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
@@ -97,11 +97,9 @@ class TorchCopier:
         return tuple(self._accelerators.values())
 
     # What these two make serves later saves as well, which may be outside of inference mode.
-    def place(self, memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return _place(memory, dtype, shape)
-        return _place(memory, dtype, shape)  # To leave the mode each time takes longer than this.
+    @torch.inference_mode(False)
+    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+        return list(map(_tensor_over, NUMPY.places(memory, wanted)))
 
     @torch.inference_mode(False)
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
@@ -205,8 +203,7 @@ class TorchCopier:
         self._queued.append((accelerator, moment))
 
 
-def _place(memory: Bytes, dtype: str, shape: tuple[int, ...]) -> object:
-    array = NUMPY.place(memory, dtype, shape)
+def _tensor_over(array: object) -> object:
     try:
         return from_array(cast(AnyArray, array))
     except Refused:  # Torch has no such type: its source is a numpy array.
