@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self, TypeVar
 
 import torch
@@ -37,20 +38,23 @@ Box = tuple[str, Extent, Extent]
 """(name, offset, shape)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """What a rank holds, without the values."""
 
     boxes: tuple[Box, ...]
     plain: tuple[str, ...]
     """Names of plain values."""
-    digest: bytes
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal where all else is; only ranks that talk ask for it."""
+        return xxh3_128(repr((self.boxes, self.plain)).encode())
 
     @classmethod
     def of(cls, boxes: Iterable[Box], plain: Iterable[str]) -> Self:
         """The shape of these, in any order."""
-        told = tuple(sorted(boxes)), tuple(sorted(plain))
-        return cls(*told, xxh3_128(repr(told).encode()))
+        return cls(tuple(sorted(boxes)), tuple(sorted(plain)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 import torch.distributed as dist
 
@@ -13,7 +14,7 @@ from ckpt_client.default import process_store
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.staging.copying import TorchCopier
-from ckpt_torch.staging.known import recall, recognise, remember
+from ckpt_torch.staging.known import learn, recall, recognise, remember
 from ckpt_torch.staging.parts import parts_of
 from ckpt_torch.tree import asked, check_keys
 
@@ -75,6 +76,8 @@ def prepare(
         check_keys(state)
         parts = parts_of(state, allow_pickle)
         holders = parts.guessed_holders(who)
-        packing, _ = parts.laid_out(preparation.lay_out, holders)
-        remember(opened, state, packing.layout, parts.shape(), holders, supposed=True)
+        learnt = learn(state, holders)
+        lay_out = partial(preparation.lay_out, keep_form=learnt is None)
+        packing, _ = parts.laid_out(lay_out, holders)
+        remember(opened, learnt, packing.layout, parts.shape(), holders, supposed=True)
     return preparation.begin(packing, TorchCopier(packing.arrays))

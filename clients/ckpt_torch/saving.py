@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import SupportsFloat, cast
 
 import torch
 import torch.distributed as dist
 
+from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError
 from ckpt.format.tree import Scalar
 from ckpt_client.save.forms import Found
@@ -28,7 +30,7 @@ from ckpt_client.store import Store
 from ckpt_torch.exchange import Exchange, Holders, Shape, digests_of, tell_problem
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
 from ckpt_torch.staging.copying import TorchCopier
-from ckpt_torch.staging.known import Known, confirm, recall, recognise, remember
+from ckpt_torch.staging.known import Known, confirm, learn, recall, recognise, remember
 from ckpt_torch.staging.parts import StateParts, parts_of
 from ckpt_torch.staging.steps import is_stepping
 from ckpt_torch.staging.watch import Whole
@@ -165,12 +167,14 @@ def stage(
         if save is not None:
             confirm(store, known, holders)
             return save
-    with turn:
+    with turn, collector_paused():
         parts = parts or parts_of(state, allow_pickle, check_finite)
-        packing, wholes = parts.laid_out(turn.lay_out, holders)
-        turn.take(packing)
         # The next state of this form is only compared and copied.
-        remember(store, state, packing.layout, parts.shape(), holders)
+        learnt = learn(state, holders)
+        lay_out = partial(turn.lay_out, keep_form=learnt is None)
+        packing, wholes = parts.laid_out(lay_out, holders)
+        turn.take(packing)
+        remember(store, learnt, packing.layout, shape, holders)
         copier = TorchCopier(packing.arrays, watched=overlaps, wholes=wholes)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Final, cast
 
 import ml_dtypes
@@ -99,6 +101,38 @@ def check_plain(tensor: torch.Tensor) -> None:
     if tensor.is_conj() or tensor.is_neg():
         raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
     check_memory(tensor)
+
+
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `check_plain` takes all of them, for thousands: the loops are C's. False also where it
+    is not sure.
+    """
+    if not PLAIN_TENSORS.issuperset(map(type, tensors)):
+        return False
+    # In this order: what is nested or sparse has no strides or memory to ask for.
+    return not (
+        any(map(_is_nested, tensors))
+        or not _DENSE.issuperset(map(_layout_of, tensors))
+        or any(map(_is_quantized, tensors))
+        or not all(one.type == "cpu" or is_apart(one) for one in set(map(_device_of, tensors)))
+        or any(map(torch.Tensor.is_conj, tensors))
+        or any(map(torch.Tensor.is_neg, tensors))
+        or not all(map(torch.Tensor.is_contiguous, tensors))
+        or not all(map(_lies_in_memory, tensors))
+    )
+
+
+def _lies_in_memory(tensor: torch.Tensor) -> bool:
+    """`check_memory` of one without gaps."""
+    end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+    return end <= tensor.untyped_storage().nbytes() or not tensor.nbytes
+
+
+_is_nested: Final = attrgetter("is_nested")
+_is_quantized: Final = attrgetter("is_quantized")
+_layout_of: Final = attrgetter("layout")
+_device_of: Final = attrgetter("device")
+_DENSE: Final = frozenset((torch.strided,))
 
 
 def is_apart(device: torch.device) -> bool:

@@ -141,16 +141,19 @@ def check_keys(tree: object, name: str = "") -> None:
                 check_keys(child, below(name, SequenceIndex(position)))
 
 
-def replaced(tree: object, leaf: Callable[[str, object], object], name: str = "") -> object:
-    """A tree of plain dicts, lists and tuples in which `leaf(name, value)` stands for each leaf."""
+def replaced(tree: object, values: Iterator[object]) -> object:
+    """A tree of plain dicts, lists and tuples in which the next of the values stands for each leaf,
+    in the order of `leaves`.
+    """
     if isinstance(tree, Mapping):
-        return {key: replaced(child, leaf, below(name, key)) for key, child in tree.items()}
+        return {
+            key: next(values) if type(child) in _LEAVES else replaced(child, values)
+            for key, child in tree.items()
+        }
     if isinstance(tree, list | tuple):
-        items = [
-            replaced(child, leaf, below(name, SequenceIndex(n))) for n, child in enumerate(tree)
-        ]
+        items = [replaced(child, values) for child in tree]
         return items if isinstance(tree, list) else tuple(items)
-    return leaf(name, tree)
+    return next(values)
 
 
 def refill(

@@ -145,8 +145,12 @@ class PackingPlanner:
         replicas: ReplicaPolicy = ReplicaPolicy.ABORT,
         *,
         replicated: bool = False,
+        keep_form: bool = True,
     ) -> PackingPlan:
-        """Take the state apart and lay it out. Raises what `flatten` and `plan_packing` raise."""
+        """Take the state apart and lay it out. Raises what `flatten` and `plan_packing` raise.
+
+        keep_form: know the next state of this form again; who does so by himself says False.
+        """
         asked = (rank, world_size, replicas, replicated)
         if self._last is not None and self._last[0] == asked:
             _, form, layout = self._last
@@ -157,7 +161,8 @@ class PackingPlanner:
         with collector_paused():
             flat = flatten(state, replicated=replicated)
             packing = plan_packing(flat, rank, world_size, replicas)
-            self._last = asked, form_of(state, replicated), packing.layout
+            form = form_of(state, replicated) if keep_form else None
+            self._last = asked, form, packing.layout
         return packing
 
 
@@ -222,9 +227,13 @@ def _share_out(
     """
     stored: list[Part] = []
     groups: dict[Sequence[int], list[int]] = {}
+    replicated: list[int] = []
+    shared_by_all = None if replicas is ReplicaPolicy.KEEP else Meaning.REPLICATED
     for number, leaf in enumerate(leaves):
-        if leaf.meaning is Meaning.REPLICATED and replicas is not ReplicaPolicy.KEEP:
-            groups.setdefault(range(world_size), []).append(number)
+        if leaf.meaning is shared_by_all:
+            if not replicated:
+                groups[range(world_size)] = replicated
+            replicated.append(number)
         elif leaf.holders:
             _check_holders(leaf, rank, world_size)
             groups.setdefault(leaf.holders, []).append(number)

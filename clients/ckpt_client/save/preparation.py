@@ -27,9 +27,11 @@ class Preparation:
         self._stagers = stagers
         self._place = place
 
-    def lay_out(self, state: object, *, replicated: bool = False) -> PackingPlan:
+    def lay_out(
+        self, state: object, *, replicated: bool = False, keep_form: bool = True
+    ) -> PackingPlan:
         """As `SaveTurn.lay_out`; the next save of such a state finds it laid out."""
-        return self._stagers.pack(state, self._place, replicated=replicated)
+        return self._stagers.pack(state, self._place, replicated=replicated, keep_form=keep_form)
 
     def begin(self, packing: PackingPlan, copier: Copier = NUMPY) -> Future[None]:
         """For saves like this one, whose arrays nobody reads. See `Store.prepare`."""

@@ -109,13 +109,16 @@ class SaveTurn:
         self.take(packing)
         return packing
 
-    def lay_out(self, state: object, *, replicated: bool = False) -> PackingPlan:
+    def lay_out(
+        self, state: object, *, replicated: bool = False, keep_form: bool = True
+    ) -> PackingPlan:
         """Take the state apart and lay it out; nothing is copied. Takes what `Store.save` takes.
 
+        keep_form: know the next state of this form again; an adapter that does so says False.
         Raises Refused naming the path of what cannot be stored.
         """
         self._expect(_At.BEGUN)
-        return self._stagers.pack(state, self._place, replicated=replicated)
+        return self._stagers.pack(state, self._place, replicated=replicated, keep_form=keep_form)
 
     def take(self, packing: PackingPlan) -> None:
         """Save this, which was laid out elsewhere: a state of a form that is known."""

@@ -91,32 +91,45 @@ def confirm(store: Store, known: Known, holders: Holders) -> None:
         _known[store] = replace(known, holders=holders, supposed=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What `Known` knows of a state that is not laid out yet."""
+
+    form: StateForm
+    plain: tuple[str, ...]
+    devices: Devices
+
+
+def learn(state: Mapping[str, object], holders: Holders) -> Learnt | None:
+    """A state's form; None when it is not one of ours."""
+    walk = _Walk(holders)
+    with torch.no_grad(), collector_paused():
+        root = walk.form(state, ())
+        if walk.strange:
+            return None
+        first = Found()
+        root.gather(state, first)
+        devices = devices_of(first.arrays)
+        form = learn_form(root, state, _fits(first.arrays, devices))
+    return None if form is None else Learnt(form, tuple(walk.plain), devices)
+
+
 def remember(
     store: Store,
-    state: Mapping[str, object],
+    learnt: Learnt | None,
     layout: StateLayout,
     shape: Shape,
     holders: Holders,
     *,
     supposed: bool = False,
 ) -> None:
-    """Keep the form of what was just laid out, or nothing when it is not one of ours."""
+    """Keep the form of what was just laid out."""
     _known.pop(store, None)
-    walk = _Walk(holders)
-    with collector_paused():
-        root = walk.form(state, ())
-    if walk.strange:
-        return
-    with torch.no_grad(), collector_paused():
-        first = Found()
-        root.gather(state, first)
-        devices = devices_of(first.arrays)
-        form = learn_form(root, state, _fits(first.arrays, devices))
-    if form is not None:
-        plain = tuple(walk.plain)
+    if learnt is not None:
         _known[store] = Known(
-            layout.rank, layout.world_size, form, layout, shape, plain, devices, holders, supposed
-        )
+            layout.rank, layout.world_size, learnt.form, layout, shape, learnt.plain,
+            learnt.devices, holders, supposed,
+        )  # fmt: skip
 
 
 def _fits(first: Sequence[object], devices: Devices) -> Callable[[list[object]], bool]:
@@ -159,6 +172,9 @@ _layout_of: Final = attrgetter("layout")
 _DENSE: Final = frozenset((torch.strided,))
 
 
+_ARRAY: Final = ArrayForm()
+
+
 class _Walk:
     """I learn the form of a state; `strange` when it has a leaf that must go the long way."""
 
@@ -169,9 +185,11 @@ class _Walk:
 
     def form(self, value: object, path: Path) -> Form:
         if isinstance(value, Mapping):
-            return mapping_form(
-                value, [self.form(child, (*path, key)) for key, child in value.items()]
-            )
+            children = [
+                _ARRAY if type(child) in PLAIN_TENSORS else self.form(child, (*path, key))
+                for key, child in value.items()
+            ]
+            return mapping_form(value, children)
         if isinstance(value, list | tuple):
             items = [self.form(child, (*path, SequenceIndex(n))) for n, child in enumerate(value)]
             return sequence_form(type(value), items)
@@ -183,7 +201,7 @@ class _Walk:
         if isinstance(value, DTensor):
             return self._dtensor(value)
         self.strange |= type(value) not in PLAIN_TENSORS and type(value) not in ARRAYS
-        return ArrayForm()
+        return _ARRAY
 
     def _dtensor(self, value: DTensor) -> Form:
         self.strange |= len(held(value).boxes) != 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import numpy as np
+import torch
 
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
@@ -19,6 +21,7 @@ from ckpt_torch.exchange import Box, Holders, Shape
 from ckpt_torch.place import Who
 from ckpt_torch.staging.stand_ins import StandIns
 from ckpt_torch.staging.watch import Whole
+from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import (
     PICKLE_KEY,
     as_scalar,
@@ -40,8 +43,7 @@ def parts_of(
     """
     parts = StateParts(state, allow_pickle, check_finite)
     with collector_paused():
-        for name, leaf in leaves(state):
-            parts.add(name, leaf)
+        parts.add_all()
     return parts
 
 
@@ -65,9 +67,26 @@ class StateParts:
     stand_ins: StandIns = field(default_factory=StandIns)
     tensors: dict[str, _Tensor] = field(default_factory=dict)
     plain: dict[str, Scalar] = field(default_factory=dict)
+    leaves: list[tuple[str, object]] = field(default_factory=list)
+    """In the state's order."""
 
-    def add(self, name: str, leaf: object) -> None:
+    def add_all(self) -> None:
         """Raises Refused by path."""
+        self.leaves = list(leaves(self.state))
+        names = [name for name, leaf in self.leaves if type(leaf) in PLAIN_TENSORS]
+        tensors = [leaf for _, leaf in self.leaves if type(leaf) in PLAIN_TENSORS]
+        # Nearly all leaves are these, and nearly never is one of them odd.
+        arrays = self.stand_ins.arrays(cast(list[torch.Tensor], tensors))
+        if arrays is not None:
+            self.tensors = dict(zip(names, map(_whole, arrays), strict=True))
+            if self.check_finite:
+                for name, array in zip(names, arrays, strict=True):
+                    self._check_finite(name, array)
+        for name, leaf in self.leaves:
+            if arrays is None or type(leaf) not in PLAIN_TENSORS:
+                self._add(name, leaf)
+
+    def _add(self, name: str, leaf: object) -> None:
         try:
             if is_tensor(leaf):
                 self.tensors[name] = self._tensor_of(leaf)
@@ -81,19 +100,21 @@ class StateParts:
                 raise _not_plain(leaf)
         except Refused as error:
             raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
-        if is_array(leaf) and self._is_checked(name):
+        if is_array(leaf):
             for _, array in self.tensors[name].boxes:
-                self.stand_ins.check_finite(name, array)
+                self._check_finite(name, array)
 
     def _tensor_of(self, leaf: object) -> _Tensor:
         found = held(leaf)
         boxes = tuple((box.offset, self.stand_ins.array(box.tensor, leaf)) for box in found.boxes)
         return _Tensor(found.global_shape, boxes, mesh_holders(leaf))
 
-    def _is_checked(self, name: str) -> bool:
-        if isinstance(self.check_finite, bool):
-            return self.check_finite
-        return name.partition("/")[0] in [path_text((key,)) for key in self.check_finite]
+    def _check_finite(self, name: str, array: AnyArray) -> None:
+        asked = self.check_finite
+        if not isinstance(asked, bool):
+            asked = name.partition("/")[0] in [path_text((key,)) for key in asked]
+        if asked:
+            self.stand_ins.check_finite(name, array)
 
     def shape(self) -> Shape:
         """What other ranks need to know."""
@@ -125,9 +146,8 @@ class StateParts:
         lay_out: as `SaveTurn.lay_out`; this raises what it raises.
         """
         with collector_paused():
-            packing = lay_out(
-                replaced(self.state, lambda name, leaf: self._declare(name, leaf, holders))
-            )
+            declared = [self._declare(name, leaf, holders) for name, leaf in self.leaves]
+            packing = lay_out(replaced(self.state, iter(declared)))
             return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
 
     def _declare(self, name: str, leaf: object, holders: Holders) -> object:

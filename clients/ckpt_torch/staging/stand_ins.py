@@ -1,59 +1,76 @@
 """Planning a save of tensors as if they were numpy arrays, wherever they lie.
 
-A tensor of an accelerator has an array of its dtype and shape without memory in its place until the
-state is laid out.
+Each tensor has an array of its dtype and shape without memory in its place until the state is laid
+out: to have numpy see a tensor's own memory takes longer than all else that is asked of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from ckpt.base.errors import Refused
+from ckpt_client.load.contents import shape_alone
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.staging.watch import Whole
-from ckpt_torch.tensors import as_array, check_plain, numpy_dtype
+from ckpt_torch.tensors import are_plain, as_array, as_shape, numpy_dtype
 
 
 class StandIns:
     """I know which array stands for which tensor, as long as I live."""
 
     def __init__(self) -> None:
-        #: By the array's id; the arrays live as long as this.
-        self._tensors: dict[int, tuple[AnyArray, torch.Tensor]] = {}
+        #: By the array's id.
+        self._tensors: dict[int, torch.Tensor] = {}
+        #: They live as long as this, so that the ids stay theirs.
+        self._arrays: list[AnyArray] = []
         #: Ids of arrays whose tensors are to be checked for NaN and infinity once they are copied.
         self._checked: set[int] = set()
         #: DTensors, by the id of the array of their local part.
         self._wholes: dict[int, DTensor] = {}
 
     def array(self, tensor: torch.Tensor, whole: object = None) -> AnyArray:
-        """A view of a CPU tensor's memory, else an array of the dtype and shape. Raises Refused for
-        a tensor that cannot be stored.
+        """An array of the dtype and shape. Raises Refused for a tensor that cannot be stored.
 
         whole: what the tensor is the local part of.
         """
-        if tensor.is_cpu:
-            array = as_array(tensor)
-        else:
-            check_plain(tensor)
-            array = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
-        self._tensors[id(array)] = array, tensor
+        array = as_shape(tensor)
+        self._note([array], [tensor])
         if isinstance(whole, DTensor):
             self._wholes[id(array)] = whole
         return array
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> list[AnyArray] | None:
+        """The same of each of thousands; None where `array` may have to refuse one."""
+        if not are_plain(tensors):
+            return None
+        try:
+            kinds = {kind: numpy_dtype(kind) for kind in {tensor.dtype for tensor in tensors}}
+        except Refused:
+            return None
+        arrays = [shape_alone(tuple(one.shape), kinds[one.dtype]) for one in tensors]
+        self._note(arrays, tensors)
+        return arrays
+
+    def _note(self, arrays: list[AnyArray], tensors: Sequence[torch.Tensor]) -> None:
+        self._arrays += arrays
+        self._tensors.update(zip(map(id, arrays), tensors, strict=True))
 
     def check_finite(self, name: str, array: AnyArray) -> None:
         """Raises Refused naming what holds NaN or infinity: now, or where it lies on a device once
         it is copied.
         """
-        found = self._tensors.get(id(array))
-        if found is None or found[1].is_cpu:
+        tensor = self._tensors.get(id(array))
+        if tensor is None:
             check_finite(name, array)
+        elif tensor.is_cpu:
+            check_finite(name, as_array(tensor))
         else:
             self._checked.add(id(array))
 
@@ -64,15 +81,14 @@ class StandIns:
 
     def wholes(self, packing: PackingPlan) -> list[Whole]:
         """Of a plan whose arrays were not replaced yet."""
+        if not self._wholes:
+            return []
         places = {id(array): number for number, array in enumerate(packing.arrays)}
         return [(places[key], whole) for key, whole in self._wholes.items() if key in places]
 
     def replaced(self, packing: PackingPlan) -> PackingPlan:
         """The plan with the tensors themselves."""
-        arrays = [self._tensor_of(array) for array in packing.arrays]
-        checked = [n for n, array in enumerate(packing.arrays) if id(array) in self._checked]
-        return dataclasses.replace(packing, arrays=tuple(arrays), checked=tuple(checked))
-
-    def _tensor_of(self, array: object) -> object:
-        found = self._tensors.get(id(array))
-        return array if found is None else found[1]
+        ids = list(map(id, packing.arrays))
+        arrays: tuple[object, ...] = tuple(map(self._tensors.get, ids, packing.arrays))
+        checked = tuple([n for n, one in enumerate(ids) if one in self._checked])
+        return dataclasses.replace(packing, arrays=arrays, checked=checked)

@@ -44,14 +44,27 @@ class Stagers:
         #: From `park` on no save begins.
         self._parked = False
 
-    def pack(self, state: object, place: RankPlace, *, replicated: bool = False) -> PackingPlan:
+    def pack(
+        self,
+        state: object,
+        place: RankPlace,
+        *,
+        replicated: bool = False,
+        keep_form: bool = True,
+    ) -> PackingPlan:
         """Take a state apart and lay it out; nothing is copied.
 
+        keep_form: as `PackingPlanner.plan` takes it.
         Raises Refused naming the path of what cannot be stored.
         """
         policy = ReplicaPolicy(self._settings.replicas)
         packing = self._planner.plan(
-            state, place.rank, place.world_size, policy, replicated=replicated
+            state,
+            place.rank,
+            place.world_size,
+            policy,
+            replicated=replicated,
+            keep_form=keep_form,
         )
         half_bytes = packing.layout.half_bytes
         if half_bytes > self._settings.arena_bytes_max:
