@@ -13,9 +13,9 @@ import pytest
 
 from ckpt.base.ids import Step
 from ckpt.protocol.coordinator.cluster.launches import Launch
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
-from tests.sim.histories import check_share, ends_of
+from tests.sim.histories import ENOUGH, check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.load_nodes import LoadJob
 from tests.sim.numbered_rank import Load, NumberedRank
@@ -24,7 +24,8 @@ from tests.sim.planted import BY_NUMBER_PLANTS, Plant
 from tests.sim.restarts import check_restart
 from tests.sim.world import RANK_COUNT, RUN, World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20
+"""Of each half: a landing runs one."""
 STEP = Step(10)
 COMMON_LOADS = 4
 FAULTS = (
@@ -108,10 +109,10 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(17) == run_seed(17)
 
 
-@at_turn(1, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
 @pytest.mark.timeout(1500)
-def test_no_load_of_a_launch_ever_holds_two_generations() -> None:
-    check_share("by number", ends_of(run_seed, SEEDS))
+def test_no_load_of_a_launch_ever_holds_two_generations(begin: int) -> None:
+    check_share("by number", ends_of(run_seed, SEEDS, begin))
 
 
 @pytest.mark.timeout(600)
@@ -131,4 +132,4 @@ def test_loads_that_fail_more_often_than_they_must_are_found(
     """What a launch has loaded is let go of while it lives: each failure alone is honest."""
     monkeypatch.setattr(Launch, "live", property(lambda launch: bool(launch.readers)))
     with pytest.raises(Violation, match="by number: only"):
-        check_share("by number", ends_of(run_seed, SEEDS))
+        check_share("by number", ends_of(run_seed, ENOUGH // RANK_COUNT))

@@ -21,7 +21,7 @@ from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.stager.events import SaveCommitted
 from ckptd.catalog.rebuild import rebuild
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.catalog_sources import DiskSource
 from tests.sim.coordinator_node import CLUSTER
@@ -32,7 +32,8 @@ from tests.sim.rank_node import RankNode
 from tests.sim.restarts import check_restart
 from tests.sim.world import RUN, World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 4
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 8
+"""Of each half: a landing runs one."""
 FAULTS = (
     faults.target_killed, faults.target_power_lost, faults.target_torn, faults.target_stopped,
     faults.connections_cut, faults.half_opened, faults.coordinator_crashed,
@@ -180,10 +181,10 @@ def _check_next_launch(world: World) -> None:
             raise Violation(f"P1: {id} was announced, now it cannot be read")
 
 
-@at_turn(1, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
 @pytest.mark.timeout(600)
-def test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets() -> None:
-    ends = ends_of(run_seed, SEEDS)
+def test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert {"lost old", "older old", "torn old"} <= set(ends)
 
 
@@ -193,7 +194,7 @@ def _blind(_self: Vouching, _said: object) -> str:
 
 @pytest.mark.parametrize(("plant", "begin"), [
     ({"_objection_of_holdings": _blind, "objection": _blind}, 0),
-    ({"_is_enough": lambda _self, _ids, patient: True}, 53),
+    ({"_is_enough": lambda _self, _ids, patient: True}, 59),
 ], ids=["believes-its-catalog", "asks-nobody"])  # fmt: skip
 def test_the_history_finds_a_coordinator_that(
     monkeypatch: pytest.MonkeyPatch, plant: dict[str, Callable[..., object]], begin: int

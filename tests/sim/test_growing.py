@@ -8,16 +8,19 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from ckpt.base.ids import TargetId
 from ckpt.erasure.code import Code
 from ckpt.protocol.stager.events import SaveCommitted
 from ckpt.testing.disk import Keep
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
 from tests.sim.worst_losses import check_worst_losses
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 5
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 10
+"""Of each half: a landing runs one."""
 STEPS = tuple(range(10, 130, 10))
 PATIENCE_US = 240_000_000
 COMES = 3
@@ -61,10 +64,10 @@ def history(seed: int) -> World:
     return world
 
 
-@at_turn(0, every=2)
-def test_a_cluster_that_grows_and_shrinks_keeps_its_promises() -> None:
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+def test_a_cluster_that_grows_and_shrinks_keeps_its_promises(begin: int) -> None:
     used = 0
-    for seed in range(SEEDS):
+    for seed in range(begin, begin + SEEDS):
         world = history(seed)
         check_worst_losses(world)
         joined = [world.targets[TargetId(f"t{number}")] for number in range(7, 7 + COMES)]
@@ -102,11 +105,11 @@ def _read(world: World) -> None:
     world.read().reads_parts = False
 
 
-@at_turn(1, every=2)
-def test_loads_get_what_was_saved_while_targets_come_and_leave() -> None:
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+def test_loads_get_what_was_saved_while_targets_come_and_leave(begin: int) -> None:
     """Their bytes are compared as they come (P3)."""
     struck = 0
-    for seed in range(SEEDS):
+    for seed in range(begin, begin + SEEDS):
         changes, ends = loads(seed)
         assert ends == {"read"}, f"seed {seed}"
         struck += changes

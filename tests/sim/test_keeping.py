@@ -17,7 +17,7 @@ from ckpt.plan.keeping.retention import Verdict, judged
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of, run_each
 from tests.sim.keep_nodes import LATE_S, KeepWorld, built
@@ -30,7 +30,8 @@ from tests.sim.scenario import settle
 from tests.sim.test_labels import FAULTS
 from tests.sim.windows import Aim
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 12
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 24
+"""Of each half: a landing runs one."""
 STEPS, LAST_STEPS = (10, 20, 30, 40, 50), (60, 70, 80)
 WINDOWS = tuple(catalog_windows("RetentionSaid", "CheckpointTombstoned", "AttemptDecided"))
 PASSES_MAX = 6
@@ -90,10 +91,10 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@at_turn(0, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
 @pytest.mark.timeout(600)
-def test_what_rules_keep_never_expires_and_the_rest_goes() -> None:
-    ends = ends_of(run_seed, SEEDS)
+def test_what_rules_keep_never_expires_and_the_rest_goes(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert {"kept", "lost", "expired"} <= set(ends)
 
 
@@ -112,7 +113,7 @@ def _holds_nothing(one: KeptCheckpoint, is_needed: bool) -> str:
 
 PLANTS: Mapping[str, tuple[object, str, object, int]] = {
     "by-age-too-early": (retaining, "judged", _judged_early, 0),
-    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone, 44),
+    "by-age-at-commits-alone": (Retaining, "tick", _judged_at_commits_alone, 50),
     "pinned-ones-too": (retaining, "_held_text", _holds_nothing, 4),
 }
 """By name: what is replaced, by what, and the first seed that is tried."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.aimed import OF_TARGETS, STRIKES, catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of
@@ -21,7 +21,8 @@ from tests.sim.restarts import check_restart
 from tests.sim.scenario import settle
 from tests.sim.windows import Aim, Window
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 12
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 24
+"""Of each half: a landing runs one."""
 CHANGES = 10
 CHANGES_AFTER = 3
 """When all has healed."""
@@ -127,8 +128,8 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@at_turn(0, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
 @pytest.mark.timeout(600)
-def test_what_people_say_of_a_step_holds() -> None:
-    ends = ends_of(run_seed, SEEDS)
+def test_what_people_say_of_a_step_holds(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert {"done", "deleted", "refused", "not_found", "lost"} <= set(ends)

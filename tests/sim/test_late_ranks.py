@@ -91,7 +91,7 @@ def _check_next_launch(world: World) -> None:
         raise Violation(f"the launch behind it cannot save: {ends}")
 
 
-@at_turn(0, every=2)
+@at_turn(0, every=4)
 @pytest.mark.timeout(600)
 def test_a_rank_that_comes_late_is_never_left_waiting() -> None:
     ends = ends_of(run_seed, SEEDS)

@@ -18,7 +18,7 @@ from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -27,7 +27,8 @@ from tests.sim.oracles import Violation
 from tests.sim.restarts import check_restart
 from tests.sim.world import RANK_COUNT, RUN, World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "400")) // 20
+"""Of each half: a landing runs one."""
 STEPS = (10, 20)
 FAULTS = (
     faults.coordinator_crashed, faults.coordinator_crashed, faults.coordinator_crashed,
@@ -156,10 +157,10 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(17) == run_seed(17)
 
 
-@at_turn(0, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
 @pytest.mark.timeout(1500)
-def test_no_launch_ever_holds_two_steps() -> None:
-    check_share("loads", ends_of(run_seed, SEEDS))
+def test_no_launch_ever_holds_two_steps(begin: int) -> None:
+    check_share("loads", ends_of(run_seed, SEEDS, begin))
 
 
 def _late_ranks_walk_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from tests.sim.repair_world import (
 )
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 20
 SEEDS_SOAK = 2_000
 PLANTED_SEEDS = 60
 

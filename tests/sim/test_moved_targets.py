@@ -14,7 +14,7 @@ import pytest
 from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
@@ -30,7 +30,8 @@ from tests.sim.repair_world import (
 )
 from tests.sim.world import RUN, World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 5
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
+"""Of each half: a landing runs one."""
 SEEDS_SOAK = 2_000
 PLANTED_SEEDS = 60
 
@@ -102,9 +103,9 @@ def _placement(world: World, id: CheckpointId) -> dict[int, tuple[TargetId | Non
     return {rank: placed.columns for rank, placed in placement.items()}
 
 
-@at_turn(1, every=2)
-def test_targets_move_to_other_hosts_and_their_payloads_are_spread_again() -> None:
-    ends = ends_of(run_seed, SEEDS)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+def test_targets_move_to_other_hosts_and_their_payloads_are_spread_again(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert ends.count("spread") >= SEEDS // 4
 
 

@@ -28,7 +28,7 @@ from tests.sim.target_node import TargetNode
 from tests.sim.whole_again import Disks
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 8
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 16
 SEEDS_SOAK = 1_500
 PLANTED_SEEDS = 60
 HARMS = ("F7 rot", "F8 misplaced", "F21 lost", "F21 wiped")

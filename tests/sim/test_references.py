@@ -13,7 +13,7 @@ import pytest
 from ckpt.base.ids import CheckpointId
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.homes import Homes
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
@@ -21,7 +21,8 @@ from tests.sim.reference_nodes import built
 from tests.sim.restarts import check_restart
 from tests.sim.scenario import settle
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 20
+"""Of each half: a landing runs one."""
 SEEDS_SOAK = 400
 PLANTED_SEEDS = 50
 STEPS = (10, 20, 30, 40, 50)
@@ -78,10 +79,10 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@at_turn(1, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
 @pytest.mark.timeout(1500)
-def test_what_refers_to_other_checkpoints_can_always_be_read() -> None:
-    check_share("references", ends_of(run_seed, SEEDS))
+def test_what_refers_to_other_checkpoints_can_always_be_read(begin: int) -> None:
+    check_share("references", ends_of(run_seed, SEEDS, begin))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from ckpt.format.messages.keeping import Retention
 from ckpt.protocol.coordinator.keeping.retaining import LOOK_US
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of
 from tests.sim.label_nodes import RUNS
@@ -25,7 +25,8 @@ from tests.sim.scenario import settle
 from tests.sim.test_labels import FAULTS
 from tests.sim.windows import Aim
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 12
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "200")) // 24
+"""Of each half: a landing runs one."""
 STEPS, AGAIN, LAST_STEPS = (10, 20, 30, 40), (30, 40, 50), (40, 60)
 """Some are saved again."""
 WINDOWS = tuple(catalog_windows("LabelsSent", "CheckpointLabeled", "CheckpointTombstoned"))
@@ -96,8 +97,8 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@at_turn(1, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
 @pytest.mark.timeout(600)
-def test_what_is_aside_is_never_the_newest_and_never_expires() -> None:
-    ends = ends_of(run_seed, SEEDS)
+def test_what_is_aside_is_never_the_newest_and_never_expires(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert {"rolled back", "brought back", "loaded", "lost", "expired"} <= set(ends)

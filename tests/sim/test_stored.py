@@ -24,7 +24,7 @@ from ckpt.protocol.coordinator.repairing import doubting
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import Keep
-from tests.landing import at_turn
+from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
@@ -33,7 +33,8 @@ from tests.sim.oracles import Violation
 from tests.sim.reader_node import ReaderNode
 from tests.sim.world import RANK_COUNT, RUN
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 10
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 20
+"""Of each half: a landing runs one."""
 SEEDS_SOAK = 300
 PLANTED_SEEDS = 20
 STEPS = (10, 20, 30)
@@ -195,10 +196,10 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(3) == run_seed(3)
 
 
-@at_turn(1, every=2)
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
 @pytest.mark.timeout(600)
-def test_what_a_store_has_is_stored_while_the_tier_lacks_it_and_is_never_lost() -> None:
-    ends = ends_of(run_seed, SEEDS)
+def test_what_a_store_has_is_stored_while_the_tier_lacks_it_and_is_never_lost(begin: int) -> None:
+    ends = ends_of(run_seed, SEEDS, begin)
     assert {"committed", STORED} == set(ends)
 
 
