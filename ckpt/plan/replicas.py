@@ -48,6 +48,8 @@ def leaf_parts(sizes: Sequence[int], start: int, end: int) -> list[tuple[int, in
     if start >= end:  # Of what others store, where nobody else does.
         return []
     starts = list(accumulate(sizes, initial=0))
+    if start <= 0 and end >= starts[-1]:
+        return [(leaf, 0, size) for leaf, size in enumerate(sizes) if size]
     parts: list[tuple[int, int, int]] = []
     leaf = max(0, bisect_right(starts, start) - 1)
     while leaf < len(sizes) and starts[leaf] < end:

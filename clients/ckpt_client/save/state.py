@@ -145,8 +145,12 @@ class _Walk:
         for some, child in value.items():
             key = _checked_key(some, where)
             name = above + step_text(key)
-            if type(child) in ARRAYS and not is_deep:  # As nearly all are.
-                node: Node = self._array(cast(AnyArray, child), name, replicated)
+            # Nearly all are arrays, or copies of arrays.
+            is_copy = type(child) is Replicated
+            found = cast(Replicated, child).tree if is_copy else child
+            if type(found) in ARRAYS and not is_deep:
+                array = cast(AnyArray, found)
+                node: Node = self._array(array, name, is_copy or replicated)
             else:
                 node = self.visit(child, name, depth + 1, replicated)
             entries.append((key, node))
