@@ -171,6 +171,11 @@ def test_ls_of_one_run_shows_that_run_alone(store: str) -> None:
     assert ended.error()["hint"] == "runs with checkpoints: llama/7b, single"
 
 
+def test_a_checkpoint_that_is_named_as_in_a_url_hears_its_name_in_commands(store: str) -> None:
+    ended = run("show", "llama/7b/2", "--json", "--store", store)
+    assert (ended.code, ended.error()["hint"]) == (10, "did you mean llama/7b@2?")
+
+
 def test_the_store_may_come_from_the_environment_and_options_stand_anywhere(store: str) -> None:
     environ = environment(CKPT_STORE=store)
     assert run("--json", "ls", "single", environ=environ).document()
@@ -459,5 +464,7 @@ def test_a_lost_catalog_comes_back_from_the_targets(directory: Path, store: str)
 
 
 def test_a_catalog_of_nowhere_is_not_rebuilt(tmp_path: Path) -> None:
-    assert run("catalog", "rebuild", str(tmp_path)).code == 10
+    lost = run("catalog", "rebuild", str(tmp_path), "--json")
+    assert lost.code == 10
+    assert "--targets 'HOST:PORT HOST:PORT'" in lost.error()["hint"]
     assert list(tmp_path.iterdir()) == []

@@ -302,6 +302,9 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
 
 def no_run(run: str, known: list[RunView]) -> NotFound:
     """That it is none of the known ones."""
+    above, _, step = run.rpartition("/")
+    if step.isdigit() and any(view.run == above for view in known):
+        return NotFound(f"there is no run {run!r}", hint=f"did you mean {above}@{step}?")
     names = ", ".join(view.run for view in known) or "none"
     return NotFound(f"there is no run {run!r}", hint=f"runs with checkpoints: {names}")
 

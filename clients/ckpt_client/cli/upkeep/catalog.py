@@ -25,7 +25,7 @@ import msgspec
 
 from ckpt.aio.durable import make_directories
 from ckpt.aio.local_targets import TARGETS_FOLDER
-from ckpt.base.errors import NoSpace, Refused
+from ckpt.base.errors import NoSpace, NotFound, Refused
 from ckpt.base.system_errors import system_error
 from ckpt.base.units import format_bytes
 from ckpt_client.cli.cluster import (
@@ -157,7 +157,7 @@ def _make_again(arguments: argparse.Namespace, output: Output) -> int:
         )
     for directory in dict.fromkeys(paths):
         if not arguments.targets:
-            read_made(directory)
+            _check_made(directory)
         check_idle(directory)
     found = []
     for place in places:
@@ -167,6 +167,18 @@ def _make_again(arguments: argparse.Namespace, output: Output) -> int:
     for place, each in zip(places, found, strict=True):
         _print(place, each, output)
     return ExitCode.DEGRADED if any(each.unreachable for each in found) else ExitCode.OK
+
+
+def _check_made(directory: Path) -> None:
+    """As `read_made`; whoever lost a coordinator's directory hears what makes its catalog again."""
+    try:
+        read_made(directory)
+    except NotFound as error:
+        raise NotFound(
+            error.message,
+            hint="of a coordinator's directory, name the targets that run: "
+            "--targets 'HOST:PORT HOST:PORT'",
+        ) from None
 
 
 def _back_up(arguments: argparse.Namespace, output: Output) -> int:
