@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -84,6 +85,22 @@ def test_no_job_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     found = capsys.readouterr()
     assert found.out == ""
     assert "usage: ckptbench JOB.fio" in found.err
+
+
+@pytest.mark.parametrize("program", ["burst", "restore"])
+def test_the_goals_runs_are_shown_and_checked_without_being_run(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--loops=1", "--numjobs=1", "--size=1Mi"]
+    assert main([program, *small, "--showcmd"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("ckptbench --loops=1 --numjobs=1 --size=1Mi --name=")
+    assert main([*shlex.split(shown)[1:], "--showcmd"]) == 0
+    assert capsys.readouterr().out == shown
+    assert main([program, *small, "--parse-only"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main([program, *small, "--version"]) == 0
+    assert re.fullmatch(r"ckptbench \S+ \(.*\)\n", capsys.readouterr().out)
 
 
 def test_help_and_the_checks_of_a_file_run_nothing(

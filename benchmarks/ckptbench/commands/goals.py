@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckptbench.commands.run import execute, main, reserved_words, show_passed_over
+from ckptbench.commands.run import main, reserved_words, run_files
 from ckptbench.job import fio
-from ckptbench.job.flags import parse_flags
+from ckptbench.job.flags import CommandLine, parse_flags
 from ckptbench.job.grammar import Section, Setting
 from ckptbench.job.jobs import JobList, build_jobs
 from ckptbench.job.options import find_option
@@ -31,6 +31,19 @@ PRESETS: Final = {
 def goal_jobs(program: str, argv: Sequence[str]) -> JobList:
     """The preset's jobs, with the flags above their settings. Raises Refused."""
     line = parse_flags(argv, reserved_words(os.environ))
+    return build_jobs([_sections(program, line)], line.everywhere, line.tool.get("section", []))
+
+
+def run_preset(program: str, argv: Sequence[str]) -> int:
+    """The exit code."""
+    line = parse_flags(argv, reserved_words(os.environ))
+    if {"help", "version"} & line.tool.keys() or line.cmdhelp is not None:
+        return main(argv)
+    return run_files([_sections(program, line)], line)
+
+
+def _sections(program: str, line: CommandLine) -> list[Section]:
+    """Without the settings that flags take the place of. Raises Refused."""
     if line.files or line.sections:
         raise Refused(f"ckptbench {program} takes flags only", hint="name a job file without it")
     sections = [
@@ -38,21 +51,10 @@ def goal_jobs(program: str, argv: Sequence[str]) -> JobList:
         for name, text in PRESETS[program]
     ]
     given = {find_option(one.key) for one in fio.kept(line.everywhere)}
-    sections = [
+    return [
         replace(one, settings=tuple(s for s in one.settings if find_option(s.key) not in given))
         for one in sections
     ]
-    return build_jobs([sections], line.everywhere, line.tool.get("section", []))
-
-
-def run_preset(program: str, argv: Sequence[str]) -> int:
-    """The exit code."""
-    if "--help" in argv or any(one.startswith("--cmdhelp") for one in argv):
-        return main(argv)
-    words = reserved_words(os.environ)
-    jobs = goal_jobs(program, argv)
-    show_passed_over(jobs.passed_over)
-    return execute(jobs, parse_flags(argv, words))
 
 
 def settings_of(text: str, where: str) -> tuple[Setting, ...]:

@@ -20,7 +20,7 @@ from ckptbench.cli import COMMANDS
 from ckptbench.commands.progress import Progress
 from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.job.flags import CommandLine, parse_flags
-from ckptbench.job.grammar import Words, parse_file
+from ckptbench.job.grammar import Section, Words, parse_file
 from ckptbench.job.guide import command_help, help_text
 from ckptbench.job.jobs import JobList, build_jobs, show_command
 from ckptbench.job.options import VERBS
@@ -61,6 +61,14 @@ def main(argv: Sequence[str]) -> int:
         return 0
     files = [parse_file(path, _read, words) for path in line.files]
     files += [line.sections] if line.sections else []
+    return run_files(files, line)
+
+
+def run_files(files: Sequence[Sequence[Section]], line: CommandLine) -> int:
+    """Run the jobs of these, or show or check them where the command line says so; the exit code.
+
+    Raises Refused for what cannot be, CkptError for what does not come up.
+    """
     jobs = build_jobs(files, line.everywhere, line.tool.get("section", []))
     show_passed_over(jobs.passed_over)
     if "showcmd" in line.tool:

@@ -17,7 +17,8 @@ HELP_COLUMNS: Final = 100
 HEAD = """\
 usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench VERB [FLAGS]             one job: {verbs}
-       ckptbench burst | restore | roofline [--help]   the goals' own runs
+       ckptbench burst | restore          the goals' own runs; --showcmd shows them as flags
+       ckptbench roofline --help          what each stage costs alone, and the bounds that follow
        ckptbench gpu --help               a save on an accelerator, beside a plain copy and DCP
        ckptbench repair --help            lost targets made again, and saves beside that
        ckptbench growth --help            does cost grow faster than bytes, ranks, targets, tensors?
@@ -26,8 +27,8 @@ usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench agent --help             lets another host's ckptbench run ranks here
 
 Every option of a job is also a flag: --size=1Gi --numjobs=4. Ki Mi Gi are binary, KB MB GB decimal,
-bare letters binary (fio's kb_base swaps the first two). --cmdhelp lists all options,
---cmdhelp=OPTION explains one. Words of fio without meaning here are named and passed over.
+bare letters binary (fio by default takes Ki for decimal and KB for binary). --cmdhelp lists all
+options, --cmdhelp=OPTION explains one. Words of fio without meaning here are named and passed over.
 """
 TAIL = """\
 exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
