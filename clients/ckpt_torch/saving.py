@@ -139,7 +139,7 @@ def stage(
 
     planned: it has the names that DCP's planner gives, and keys of ours.
     """
-    with refusing_together(turn, who):
+    with refusing_together(turn, who), collector_paused():
         # Within a step nothing says when the state changes: the guard has waited before it.
         overlaps = staging_overlaps(staging) and not is_stepping()
         # Raised later, an earlier save's error would leave the others to wait for this rank.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from operator import attrgetter
+from operator import add, attrgetter, le, mul
 from typing import Final, cast
 
 import ml_dtypes
@@ -118,16 +118,20 @@ def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         or any(map(torch.Tensor.is_conj, tensors))
         or any(map(torch.Tensor.is_neg, tensors))
         or not all(map(torch.Tensor.is_contiguous, tensors))
-        or not all(map(_lies_in_memory, tensors))
+        or not _lie_in_memory(tensors)
     )
 
 
-def _lies_in_memory(tensor: torch.Tensor) -> bool:
-    """`check_memory` of one without gaps."""
-    end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
-    return end <= tensor.untyped_storage().nbytes() or not tensor.nbytes
+def _lie_in_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """`check_memory` of those without gaps."""
+    before = map(mul, map(torch.Tensor.storage_offset, tensors), map(_item_bytes_of, tensors))
+    ends = map(add, before, map(_bytes_of, tensors))
+    there = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
+    return all(map(le, ends, there))
 
 
+_item_bytes_of: Final = attrgetter("itemsize")
+_bytes_of: Final = attrgetter("nbytes")
 _is_nested: Final = attrgetter("is_nested")
 _is_quantized: Final = attrgetter("is_quantized")
 _layout_of: Final = attrgetter("layout")

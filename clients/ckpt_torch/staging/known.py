@@ -61,8 +61,14 @@ class Known:
     """They have not met: nothing was saved yet, and `holders` is a guess."""
 
     def agrees(self, holders: Holders) -> bool:
-        """Whether this is what the ranks have agreed on now."""
-        return holders is self.holders or (self.supposed and holders == self.holders)
+        """Whether this is what the ranks have agreed on now: of what this rank holds. Other ranks'
+        boxes, of which it supposed nothing, lie elsewhere in theirs.
+        """
+        return holders is self.holders or (
+            self.supposed
+            and self.holders.boxes.items() <= holders.boxes.items()
+            and self.holders.plain.items() <= holders.plain.items()
+        )
 
     def values(self, found: Found) -> dict[str, Scalar]:
         """The plain values by name."""

@@ -7,8 +7,9 @@ out: to have numpy see a tensor's own memory takes longer than all else that is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -20,6 +21,9 @@ from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tensors import are_plain, as_array, as_shape, numpy_dtype
+
+_shape_of: Final[Callable[[torch.Tensor], torch.Size]] = attrgetter("shape")
+_dtype_of: Final[Callable[[torch.Tensor], torch.dtype]] = attrgetter("dtype")
 
 
 class StandIns:
@@ -50,11 +54,15 @@ class StandIns:
         """The same of each of thousands; None where `array` may have to refuse one."""
         if not are_plain(tensors):
             return None
-        try:
-            kinds = {kind: numpy_dtype(kind) for kind in {tensor.dtype for tensor in tensors}}
+        forms = list(zip(map(_shape_of, tensors), map(_dtype_of, tensors), strict=True))
+        try:  # A model's tensors have few forms.
+            firsts = {
+                (shape, kind): shape_alone(tuple(shape), numpy_dtype(kind))
+                for shape, kind in set(forms)
+            }
         except Refused:
             return None
-        arrays = [shape_alone(tuple(one.shape), kinds[one.dtype]) for one in tensors]
+        arrays = [firsts[form].view() for form in forms]
         self._note(arrays, tensors)
         return arrays
 
