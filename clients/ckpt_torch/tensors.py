@@ -104,8 +104,8 @@ def check_plain(tensor: torch.Tensor) -> None:
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether `check_plain` takes all of them, for thousands: the loops are C's. False also where it
-    is not sure.
+    """Whether `check_plain` takes all of them, for thousands: the loops are C's. False also where
+    it is not sure.
     """
     if not PLAIN_TENSORS.issuperset(map(type, tensors)):
         return False

@@ -189,8 +189,8 @@ class DrainWorld(World):
     """Told of each, when its tombstone is durable in the catalog and nowhere else."""
     evicted_names: set[str] = field(default_factory=set)
     """Of their columns, all that any of them may have had."""
+    #: Store -> its changes when it was last looked through, and what it has committed.
     _held: dict[str, tuple[int, frozenset[tuple[Step, Generation]]]] = field(default_factory=dict)
-    """Store -> its changes when it was last looked through, and what it has committed."""
     names_given: int = 0
     worker_kinds: tuple[type[DrainNode], ...] = (DrainNode,)
     """Each process is of the next of these."""
