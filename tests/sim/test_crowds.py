@@ -15,6 +15,7 @@ import pytest
 
 from ckpt.erasure.code import Code
 from ckpt.protocol.writer.column import ColumnState
+from tests.landing import in_turn
 from tests.sim.crowd import Crowd, Outcome
 from tests.sim.harms import kill, slow_down, stop
 from tests.sim.rank_node import TICK_US
@@ -47,14 +48,15 @@ def check_whole(outcome: Outcome, code: Code) -> None:
     assert outcome.fragment_bytes <= 1.005 * outcome.planned_bytes
 
 
-@pytest.mark.parametrize("devices", [equal, unequal])
-@pytest.mark.parametrize(
-    ("ranks", "targets", "code"),
-    [(64, 12, Code(8, 2)), (128, 16, Code(4, 2)), (128, 12, Code(2, 1)), (32, 7, Code(4, 2))],
-)
+LOADS = [(64, 12, Code(8, 2)), (128, 16, Code(4, 2)), (128, 12, Code(2, 1)), (32, 7, Code(4, 2))]
+LOADED = [(*load, devices) for load in LOADS for devices in (equal, unequal)]
+
+
+@pytest.mark.parametrize(("ranks", "targets", "code", "devices"), in_turn(LOADED, every=2))
 def test_load_alone_moves_no_column_and_loses_none(
     ranks: int, targets: int, code: Code, devices: Callable[[int], list[int]]
 ) -> None:
+    """A landing has all of the loads, on devices of one kind."""
     check_whole(Crowd(1, ranks, devices(targets), code, cells_per_column=10).burst(), code)
 
 

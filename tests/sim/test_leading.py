@@ -23,7 +23,7 @@ from ckpt.protocol.events import Ticked
 from ckptd.catalog.etcd.history import RevisionHistory
 from ckptd.catalog.etcd.words import Range
 from ckptd.coordinator import contender
-from tests.landing import in_turn
+from tests.landing import at_turn, in_turn
 from tests.sim.leading.campaign import Campaign, run_campaign, run_chunk
 from tests.sim.leading.cluster import Request
 from tests.sim.leading.effects import simulated
@@ -48,6 +48,7 @@ def _check(found: Campaign) -> None:
     assert counts["warm"] < counts["terms"], "and by some whose copy was of no use"
 
 
+@at_turn(0, every=2)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", PARTS)
 def test_whoever_leads_what_was_acknowledged_is_there_once(part: int) -> None:

@@ -13,13 +13,14 @@ from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Then, nothing
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.deletion import Deleter
+from tests.landing import in_turn
 from tests.sim.leading.drains import NAMES, DrainHistory, run_seed
 from tests.sim.oracles import Violation
 from tests.sim.planted import Plant
 
 SEEDS = len(NAMES)
 """Of each part: one of each phase."""
-PARTS = range(max(1, int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 40))
+PARTS = in_turn(range(max(1, int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 40)), every=2)
 MANY_SEEDS = 1_000
 
 

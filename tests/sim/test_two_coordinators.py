@@ -363,7 +363,7 @@ def histories(first: int, count: int) -> list[History]:
     return found
 
 
-@at_turn(0, every=2)
+@at_turn(0, every=4)
 @pytest.mark.timeout(1800)
 def test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once() -> None:
     found = histories(0, SEEDS)
@@ -374,7 +374,7 @@ def test_whoever_of_two_coordinators_acknowledged_it_it_is_there_once() -> None:
     assert ends["copied", "old"]
 
 
-@at_turn(1, every=2)
+@at_turn(1, every=4)
 @pytest.mark.timeout(600)
 def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once() -> None:
     """The old one goes on handing payloads to its workers."""
@@ -382,7 +382,7 @@ def test_columns_that_either_of_two_coordinators_has_made_again_are_there_once()
     assert sum(one.struck for one in found) > REBUILDING_SEEDS // 2
 
 
-@at_turn(1, every=2)
+@at_turn(3, every=4)
 @pytest.mark.timeout(600)
 def test_columns_that_move_while_two_coordinators_live_are_there_once() -> None:
     """The old one goes on hearing who is to leave, and moves what they have."""
