@@ -33,6 +33,8 @@ SHORT = (
     "--ranks", "2", "--steps", "4", "--save-every", "1", "--width", "8", "--targets", "4",
     "--code", "1+2",
 )  # fmt: skip
+SMALL = ("--steps", "18", "--save-every", "3", "--width", "128")
+"""Six saves by each of its runs; all else is as users have it."""
 ASTRAY = f"""
 import json, sys
 
@@ -123,7 +125,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     birthmark = secrets.token_hex(16)
     lines: list[str] = []
     threads: list[int] = []
-    with start(directory, birthmark, "--steps", "24", "--width", "128") as process:
+    with start(directory, birthmark, *SMALL) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for line in process.stdout:
