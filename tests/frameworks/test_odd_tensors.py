@@ -40,6 +40,13 @@ def freed(shape: tuple[int, ...] = (2, 3)) -> torch.Tensor:
     return tensor
 
 
+def freed_part() -> torch.Tensor:
+    """One that begins within such memory, not where it did."""
+    view = torch.ones(4, 3)[2:]
+    view.untyped_storage().resize_(0)
+    return view
+
+
 @pytest.mark.parametrize("staging", ["copy", "overlap"])
 @pytest.mark.parametrize(
     ("made", "why"),
@@ -47,6 +54,7 @@ def freed(shape: tuple[int, ...] = (2, 3)) -> torch.Tensor:
         (quantized, r"a quantized tensor; save int_repr\(\)"),
         (without_shape, "a parameter without a shape; call its module once"),
         (freed, "a tensor that reaches to byte 24 of its memory, which has 0"),
+        (freed_part, "a tensor that reaches to byte 48 of its memory, which has 0"),
     ],
 )
 def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(

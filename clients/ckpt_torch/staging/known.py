@@ -169,8 +169,10 @@ def _are_plain(found: list[object], has_complex: bool) -> bool:
 def _have_memory(tensors: list[object]) -> bool:
     """Whether none lies in memory that was freed. Those without elements have none either."""
     found = cast(list[torch.Tensor], tensors)
-    return all(map(torch.Tensor.data_ptr, found)) or all(
-        one.data_ptr() or not one.numel() for one in found
+    # A view's own address is that of its memory and more: of freed memory it need not be 0.
+    memories = map(torch.Tensor.untyped_storage, found)
+    return all(map(torch.UntypedStorage.data_ptr, memories)) or all(
+        one.untyped_storage().data_ptr() or not one.numel() for one in found
     )
 
 
