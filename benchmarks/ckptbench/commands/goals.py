@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckptbench.commands.run import main, reserved_words, run_files
+from ckptbench.commands.run import finish, main, reserved_words
 from ckptbench.job import fio
 from ckptbench.job.flags import CommandLine, parse_flags
 from ckptbench.job.grammar import Section, Setting
@@ -39,7 +39,7 @@ def run_preset(program: str, argv: Sequence[str]) -> int:
     line = parse_flags(argv, reserved_words(os.environ))
     if {"help", "version"} & line.tool.keys() or line.cmdhelp is not None:
         return main(argv)
-    return run_files([_sections(program, line)], line)
+    return finish(goal_jobs(program, argv), [_sections(program, line)], line)
 
 
 def _sections(program: str, line: CommandLine) -> list[Section]:

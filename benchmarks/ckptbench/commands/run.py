@@ -61,15 +61,16 @@ def main(argv: Sequence[str]) -> int:
         return 0
     files = [parse_file(path, _read, words) for path in line.files]
     files += [line.sections] if line.sections else []
-    return run_files(files, line)
-
-
-def run_files(files: Sequence[Sequence[Section]], line: CommandLine) -> int:
-    """Run the jobs of these, or show or check them where the command line says so; the exit code.
-
-    Raises Refused for what cannot be, CkptError for what does not come up.
-    """
     jobs = build_jobs(files, line.everywhere, line.tool.get("section", []))
+    return finish(jobs, files, line)
+
+
+def finish(jobs: JobList, files: Sequence[Sequence[Section]], line: CommandLine) -> int:
+    """Run the jobs of these files, or only show or check them, as the command line says; the exit
+    code.
+
+    Raises CkptError for what is refused or does not come up.
+    """
     show_passed_over(jobs.passed_over)
     if "showcmd" in line.tool:
         print("\n".join(show_command(files, line.everywhere)))

@@ -117,8 +117,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="drain, out, remove, replace: although something speaks against it; add: on a device "
-        "that has a target",
+        help="drain, out, remove, replace: even so; add: on a device that has a target",
     )
     parser.add_argument(
         "--wait",
