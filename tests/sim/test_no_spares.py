@@ -16,13 +16,13 @@ from tests.sim.oracles import Violation
 from tests.sim.scenario import run_history
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 2
-"""Of each of two tests."""
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 4
+"""Of each of four tests."""
 PATIENCE_US = 60_000_000
 """Whatever a save waits for, it waits no longer."""
 
 
-@pytest.mark.parametrize("first", in_turn([540, 540 + SEEDS], every=2))
+@pytest.mark.parametrize("first", in_turn(range(540, 540 + 4 * SEEDS, SEEDS), every=4))
 def test_every_save_ends_where_no_target_is_spare(first: int) -> None:
     ended = 0
     for seed in range(first, first + SEEDS):

@@ -21,20 +21,23 @@ from tests.sim.test_crowds import check_whole, unequal
 SMALL, WIDE, LONG = Code(4, 2), Code(8, 2), 10.0
 
 
+STOPPED = [
+    (Burst(4, 7, SMALL, 0.5), 1.4),
+    (Burst(4, 7, SMALL, 1.0), 1.2),
+    (Burst(4, 12, SMALL, 2.0), 1.2),
+    (Burst(4, 12, WIDE, 0.5), 1.2),
+    (Burst(24, 7, SMALL, 0.5), 1.2),
+    (Burst(24, 12, SMALL, 0.5), 1.2),
+    (Burst(4, 7, SMALL, 0.3, former=True), 1.2),
+    (Burst(4, 12, SMALL, 0.5, former=True), 1.2),
+]
+"""Bursts, and what each may take at most beside one without a stopped target."""
+
+
 @pytest.mark.parametrize(
-    ("burst", "at_most"),
-    [
-        (Burst(4, 7, SMALL, 0.5), 1.4),
-        (Burst(4, 7, SMALL, 1.0), 1.2),
-        (Burst(4, 12, SMALL, 2.0), 1.2),
-        (Burst(4, 12, WIDE, 0.5), 1.2),
-        (Burst(24, 7, SMALL, 0.5), 1.2),
-        (Burst(24, 12, SMALL, 0.5), 1.2),
-        (Burst(4, 7, SMALL, 0.3, former=True), 1.2),
-        (Burst(4, 12, SMALL, 0.5, former=True), 1.2),
-    ],
+    ("burst", "at_most", "part"),
+    in_turn([(*stopped, part) for stopped in STOPPED for part in (0.0, 0.5)], every=4),
 )
-@pytest.mark.parametrize("part", in_turn([0.0, 0.5], every=2))
 def test_a_stopped_target_costs_a_short_burst_little(
     burst: Burst, at_most: float, part: float
 ) -> None:
@@ -54,7 +57,11 @@ def test_a_device_that_stays_slow_is_tried_by_ever_fewer_bursts() -> None:
     """They are further apart than the first pause, so that each would find it again, and wait: for
     its documents above all, which pass it over for an hour.
     """
-    well, slow = (seconds_of_bursts(Burst(4, 12, SMALL, 0.5), harm) for harm in (None, "100 x"))
+    burst = Burst(4, 12, SMALL, 0.5)
+    first, second = seconds_of_bursts(burst, 2, None)
+    # Without a harm a burst that has a former one is like any other that has.
+    well = [first, *[second] * 5]
+    slow = seconds_of_bursts(burst, len(well), "100 x")
     longer = [number for number, times in enumerate(zip(well, slow, strict=True)) if costs(*times)]
     assert longer == [0]
 
@@ -63,9 +70,9 @@ def costs(well: float, slow: float) -> bool:
     return slow > 1.2 * well
 
 
-def seconds_of_bursts(burst: Burst, harm: str | None) -> list[float]:
-    """Six of them, 90 s apart; the harm strikes in the first and stays."""
-    steps = tuple(range(10, 16))
+def seconds_of_bursts(burst: Burst, count: int, harm: str | None) -> list[float]:
+    """So many of them, 90 s apart; the harm strikes in the first and stays."""
+    steps = tuple(range(10, 10 + count))
     crowd = Crowd(
         burst.seed, burst.ranks, [burst.slow] * burst.targets, burst.code, CELLS, steps,
         ticks=DAEMONS, gap_us=90 * US_PER_S,

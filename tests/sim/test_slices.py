@@ -11,7 +11,7 @@ from ckpt.protocol.coordinator.saving import decoding, merging
 from tests.landing import turn_of
 from tests.sim.scenario import run_seed
 
-SEEDS = 34
+SEEDS = 17
 SEEDS_SOAK = 1_000
 
 

@@ -83,17 +83,20 @@ def check_all_there(crowd: Crowd, *, sessions_cut: int = 0) -> None:
 EVERY = [HEADS, SLOW_HEADS, HALTING_HEADS, NETWORK, SLOW_NETWORK, HALTING_NETWORK, SYNCS]
 
 
-@pytest.mark.parametrize("disks", EVERY, ids=str)
-@pytest.mark.parametrize(("targets", "cells"), [(7, 1), (6, 8)])
+BURSTS = [(*burst, disks) for disks in EVERY for burst in ((7, 1), (6, 8))]
+
+
+@pytest.mark.parametrize(("targets", "cells", "disks"), in_turn(BURSTS, every=2), ids=str)
 def test_bursts_on_disks_that_are_all_slow_lose_no_column_and_no_session(
     targets: int, cells: int, disks: Disks
 ) -> None:
+    """A landing has all of the disks, under bursts of one kind."""
     crowd = made(4, targets, SMALL, cells, disks)
     crowd.begin()
     check_all_there(crowd)
 
 
-@pytest.mark.parametrize("disks", [HEADS, NETWORK], ids=str)
+@pytest.mark.parametrize("disks", in_turn([HEADS, NETWORK], every=2), ids=str)
 def test_a_crowd_on_disks_that_are_all_slow_loses_none_either(disks: Disks) -> None:
     """The second burst begins while the disks are full of the first one."""
     crowd = made(24, 12, WIDE, 1, disks, ticks=CROWD_TICKS)
@@ -132,7 +135,9 @@ def test_a_coordinator_that_is_started_again_beside_slow_disks_costs_no_column(
     check_all_there(crowd, sessions_cut=len(ends))
 
 
-@pytest.mark.parametrize("disks", [HEADS, SLOW_HEADS, SLOW_NETWORK, SYNCS], ids=str)
+@pytest.mark.parametrize(
+    "disks", in_turn([HEADS, SYNCS, SLOW_HEADS, SLOW_NETWORK], every=2), ids=str
+)
 def test_a_load_from_disks_that_are_all_slow_gives_up_no_column(disks: Disks) -> None:
     ranks, cells = 4, 8
     crowd = made(ranks, 7, SMALL, cells, disks, STEPS[:1])
