@@ -74,6 +74,7 @@ def test_sizes_that_cannot_be_are_refused(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("warm_daemons")
 def test_the_command_measures_real_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--size=1Mi", "--numjobs=1", "--loops=1", "--warmups=1", "--sink=null"]
     assert main(["growth", "--axis", "targets", "--sizes", "3,4", "--json", *flags]) == 0

@@ -83,6 +83,7 @@ def test_two_hosts_save_and_read_what_the_other_one_wrote(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("ckptbench-*"))
 
 
+@pytest.mark.usefixtures("warm_daemons")
 def test_what_agents_count_of_stagers_and_networks_is_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
