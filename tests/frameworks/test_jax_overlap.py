@@ -40,7 +40,8 @@ from tests.waiting import wait_until
 
 WAIT_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
-both = pytest.mark.parametrize("staging", ["copy", "overlap"])
+STAGINGS = ("copy", "overlap")
+both = pytest.mark.parametrize("staging", STAGINGS)
 
 
 class Moments(NamedTuple):
@@ -348,21 +349,24 @@ def test_a_script_that_ends_at_once_has_saved(store: ckpt.Store, cluster: str) -
 
 UNCLOSED = """
 import sys, jax.numpy as jnp, ckpt, ckpt_jax
-store = ckpt.open(sys.argv[1])
-ckpt_jax.save(store, "jax/unclosed/" + sys.argv[2], 1, {"w": jnp.ones(4)}, staging=sys.argv[2])
+stores = {}
+for staging in sys.argv[2:]:
+    stores[staging] = ckpt.open(sys.argv[1])
+    run = "jax/unclosed/" + staging
+    ckpt_jax.save(stores[staging], run, 1, {"w": jnp.ones(4)}, staging=staging)
 """
 
 
-@both
-def test_a_script_that_leaves_its_store_open_ends_without_an_error(
-    store: ckpt.Store, cluster: str, staging: str
+def test_a_script_that_leaves_its_stores_open_ends_without_an_error(
+    store: ckpt.Store, cluster: str
 ) -> None:
-    """JAX keeps so much alive that modules are empty before the store goes."""
-    command = [sys.executable, "-c", UNCLOSED, cluster, staging]
+    """JAX keeps so much alive that modules are empty before the stores go."""
+    command = [sys.executable, "-c", UNCLOSED, cluster, *STAGINGS]
     ended = subprocess.run(command, check=True, timeout=WAIT_S, cwd=ROOT, stderr=subprocess.PIPE)
     assert b"__del__" not in ended.stderr
-    run = f"jax/unclosed/{staging}"
-    wait_until(lambda: store.latest(run) == 1, "the stager's commit", WAIT_S)
+    for staging in STAGINGS:
+        run = f"jax/unclosed/{staging}"
+        wait_until(lambda run=run: store.latest(run) == 1, "the stager's commit", WAIT_S)  # type: ignore[misc]
 
 
 PART_BYTES = MiB
