@@ -107,7 +107,7 @@ test-faults: $(READY)
 # An environment with the base and one with [server] for each Python, in which users' commands run.
 # Workers share them, and who has no more to do takes what another has not begun.
 test-wheel: $(WHEEL_READY)
-	$(PYTEST) -n $(WORKERS) --dist worksteal tests/wheel
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow" tests/wheel
 
 # As light as the core, but the benchmark's own: Python alone, no root.
 test-bench: $(READY)

@@ -78,3 +78,11 @@ def test_all_that_make_test_leaves_out_has_a_target_of_its_own() -> None:
     run = " ".join(line for target in targets for line in plan(ROOT, target))
     assert left_out
     assert [one for one in left_out if not re.search(rf"{one}(\s|$)", run)] == []
+
+
+def test_what_does_not_have_its_turn_no_target_runs_but_soak() -> None:
+    """A target that names one test runs that whatever its marks."""
+    targets = re.findall(r"^(test(?:-[a-z]+)?):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    runs = [line for name in targets for line in plan(ROOT, name) if "tests.again" in line]
+    assert len(runs) >= len(targets)
+    assert [line for line in runs if '-m "not slow"' not in line and "::" not in line] == []
