@@ -31,13 +31,15 @@ ARRAYS = {
 
 
 @pytest.fixture
-def directory(server: Environment, tmp_path: Path) -> Iterator[Path]:
-    """DIR of a cluster that `ckptd local` serves."""
+def directory(server_in_turn: Environment, tmp_path: Path) -> Iterator[Path]:
+    """DIR of a cluster that `ckptd local` serves, and two tests use, under every other Python. At
+    each landing every module is imported under each, which is asked below.
+    """
     made = tmp_path / "burst"
     flags = ("--targets", "3", "--code", "2+1", "--restart", "never")
     with (tmp_path / "log").open("wb") as log:
         supervisor = subprocess.Popen(
-            [server.command("ckptd"), "local", made, *flags],
+            [server_in_turn.command("ckptd"), "local", made, *flags],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -59,12 +61,12 @@ def test_the_wheel_is_what_runs(base: Environment, server: Environment) -> None:
 
 
 def test_the_commands_of_the_base_save_a_state_and_load_it_with_a_target_dead(
-    base: Environment, directory: Path, tmp_path: Path
+    base_in_turn: Environment, directory: Path, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "in.npz", **ARRAYS)
 
     def command(*words: object) -> str:
-        ended = base.run("ckpt", *words, CKPT_STORE=f"ckpt+local://{directory}")
+        ended = base_in_turn.run("ckpt", *words, CKPT_STORE=f"ckpt+local://{directory}")
         assert ended.code == 0, (words, ended.err)
         return ended.out
 
@@ -94,8 +96,8 @@ with ckpt.open() as store:
 """
 
 
-def test_a_script_saves_and_loads_with_the_base(base: Environment, directory: Path) -> None:
-    ended = base.script(_TRAINER, CKPT_STORE=f"ckpt+local://{directory}")
+def test_a_script_saves_and_loads_with_the_base(base_in_turn: Environment, directory: Path) -> None:
+    ended = base_in_turn.script(_TRAINER, CKPT_STORE=f"ckpt+local://{directory}")
     assert (ended.code, ended.err) == (0, "")
 
 
