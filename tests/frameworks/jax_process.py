@@ -1,9 +1,9 @@
 """One of several JAX processes.
 
-    python -m tests.frameworks.jax_process URL RANK COUNT PORT save|load|number|overlap
+    python -m tests.frameworks.jax_process URL RANK COUNT PORT [save|load|number|overlap]...
 
-It ends with 0 when all held. Two save, overlap, or load by number; any number loads. Each has four
-devices.
+It does one after the other, and ends with 0 when all held. Two save, overlap, or load by number;
+any number loads. Each has four devices.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import faulthandler
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ SAVERS = 2
 RUN = "jax/processes"
 NUMBERED = "jax/numbered"
 OVERLAPPED = "jax/overlapped"
-LARGE_BYTES = 96 << 20
+LARGE_BYTES = 32 << 20
 """Of what replicas load together."""
 TIMEOUT_S = 120.0
 HANGS_S = 240.0
@@ -269,21 +270,27 @@ def check_rows(store: ckpt.Store, step: int, factor: int) -> None:
 
 def main() -> None:
     faulthandler.dump_traceback_later(HANGS_S)
-    url, rank, count, port, verb = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+    url, rank, count, port, *verbs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
         # They connect at the first of these, and JAX gives that 30 s: not while one of them saves.
         sync_global_devices("begun")
     assert jax.process_count() == count
-    if verb == "save":
-        save(url, rank)
-    elif verb == "number":
-        load_by_number(url, rank)
-    elif verb == "overlap":
-        overlap(url, rank)
-    else:
-        load(url, rank, count)
+    for verb in verbs:
+        if verb == "save":
+            save(url, rank)
+        elif verb == "number":
+            load_by_number(url, rank)
+        elif verb == "overlap":
+            overlap(url, rank)
+        else:
+            load(url, rank, count)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        # At its end JAX waits for the other processes, which may wait for this one.
+        traceback.print_exc()
+        os._exit(1)
