@@ -98,6 +98,8 @@ def check_plain(tensor: torch.Tensor) -> None:
         raise Refused(
             f"a tensor on {tensor.device}", hint="only those of a CPU or an accelerator are stored"
         )
+    if tensor._is_zerotensor():
+        raise Refused("a tensor that has no memory", hint="clone() it")
     if tensor.is_conj() or tensor.is_neg():
         raise Refused("a lazily conjugated or negated tensor", hint="resolve_conj(), resolve_neg()")
     check_memory(tensor)
@@ -115,6 +117,7 @@ def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         or not _DENSE.issuperset(map(_layout_of, tensors))
         or any(map(_is_quantized, tensors))
         or not all(one.type == "cpu" or is_apart(one) for one in set(map(_device_of, tensors)))
+        or any(map(torch.Tensor._is_zerotensor, tensors))
         or any(map(torch.Tensor.is_conj, tensors))
         or any(map(torch.Tensor.is_neg, tensors))
         or not all(map(torch.Tensor.is_contiguous, tensors))

@@ -40,6 +40,11 @@ def freed(shape: tuple[int, ...] = (2, 3)) -> torch.Tensor:
     return tensor
 
 
+def without_memory() -> torch.Tensor:
+    """As autograd makes them for what is zero."""
+    return torch._efficientzerotensor((2, 3))
+
+
 def freed_part() -> torch.Tensor:
     """One that begins within such memory, not where it did."""
     view = torch.ones(4, 3)[2:]
@@ -54,6 +59,7 @@ def freed_part() -> torch.Tensor:
         (quantized, r"a quantized tensor; save int_repr\(\)"),
         (without_shape, "a parameter without a shape; call its module once"),
         (freed, "a tensor that reaches to byte 24 of its memory, which has 0"),
+        (without_memory, r"a tensor that has no memory; clone\(\) it"),
         (freed_part, "a tensor that reaches to byte 48 of its memory, which has 0"),
     ],
 )

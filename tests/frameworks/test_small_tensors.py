@@ -1,5 +1,5 @@
-"""A torch state of thousands of small tensors: what a load does for each of them is little, and
-leaves out nothing that a tensor may be.
+"""A torch state of thousands of small tensors: what a first save and a load do for each of them is
+little, and leaves out nothing that a tensor may be.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import torch
 
 import ckpt_torch
 from ckpt.base.errors import Refused
+from ckpt_torch.staging.stand_ins import StandIns
 from ckpt_torch.tensors import as_array, as_plain_array
 from tests.calls import counted
-from tests.frameworks.test_odd_tensors import freed, nested, quantized, without_shape
+from tests.frameworks.test_odd_tensors import freed, freed_part, nested, quantized, without_shape
 
 FEW, MANY = 500, 3_500
 CALLS_MAX = 100
@@ -25,6 +26,18 @@ CALLS_MAX = 100
 
 def small(count: int) -> dict[str, object]:
     return {"model": {f"layer.{n}.weight": torch.full((16,), float(n)) for n in range(count)}}
+
+
+def test_a_first_save_calls_few_functions_for_each_tensor(cluster: str) -> None:
+    calls = {}
+    for count in (FEW, MANY):
+        state, name = small(count), f"{cluster}/first-calls-{count}/1"
+
+        def save(state: dict[str, object] = state, name: str = name) -> None:
+            ckpt_torch.save(state, checkpoint_id=name)
+
+        _, calls[count] = counted(save)
+    assert (calls[MANY] - calls[FEW]) / (MANY - FEW) < CALLS_MAX
 
 
 def test_a_load_calls_few_functions_for_each_tensor(cluster: str) -> None:
@@ -109,6 +122,9 @@ def test_plain_ones_have_the_array_that_all_have(
     assert not quick.size or quick.ctypes.data == slow.ctypes.data == tensor.data_ptr()
     assert quick.flags.writeable
     assert as_plain_array(tensor, torch.int16) is None, "another dtype"
+    stands_for = StandIns().arrays([tensor])
+    assert stands_for is not None
+    assert [(one.dtype, one.shape) for one in stands_for] == [(slow.dtype, slow.shape)]
 
 
 class Subclass(torch.Tensor):
@@ -126,6 +142,7 @@ def complex_one() -> torch.Tensor:
         nested,
         without_shape,
         freed,
+        freed_part,
         complex_one,
         lambda: complex_one().imag,
         lambda: torch.ones(3).to_sparse(),
@@ -140,3 +157,4 @@ def test_odd_ones_take_the_slow_way(made: Callable[[], torch.Tensor]) -> None:
     odd = made()
     for kind in (torch.float32, torch.complex64, torch.qint8):
         assert as_plain_array(odd, kind) is None
+    assert StandIns().arrays([torch.ones(3), odd]) is None

@@ -171,9 +171,12 @@ def _have_memory(tensors: list[object]) -> bool:
     found = cast(list[torch.Tensor], tensors)
     # A view's own address is that of its memory and more: of freed memory it need not be 0.
     memories = map(torch.Tensor.untyped_storage, found)
-    return all(map(torch.UntypedStorage.data_ptr, memories)) or all(
-        one.untyped_storage().data_ptr() or not one.numel() for one in found
-    )
+    try:
+        return all(map(torch.UntypedStorage.data_ptr, memories)) or all(
+            one.untyped_storage().data_ptr() or not one.numel() for one in found
+        )
+    except RuntimeError:  # Torch has no address of one that stands for zeros.
+        return False
 
 
 _layout_of: Final = attrgetter("layout")
