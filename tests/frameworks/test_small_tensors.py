@@ -21,6 +21,7 @@ from tests.frameworks.test_odd_tensors import freed, freed_part, nested, quantiz
 
 FEW, MANY = 500, 3_500
 CALLS_MAX = 100
+FIRST_SAVE_CALLS_MAX = 70
 """Of Python and C functions, for each tensor."""
 
 
@@ -37,7 +38,7 @@ def test_a_first_save_calls_few_functions_for_each_tensor(cluster: str) -> None:
             ckpt_torch.save(state, checkpoint_id=name)
 
         _, calls[count] = counted(save)
-    assert (calls[MANY] - calls[FEW]) / (MANY - FEW) < CALLS_MAX
+    assert (calls[MANY] - calls[FEW]) / (MANY - FEW) < FIRST_SAVE_CALLS_MAX
 
 
 def test_a_load_calls_few_functions_for_each_tensor(cluster: str) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from ckpt.aio.collector import collector_paused
+from ckpt.base.errors import CkptError
 from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
 from ckpt_client.save.forms import (
     ArrayForm,
@@ -114,7 +115,10 @@ def learn(state: Mapping[str, object], holders: Holders) -> Learnt | None:
         if walk.strange:
             return None
         first = Found()
-        root.gather(state, first)
+        try:
+            root.gather(state, first)
+        except CkptError:  # To lay it out names the path.
+            return None
         devices = devices_of(first.arrays)
         form = learn_form(root, state, _fits(first.arrays, devices))
     return None if form is None else Learnt(form, tuple(walk.plain), devices)
