@@ -15,6 +15,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank, whole_number
 from ckpt.base.limits import WORLD_SIZE_MAX
 
+LAUNCH_KEY_BYTES_MAX: Final = 4096
+"""In UTF-8."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -90,8 +93,11 @@ def find_launch_key(
     None when nothing says so.
     """
     if launch is not None:
+        if not isinstance(launch, str):
+            raise Refused(f"launch={launch!r} is no text", hint="str() of it is")
         if not launch:
             raise Refused("launch= is empty: leave it out, or name this start of the run")
+        _check_key(launch)
         return launch
     elastic = environ.get("TORCHELASTIC_RUN_ID")
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -108,6 +114,16 @@ def find_launch_key(
         if value:
             return f"{name.lower()}:{value}:{restart}"
     return None
+
+
+def _check_key(launch: str) -> None:
+    """It goes to the stager in one packet, and to the coordinator."""
+    try:
+        length = len(launch.encode())
+    except UnicodeEncodeError:
+        raise Refused(f"launch={launch!r} is not valid Unicode") from None
+    if length > LAUNCH_KEY_BYTES_MAX:
+        raise Refused(f"launch= of {length} bytes: 1 to {LAUNCH_KEY_BYTES_MAX} are allowed")
 
 
 @dataclass(slots=True)

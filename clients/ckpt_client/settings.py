@@ -47,11 +47,11 @@ def checked_settings(
         replicas=_choice("replicas", replicas, ReplicaPolicy),
         when_full=_choice("when_full", when_full, FullPolicy),
         unchanged=_choice("unchanged", unchanged, Unchanged),
-        references=references,
+        references=_yes_or_no("references", references),
         arena_bytes_max=_half_of_memory() if arena_bytes_max is None else _size(arena_bytes_max),
         stager_idle_s=check_seconds("stager_idle_s", stager_idle_s),
         start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
-        durable=durable or os.environ.get("CKPT_DURABLE", ""),
+        durable=_place(durable or os.environ.get("CKPT_DURABLE", "")),
     )
 
 
@@ -60,6 +60,23 @@ def _size(arena_bytes_max: int) -> int:
     if count is None or not 0 < count < 1 << 63:
         raise Refused(f"arena_bytes_max={arena_bytes_max!r} is not a number of bytes")
     return count
+
+
+def _yes_or_no(name: str, value: bool) -> bool:
+    if value not in (True, False):
+        raise Refused(f"{name}={value!r} is not True or False")
+    return bool(value)
+
+
+def _place(durable: str) -> str:
+    """Whether it can be opened is found out by the first load that needs it."""
+    scheme, separator, rest = durable.partition("://") if isinstance(durable, str) else ("",) * 3
+    if durable and not (scheme and separator and rest):
+        raise Refused(
+            f"durable={durable!r} is not the URL of an object store",
+            hint="such as s3://BUCKET/PREFIX or file:///DIR; look at $CKPT_DURABLE",
+        )
+    return durable
 
 
 def _choice(

@@ -30,6 +30,23 @@ for allowed in (1, 2):
     except CkptError as error:
         print(type(error).__name__, error)
 """
+LINKS = """
+import os, sys
+from pathlib import Path
+from ckpt.base.errors import CkptError
+from ckpt_client.save.links.stager_link import StagerLink
+from ckpt_client.stager import wire
+
+attach = wire.Attach(
+    pid=os.getpid(), process="host/1/test", rank=3, world_size=4, key=None, directory="",
+    address="127.0.0.1:1", secret_file="/none", arena_bytes_max=1 << 20, idle_s=1.0,
+)
+sys.executable = sys.argv[1]
+try:
+    StagerLink(attach, Path(sys.argv[2]))
+except CkptError as error:
+    print(type(error).__name__, error)
+"""
 
 needs_another_user = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None,
@@ -75,3 +92,17 @@ def test_a_start_that_takes_too_long_is_an_error_of_ours(
     monkeypatch.setattr(detach, "_RELAY_TIMEOUT_S", 0.2)
     with pytest.raises(Unavailable, match=r"did not begin in 0\.2 s; see .*log"):
         start_detached(["-m", "ckpt_client.stager"], log=tmp_path / "log")
+
+
+def test_a_stager_that_ends_as_it_starts_is_said_to(tmp_path: Path) -> None:
+    """Not that process 0 ended before its save did."""
+    program = tmp_path / "python"
+    starts = f'[ "$1" = -I ] && exec {sys.executable} "$@"'  # What starts the stager, not it.
+    program.write_text(f"#!/bin/sh\n{starts}\nkill -KILL $$\n")
+    program.chmod(0o700)
+    ended = subprocess.run(
+        [sys.executable, "-c", LINKS, str(program), str(tmp_path / "stager.log")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.stdout.startswith("Aborted the stager of rank 3 ended as it started; "), ended
+    assert str(tmp_path / "stager.log") in ended.stdout

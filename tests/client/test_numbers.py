@@ -12,6 +12,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import Refused
 from ckpt.base.units import check_seconds
+from ckpt_client.environment import LAUNCH_KEY_BYTES_MAX
 from ckpt_client.settings import Settings, checked_settings
 from tests.client.clikit import run
 
@@ -85,3 +86,30 @@ def test_a_cap_of_memory_that_is_no_size_is_refused_by_name(given: object) -> No
     with pytest.raises(Refused, match=r"arena_bytes_max=.* is not a number of bytes"):
         settings(arena_bytes_max=given)
     assert settings(arena_bytes_max=np.int64(4096)).arena_bytes_max == 4096
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"launch": 5}, "launch=5 is no text"),
+        ({"launch": "\ud800"}, "launch=.* is not valid Unicode"),
+        ({"launch": "ä" * 2049}, "launch= of 4098 bytes: 1 to 4096 are allowed"),
+        ({"references": "no"}, "references='no' is not True or False"),
+        ({"durable": 5}, "durable=5 is not the URL of an object store"),
+        ({"durable": "bucket/runs"}, "durable='bucket/runs' is not the URL of an object store"),
+        ({"durable": "s3://"}, "durable='s3://' is not the URL of an object store"),
+    ],
+)
+def test_an_option_that_no_store_can_have_is_refused_as_it_is_opened(
+    given: dict[str, object], said: str
+) -> None:
+    """Not by a stager that dies of it, or by the first load that needs the object store."""
+    with pytest.raises(Refused, match=said):
+        settings(**given)
+
+
+def test_options_at_their_limits_are_taken() -> None:
+    taken = settings(launch="ä" * 2048, references=np.False_, durable="file:///runs")
+    assert len((taken.launch or "").encode()) == LAUNCH_KEY_BYTES_MAX
+    assert taken.references is False
+    assert taken.durable == "file:///runs"

@@ -8,11 +8,26 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ckpt.base.errors import Aborted
 from ckpt.base.units import US_PER_S
 from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
+
+
+def stager_ended(rank: int, pid: int, log: Path) -> Aborted:
+    """Why no save goes on that this stager had. pid: 0 when it had not come up yet."""
+    if not pid:
+        return Aborted(
+            f"the stager of rank {rank} ended as it started",
+            hint=f"its log is {log}; if nothing is there, the system may have killed it for memory",
+        )
+    return Aborted(
+        f"the stager of rank {rank} (pid {pid}) ended before the save did",
+        hint=f"store.steps() tells what committed; save again; its log is {log}",
+    )
 
 
 @dataclass(slots=True)

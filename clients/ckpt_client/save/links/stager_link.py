@@ -23,7 +23,7 @@ from ckpt.base.units import US_PER_S
 from ckpt_client.local.detach import is_stopped, start_detached
 from ckpt_client.save.copying import NUMPY, Copier, HalfWriter
 from ckpt_client.save.handle import Save
-from ckpt_client.save.links.asked import AskedSave
+from ckpt_client.save.links.asked import AskedSave, stager_ended
 from ckpt_client.save.links.mapped_halves import MappedHalves, SentHalf
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
@@ -415,12 +415,7 @@ class StagerLink:
             self._end(closed_outside())
             return
         if not packet:
-            self._end(
-                Aborted(
-                    f"the stager of rank {self._rank} (pid {self.pid}) ended before the save did",
-                    hint=f"store.steps() tells what committed; save again; its log is {self._log}",
-                )
-            )
+            self._end(stager_ended(self._rank, self.pid, self._log))
             return
         match wire.decode_from_stager(packet):
             case wire.Attached(pid):
