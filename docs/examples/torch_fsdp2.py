@@ -6,6 +6,8 @@
 (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a torchrun 2.13 that shares its store with the ranks gives
 restarted gloo ranks the addresses of the dead ones).
 
+corpus.txt is any text; losses.jsonl gets a line for each start of a rank and each step's loss.
+
 It saves every --every steps beside the training and continues from the newest committed step,
 whatever the number of ranks. With as many ranks as before, losses and parameters are the same bits
 as without any interruption: weights, moments, position in the data and each rank's dropout state
