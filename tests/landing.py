@@ -32,12 +32,13 @@ def turn_of(seeds: int, of: int, every: int = 1) -> int:
 def in_turn(cases: Sequence[object], every: int, first: int = 0) -> list[ParameterSet]:
     """Parameters of a test: each `every`th of the cases has its turn, the others are `slow`. Of a
     test with several parameters a case is a tuple. `first`: the turn of the first case; fewer cases
-    than turns leave landings to other tests.
+    than turns leave landings to other tests; where make runs no tests the first one has its turn.
     """
+    turn = (LANDING if IS_LANDING else first) % every
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),
-            marks=() if number % every == LANDING % every else pytest.mark.slow,
+            marks=() if number % every == turn else pytest.mark.slow,
         )
         for number, case in enumerate(cases, first)
     ]

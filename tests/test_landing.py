@@ -35,6 +35,7 @@ def test_a_campaign_that_has_its_turn_at_every_other_landing_runs_all_seeds(
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 def test_landings_in_a_row_run_each_case_once(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    monkeypatch.setattr(landing, "IS_LANDING", True)
     ran: list[object] = []
     for number in range(1250, 1250 + every):
         monkeypatch.setattr(landing, "LANDING", number)
@@ -44,6 +45,21 @@ def test_landings_in_a_row_run_each_case_once(monkeypatch: pytest.MonkeyPatch, e
             if not each.marks
         ]
     assert sorted(ran) == [(n, str(n)) for n in range(5)]
+
+
+def test_fewer_cases_than_turns_leave_landings_to_other_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_landing(number: int) -> list[object]:
+        monkeypatch.setattr(landing, "LANDING", number)
+        both = (in_turn([(1,), (2,)], every=4), in_turn([(3,), (4,)], every=4, first=2))
+        return [each.values for one in both for each in one if not each.marks]
+
+    monkeypatch.setattr(landing, "IS_LANDING", True)
+    ran = [of_landing(number) for number in range(1252, 1256)]
+    assert ran == [[(1,)], [(2,)], [(3,)], [(4,)]]
+    monkeypatch.setattr(landing, "IS_LANDING", False)
+    assert of_landing(0) == [(1,), (3,)], "a person who runs them has the first of each"
 
 
 def test_what_has_no_turn_is_left_to_soak() -> None:
