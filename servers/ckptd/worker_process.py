@@ -8,6 +8,10 @@ import signal
 import socket
 import threading
 from types import FrameType
+from typing import Final
+
+LOOK_S: Final = 0.5
+"""Between two looks for signals."""
 
 
 def worker_name(program: str) -> str:
@@ -25,3 +29,13 @@ def set_by_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     return stopped
+
+
+def wait_stopped(stopped: threading.Event) -> None:
+    """In the main thread, until that event is set.
+
+    A signal that comes when Python has looked for one and has not begun to wait does not end the
+    wait, nor does one that another thread takes: the main thread wakes up to look.
+    """
+    while not stopped.wait(LOOK_S):
+        continue

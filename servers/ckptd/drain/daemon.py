@@ -31,7 +31,7 @@ from ckptd import config as options
 from ckptd.drain.watch import BurstWatch, CoordinatorWatch
 from ckptd.drain.worker import Reach, StoreWorker
 from ckptd.log import configure, reporter, write_ready_line
-from ckptd.worker_process import set_by_signals, worker_name
+from ckptd.worker_process import set_by_signals, wait_stopped, worker_name
 
 STOP_GRACE_S: Final = 5.0
 """How long workers may take to abort what they began; the next process cleans up the rest."""
@@ -122,7 +122,7 @@ def run_drain(config: DrainConfig, secret: bytes) -> None:
     write_ready_line(
         {"ready": "drain", "pid": os.getpid(), "to": [worker.url for worker in workers]}
     )
-    stopped.wait()
+    wait_stopped(stopped)
     for thread in threads:
         thread.join(STOP_GRACE_S)
     rpc.close()
