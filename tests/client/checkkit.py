@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 from ckpt.format.checksum import xxh3_128
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import CHECKS, exit_code
-from tests.client.clikit import Ended, environment, fill, run
+from tests.client.clikit import Ended, environment, fill, run, run_line
 from tests.waiting import ASKED_S, wait_until
 
 RUN_NAME = "llama/7b"
@@ -63,14 +62,11 @@ class Case:
         return sorted(self.directory.glob(f"targets/*/columns/{prefix}-{step}-*"))
 
     def shell(self, command: str) -> None:
-        """As a person runs it."""
-        done = subprocess.run(
-            ["bash", "-c", command], env=self.environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+        """As a person types it."""
+        done = run_line(command, environ=self.environ)
         # What verifies a lost checkpoint says so by its code.
         codes = (0, 4) if "ckpt verify" in command else (0,)
-        assert done.returncode in codes, f"$ {command}\n{done.stdout}{done.stderr}"
+        assert done.code in codes, f"$ {command}\n{done.out}{done.err}"
 
     def rested(self, change: Callable[[], None]) -> None:
         """Something happens to the files of a cluster that does not run."""

@@ -11,6 +11,8 @@ import io
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -27,6 +29,8 @@ from ckpt_client.cli.main import main
 
 COMMAND = Path(sys.executable).with_name("ckpt")
 TIMEOUT_S = 60.0
+PLAIN = re.compile(r"ckpt [^|&;<>()$`\\]*")
+"""A line that is one command, of words and quotes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,36 @@ def run_installed(*arguments: str, environ: Mapping[str, str] | None = None) -> 
         capture_output=True,
         text=True,
         env=dict(environ) if environ is not None else environment(),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def run_line(line: str, environ: Mapping[str, str]) -> Ended:
+    """A line that a person types: commands of `ckpt`, also after each other by `&&`, here; all else
+    by a shell.
+    """
+    commands = line.split(" && ")
+    if not all(PLAIN.fullmatch(command) for command in commands):
+        return run_in_shell(line, environ)
+    out, err = "", ""
+    for command in commands:
+        ended = run(*shlex.split(command)[1:], environ=environ)
+        out, err = out + ended.out, err + ended.err
+        if ended.code:
+            break
+    return Ended(ended.code, out, err)
+
+
+def run_in_shell(line: str, environ: Mapping[str, str]) -> Ended:
+    """A line for bash, whose pipes end as their first failing command does."""
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=dict(environ),
         timeout=TIMEOUT_S,
         check=False,
     )

@@ -16,14 +16,12 @@ import pytest
 
 from ckpt.protocol.coordinator.reading.checks import CHECKS
 from ckpt_client.cli.exits import MEANINGS
-from tests.client.clikit import TIMEOUT_S, Ended, environment, run
+from tests.client.clikit import PLAIN, TIMEOUT_S, Ended, environment, run, run_in_shell
 from tests.waiting import ASKED_S, wait_until
 from tests.warm_child import start_script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 FOLDERS = ("/scratch", "/etc", "/var/lib", "/mnt")
-PLAIN = re.compile(r"ckpt [^|&;<>()$`\\]*")
-"""A line that is one command, of words and quotes alone."""
 NAME = re.compile(r"ckpt(?: [a-z][a-z-]*(?!\S))*")
 """Of the command in a line, before its operands and options."""
 SCRIPT = re.compile(r"python3 -c '([^']*)'")
@@ -67,7 +65,7 @@ class Shell:
                 self._start(words)
             case _:
                 code = int(remark or 0)
-                ended = self._answered(command, code) or self._finished(command)
+                ended = self._answered(command, code) or run_in_shell(command, self._environ)
                 assert ended.code == code, f"$ {command}\n{ended.out}{ended.err}"
                 return ended.out
         return ""
@@ -142,17 +140,6 @@ class Shell:
         with child.stdout:
             out = child.stdout.read()
         return Ended(child.wait(TIMEOUT_S), out.decode(), "")
-
-    def _finished(self, command: str) -> Ended:
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self._environ,
-            timeout=TIMEOUT_S,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
 
     def _end(self, daemon: subprocess.Popen[bytes]) -> None:
         daemon.terminate()
