@@ -364,9 +364,10 @@ def test_a_script_that_leaves_its_stores_open_ends_without_an_error(
     command = [sys.executable, "-c", UNCLOSED, cluster, *STAGINGS]
     ended = subprocess.run(command, check=True, timeout=WAIT_S, cwd=ROOT, stderr=subprocess.PIPE)
     assert b"__del__" not in ended.stderr
-    for staging in STAGINGS:
-        run = f"jax/unclosed/{staging}"
-        wait_until(lambda run=run: store.latest(run) == 1, "the stager's commit", WAIT_S)  # type: ignore[misc]
+    runs = [f"jax/unclosed/{staging}" for staging in STAGINGS]
+    wait_until(
+        lambda: [store.latest(run) for run in runs] == [1, 1], "the stagers' commits", WAIT_S
+    )
 
 
 PART_BYTES = MiB
