@@ -85,6 +85,13 @@ def parse_stored(url: str) -> tuple[str, RunName, Step | None]:
     return f"{scheme}://{root}", check_run_name(run), found
 
 
+def store_above(url: str, run: str, whole: str) -> str | None:
+    """Where `url` is a folder of the run `whole`, and `run` its last part: the URL of the store."""
+    folder = "/" + run_prefix(whole)[: -len(run_prefix(run))].rstrip("/")
+    fits = whole.endswith(f"/{run}") and url.endswith(folder)
+    return url.removesuffix(folder) if fits else None
+
+
 def _segment(part: str) -> str:
     if not part:
         return "="

@@ -120,7 +120,11 @@ class StoredCheckpoint:
         where = f"{sink.url}/{prefix}{names.COMMITTED}"
         marker = decode(Marker, sink.get(prefix + names.COMMITTED), where)
         if marker.header.key != (run, step, generation):
-            raise Refused(f"{where} is the marker of {marker.header}: it was put in a wrong place")
+            header, meant = marker.header, names.store_above(sink.url, run, marker.header.run)
+            if meant is not None and header.key[1:] == (step, generation):
+                url = f"{meant}//{header.run}@{step}"
+                raise Refused(f"{where} is of run {header.run!r}", hint=f"name it after //: {url}")
+            raise Refused(f"{where} is the marker of {header}: it was put in a wrong place")
         if marker.manifest.bytes > MANIFEST_BYTES_MAX:
             raise Corrupt(f"{where}: a manifest of {marker.manifest.bytes} bytes")
         raw = read_file(sink, prefix, marker.manifest)

@@ -65,6 +65,18 @@ def test_another_world_size_is_told_what_to_say(url: str) -> None:
         ckpt.load(f"{url}@500")
 
 
+@pytest.mark.parametrize("step", ["", "@500"])
+def test_a_run_with_a_slash_that_was_taken_for_a_folder_is_named_with_its_url(
+    url: str, step: str
+) -> None:
+    """As `s3://bucket/team/run@12`, which is the run of `s3://bucket/team` alone."""
+    store, _, run = url.rpartition("//")
+    with pytest.raises(ckpt.Refused) as refused:
+        ckpt.load(f"{store}/{run}{step}", whole=True)
+    assert str(refused.value).endswith(f"is of run 'team/llama 7b'; name it after //: {url}@500")
+    assert same_bits(ckpt.load(f"{url}@500", whole=True)["w"], BIG)  # type: ignore[index]
+
+
 def test_what_is_not_there_is_told(url: str) -> None:
     with pytest.raises(ckpt.NotFound, match="llama 7b@501"):
         ckpt.load(f"{url}@501", whole=True)
