@@ -140,6 +140,8 @@ class Store(HereOnly, Keeper):
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            for guard in self._guards:
+                guard.store_is_gone()
             self._leave()
 
     @property

@@ -1,8 +1,9 @@
-"""A store that nobody has any more, while one of its saves is under way."""
+"""A store that nobody has any more, while one of its saves is under way or a guard watches."""
 
 from __future__ import annotations
 
 import gc
+import signal
 import weakref
 from collections.abc import Iterator
 
@@ -43,3 +44,26 @@ def test_a_store_closes_once_the_save_that_kept_it_was_waited_for(url: str) -> N
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_a_guard_whose_store_nobody_keeps_says_that_it_watches_no_more(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = signal.getsignal(signal.SIGUSR1)
+    guard = ckpt.open(url).preemption("watched", signals=("SIGUSR1",))
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    (said,) = (one.getMessage() for one in caplog.records if one.name == "ckpt.preemption")
+    assert said.startswith("watched: its store is gone")
+    assert "keep what ckpt.open returns" in said
+    guard.close()
+
+
+def test_a_guard_that_was_closed_says_nothing_when_its_store_goes(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ckpt.open(url)
+    store.preemption("closed", signals=("SIGUSR1",)).close()
+    gone = weakref.ref(store)
+    del store
+    assert gone() is None
+    assert not [one for one in caplog.records if one.name == "ckpt.preemption"]

@@ -242,6 +242,18 @@ class PreemptionGuard:
             self._events.put(None)
             self._thread.join()
 
+    def store_is_gone(self) -> None:
+        """Nobody has its store any more, so that the store ends: from now on a signal ends this
+        process.
+        """
+        if not self._closed:
+            _log.warning(
+                "%s: its store is gone, as nobody kept it, and this guard with it: a signal ends"
+                " this process again; keep what ckpt.open returns as long as the guard",
+                self._run,
+            )
+        self.close()
+
     # ----------------------------------------------------------------------- what is heard
 
     def joined(self, launch: LaunchNumber) -> None:
