@@ -175,9 +175,13 @@ def copies_of_index_and_record_that_are_gone(folder: Path) -> None:
         files = [*case.directory.glob(f"targets/{holder}/documents/*{prefix}-1*")]
         assert len(files) == 2
         case.rested(lambda: [path.unlink() for path in files] and None)
-        text = run("show", f"{RUN_NAME}@1", environ=case.environ).out
-        assert f"record        {other}; 1 of 2 copies\n" in text
-        assert f"({holder})" in text
+
+        def are_missed() -> bool:
+            text = run("show", f"{RUN_NAME}@1", environ=case.environ).out
+            return f"record        {other}; 1 of 2 copies\n" in text and f"({holder})" in text
+
+        # A target that has just begun may not have said yet what it holds.
+        wait_until(are_missed, "both copies are missed", PATIENCE_S, ASKED_S)
         assert " 0 + 2 documents " in run("ls", environ=case.environ).out
         case.prove(
             "REDUNDANCY_LOW", f"^ckpt rm {RUN_NAME}@1$", "(2 copies of index or record missing)"
