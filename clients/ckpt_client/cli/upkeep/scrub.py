@@ -5,8 +5,8 @@ Without ID all live targets do. Each target also scrubs by itself, all that it k
 small share of the device, and pauses while columns are written or read. Ctrl-C ends the waiting,
 not the pass.
 
-Exit code 0: all is whole. 3: something is damaged; `ckpt verify` says whether a checkpoint can
-still be read. 75: a target is out of reach.
+Exit code 0: all is whole; what was damaged and made again meanwhile is. 3: something is damaged;
+`ckpt verify` says whether a checkpoint can still be read. 75: a target is out of reach.
 """
 
 from __future__ import annotations
