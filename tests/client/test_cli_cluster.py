@@ -21,7 +21,7 @@ from ckpt_client.cli.cluster import is_running
 from ckpt_client.store import Store
 from tests.client.clikit import environment, fill, on_terminal, run
 from tests.client.remote_daemons import remote
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 TARGETS = ("t0", "t1", "t2", "t3")
 TARGET_FIELDS = {
@@ -263,6 +263,11 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     page = opened_page(page_of(run("status", "--store", store).out))
     assert f"<code>ckpt status --store {store}</code>" in page
     assert "ckptd target" not in page, "its supervisor has the words"
+    waits = re.compile(r"^waits   5 min for a target that is away; t1: .+ more$", re.MULTILINE)
+    wait_until(
+        lambda: waits.search(run("repair", "--store", store).out) is not None, "it is waited for",
+        poll_s=ASKED_S,
+    )  # fmt: skip
 
     (row,) = run("ls", "single", "--json", "--store", store).document()["steps"]
     document = run("show", "llama/7b@3", "--json", "--store", store).document()

@@ -138,3 +138,21 @@ def test_damage_that_was_just_found_is_about_to_be_due() -> None:
     bench.tick(1)
     view = bench.ask("repair")
     assert (view["columns_due"], view["soon"]) == (1, [])
+
+
+def test_who_is_away_is_named_with_the_time_that_it_is_waited_for() -> None:
+    bench, id = saved()
+    lost = holders(bench, id)[1]
+    bench.stop(lost.id)
+    bench.tick(2 * LEASE_S)
+    left = []
+    for _ in range(2):
+        view: Any = bench.ask("repair")
+        (awaited,) = view["awaited"]
+        assert awaited["target"] == lost.id
+        left.append(awaited["left_s"])
+        bench.tick(5)
+    assert left[0] - left[1] == 5
+    bench.tick(left[1])
+    view = bench.ask("repair")
+    assert view["awaited"] == []

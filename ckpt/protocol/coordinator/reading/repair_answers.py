@@ -37,6 +37,14 @@ class BalanceView(Struct, frozen=True):
     bytes_moved: int = 0
 
 
+class AwaitedTarget(Struct, frozen=True):
+    """A target that is away. Where payloads can lose no more, its columns are due all the same."""
+
+    target: str
+    left_s: float
+    """Seconds until all of them are due."""
+
+
 class RepairView(Struct, frozen=True):
     """What lacks columns and can have them again now, and what repair has done."""
 
@@ -78,3 +86,5 @@ class RepairView(Struct, frozen=True):
     """Why more may be due in a moment; empty: nothing speaks for that."""
     measured: RepairMeasured | None = None
     """How fast lost columns were made again, also under earlier coordinators; None: unknown."""
+    awaited: tuple[AwaitedTarget, ...] = ()
+    """Whose columns are not due yet, since they may come back."""

@@ -9,8 +9,14 @@ from msgspec import UnsetType
 
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.cluster.membership import Membership
+from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.reading.checks import START_WORKER
-from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairTaskView, RepairView
+from ckpt.protocol.coordinator.reading.repair_answers import (
+    AwaitedTarget,
+    BalanceView,
+    RepairTaskView,
+    RepairView,
+)
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
@@ -68,6 +74,7 @@ def repair_view(repairs: Repairs, members: Membership) -> RepairView:
         soon=tuple(_soon(repairs, members)),
         rebuild_after_s=None if repairs.after_us is None else repairs.after_us / US_PER_S,
         measured=None if isinstance(measured, UnsetType) else measured,
+        awaited=tuple(_awaited(repairs.after_us, members)),
     )
 
 
@@ -84,6 +91,17 @@ def _soon(repairs: Repairs, members: Membership) -> Iterator[str]:
         yield "what is due is looked through again"
     if not repairs.documents.is_settled:
         yield "copies of indexes and commit records are looked through"
+
+
+def _awaited(after_us: int | None, members: Membership) -> Iterator[AwaitedTarget]:
+    """None where nothing is ever made again; who is about to come is named elsewhere."""
+    if after_us is None:
+        return
+    now_us = members.now_us
+    for target in members.all():
+        if is_awaited(members, target, now_us, after_us) and not members.is_coming(target):
+            away_us = now_us - members.away_since_us(target)
+            yield AwaitedTarget(target.id, (after_us - away_us) / US_PER_S)
 
 
 def _balance(balancer: Balancer) -> BalanceView:

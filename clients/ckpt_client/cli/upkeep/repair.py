@@ -14,6 +14,7 @@ does (0: no cap); --as-configured returns to the options. All of this is durable
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import format_bytes, format_seconds, parse_bytes
@@ -33,6 +34,8 @@ EXAMPLE = (
     "ckpt repair set --floor-bytes 4MiB --cap-bytes 200MB"
 )
 NOTHING_SAID = SetRepair()
+NAMED_MAX: Final = 3
+"""Most targets that one line names."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -133,11 +136,7 @@ def _show(view: RepairView, output: Output, *, is_local: bool) -> None:
     cap = f"{format_bytes(view.cap_bytes)}/s" if view.cap_bytes else "no cap"
     floor = f"{format_bytes(view.floor_bytes)}/s"
     output.line(f"takes   {floor} of each target beside saves and loads, else {cap}")
-    waits = view.rebuild_after_s
-    output.line(
-        "waits   nothing is ever made again (repair = false of the coordinator)" if waits is None
-        else f"waits   {format_seconds(waits)} for a target that is away"
-    )  # fmt: skip
+    output.line(f"waits   {_waits_text(view)}")
     if view.paused_at_s is not None:
         output.line(f"paused  {age_text(view.paused_at_s)}: ckpt repair resume")
     output.line(f"worker  {_worker_text(view.worker_heard_s, is_local=is_local)}")
@@ -149,6 +148,17 @@ def _worker_text(heard_s: float | None, *, is_local: bool) -> str:
     if heard_s is not None:
         return f"heard {format_seconds(heard_s)} ago"
     return f"none was heard: {'one starts when it is needed' if is_local else 'run ckptd repair'}"
+
+
+def _waits_text(view: RepairView) -> str:
+    """For whom, before what they have is made again."""
+    if view.rebuild_after_s is None:
+        return "nothing is ever made again (repair = false of the coordinator)"
+    named = [f"{one.target}: {format_seconds(one.left_s)} more" for one in view.awaited[:NAMED_MAX]]
+    if len(view.awaited) > NAMED_MAX:
+        named.append(f"and {len(view.awaited) - NAMED_MAX} targets")
+    rule = f"{format_seconds(view.rebuild_after_s)} for a target that is away"
+    return "; ".join((rule, *named))
 
 
 def _left_text(view: RepairView) -> str:
