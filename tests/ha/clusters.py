@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from ckpt.aio.net.rpc import RpcClient
+from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.handshake import Caller
 from tests.e2e_remote.cluster import Daemon
 from tests.ha.coordinators import CODE, Coordinators
@@ -70,6 +74,13 @@ class SharedCluster(Coordinators):
     def client(self) -> RpcClient:
         """Of whoever leads."""
         return RpcClient(self.addresses, Caller(self.secret, Role.ADMIN, "test"))
+
+    def live_count(self) -> int:
+        """Of targets, as whoever leads says."""
+        with self.client() as client:
+            _, bulk = client.call(Ask("status"), timeout_s=30.0)
+        view = msgspec.json.decode(bytes(bulk), type=StatusView)
+        return sum(one.state == "live" for one in view.targets)
 
     def end(self) -> None:
         for daemon in self.targets.values():

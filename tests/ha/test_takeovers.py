@@ -16,7 +16,7 @@ from ckpt_client.cli.main import main
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, names_in, pairs_in, value_of
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 RUN = "llama/7b"
 WAIT_S = 60.0
@@ -196,6 +196,9 @@ def test_space_that_stands_for_the_next_save_is_used_by_it_under_the_next_leader
         before = cluster.leader()
         cluster.kill(before, signal.SIGKILL)
         cluster.leader(but=before)
+        # What stands on a target that is late is an orphan once the save has been planned.
+        all_here = lambda: cluster.live_count() == len(cluster.targets)  # noqa: E731
+        wait_until(all_here, "all targets are here", poll_s=ASKED_S)
         store.save(RUN, 2, state(2)).wait(WAIT_S)
         wait_until(lambda: not stood & reserved(), "the save has used it, or given it back")
         wait_until(lambda: len(reserved()) == len(cluster.targets), "the same for the next one")
