@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor import Shard as ShardPlacement
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parameter import is_lazy
 
 from ckpt.base.errors import Refused
+from ckpt_torch.dtensors import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 Extent = tuple[int, ...]
 
@@ -52,7 +54,7 @@ def held(value: object) -> Held:
     """The rank's boxes of a tensor. Raises Refused for one whose parts are not summed yet, and for
     a nested one or one of a lazy module, which have no shape.
     """
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         return _held_of_dtensor(value)
     if isinstance(value, ShardedTensor):
         boxes = tuple(
@@ -70,6 +72,8 @@ def held(value: object) -> Held:
 
 
 def _held_of_dtensor(value: DTensor) -> Held:
+    from torch.distributed.tensor import Replicate
+
     shape = tuple(value.shape)
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
@@ -98,13 +102,15 @@ def mesh_holders(value: object) -> Extent:
     """Ranks that hold the same boxes of a DTensor as this one, ascending, as far as its mesh says;
     empty for anything else.
     """
-    if not isinstance(value, DTensor) or value.device_mesh.get_coordinate() is None:
+    if not is_dtensor(value) or value.device_mesh.get_coordinate() is None:
         return ()
     return _same_place(value.device_mesh, tuple(value.placements))
 
 
 @lru_cache(maxsize=1024)
 def _same_place(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Extent:
+    from torch.distributed.tensor import Replicate
+
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
     index = tuple(
@@ -119,6 +125,10 @@ def _axis_parts(
     shape: Extent, mesh_shape: Extent, coordinate: Extent, placements: tuple[Placement, ...]
 ) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """For each axis, runs (local start, global start, length); an empty axis has one empty run."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as ShardPlacement
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     runs = [[(0, size)] for size in shape]
     for parts, place, placement in zip(mesh_shape, coordinate, placements, strict=True):
         if isinstance(placement, Replicate):

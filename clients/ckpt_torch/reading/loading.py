@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ckpt.aio.collector import collector_paused
@@ -27,6 +26,7 @@ from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
 from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.store import Store
+from ckpt_torch.dtensors import is_dtensor
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.order import LoadOrder
@@ -176,7 +176,7 @@ def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
     for leaf in leaf_values(state):
         if type(leaf) in PLAIN_TENSORS:
             yield cast(torch.Tensor, leaf)
-        elif isinstance(leaf, DTensor):
+        elif is_dtensor(leaf):
             yield leaf.to_local()
         # That is a tensor as well, which has no bytes of its own.
         elif isinstance(leaf, ShardedTensor):

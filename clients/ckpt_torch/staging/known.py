@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
 
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError
@@ -35,11 +33,16 @@ from ckpt_client.save.packing import StateLayout
 from ckpt_client.save.state import ARRAYS
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
+from ckpt_torch.dtensors import dtensor_type, is_dtensor
 from ckpt_torch.exchange import Holders, Shape
 from ckpt_torch.place import Who
 from ckpt_torch.staging.copying import Devices, devices_of
 from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import is_plain
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +216,7 @@ class _Walk:
             self.plain.append(name)
             common = len(self._holders.plain[name]) == self._holders.world_size
             return CopiedScalarForm() if common else ScalarForm()
-        if isinstance(value, DTensor):
+        if is_dtensor(value):
             return self._dtensor(value)
         self.strange |= type(value) not in PLAIN_TENSORS and type(value) not in ARRAYS
         return _ARRAY
@@ -232,9 +235,9 @@ class DTensorForm:
     placements: tuple[Placement, ...]
 
     def gather(self, value: object, found: Found) -> bool:
-        if type(value) is not DTensor:
+        if type(value) is not dtensor_type():
             return False
-        cut = cast(DTensor, value)
+        cut = cast("DTensor", value)
         found.wholes.append((len(found.arrays), cut))
         found.arrays.append(cut.to_local())
         same = cut.shape == self.shape and cut.placements == self.placements

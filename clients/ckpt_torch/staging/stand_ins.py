@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ckpt.base.errors import Refused
 from ckpt_client.load.contents import shape_alone
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.state import AnyArray
+from ckpt_torch.dtensors import is_dtensor
 from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tensors import are_plain, as_array, as_shape, numpy_dtype
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _shape_of: Final[Callable[[torch.Tensor], torch.Size]] = attrgetter("shape")
 _dtype_of: Final[Callable[[torch.Tensor], torch.dtype]] = attrgetter("dtype")
@@ -46,7 +49,7 @@ class StandIns:
         """
         array = as_shape(tensor)
         self._note([array], [tensor])
-        if isinstance(whole, DTensor):
+        if is_dtensor(whole):
             self._wholes[id(array)] = whole
         return array
 

@@ -14,8 +14,9 @@ from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from ckpt_torch.dtensors import is_dtensor
 
 
 class StepWatcher(Protocol):
@@ -110,4 +111,4 @@ def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     parameters = (one for group in optimizer.param_groups for one in group["params"])
     for one in (*parameters, *states):
         if isinstance(one, torch.Tensor):
-            yield one._local_tensor if isinstance(one, DTensor) else one
+            yield one._local_tensor if is_dtensor(one) else one
