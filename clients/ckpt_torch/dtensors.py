@@ -1,5 +1,5 @@
-"""Is it a DTensor? Asked without torch.distributed.tensor, whose import takes a second of CPU, sympy
-and all: who has a DTensor has imported it, and where nobody has, nothing is one.
+"""Is it a DTensor? Asked without torch.distributed.tensor, whose import takes a second of CPU, with
+sympy and all: who has a DTensor has imported it, and where nobody has, nothing is one.
 """
 
 from __future__ import annotations
