@@ -107,6 +107,20 @@ def leaf_values(tree: object) -> Iterator[object]:
             yield from leaf_values(child)
 
 
+def settled(tree: object) -> object:
+    """The same leaves in plain dicts, lists and tuples of ours, whose order and number stay: those
+    of the caller may be another thread's as well, and a mapping of theirs may turn its order.
+    """
+    if isinstance(tree, Mapping):
+        return {
+            key: child if type(child) in _LEAVES else settled(child) for key, child in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        items = [settled(child) for child in tree]
+        return items if isinstance(tree, list) else tuple(items)
+    return tree
+
+
 def is_container(value: object) -> TypeGuard[Mapping[object, object] | Sequence[object]]:
     """Whether it has leaves below it."""
     return type(value) not in _LEAVES and isinstance(value, Mapping | list | tuple)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ import torch.distributed.checkpoint as dcp
 
 import ckpt
 import ckpt_torch
+from ckpt_client.save.packing import PackingPlan, plan_packing
 from ckpt_client.save.state import encoded_scalar, flatten
+from ckpt_torch.place import Who
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
 from ckpt_torch.staging.parts import parts_of
 from ckpt_torch.tree import PICKLE_KEY, pickled
@@ -58,6 +61,60 @@ def test_containers_keep_their_types_and_get_their_values(cluster: str) -> None:
     assert {key: type(one) for key, one in found.items()} == {
         key: type(one) for key, one in wanted.items()
     }
+
+
+class Turning(Mapping[str, object]):
+    """It begins at another key each time."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+        self._turns = 0
+
+    def __getitem__(self, key: str) -> object:
+        return self._values[key]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[str]:
+        self._turns += 1
+        keys, begin = list(self._values), self._turns % len(self._values)
+        return iter(keys[begin:] + keys[:begin])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_a_mapping_that_turns_its_order_has_each_value_under_its_name(
+    cluster: str, count: int
+) -> None:
+    values = {f"k{n}": torch.full((3,), float(n)) for n in range(count)}
+    for step in (1, 2):
+        name = f"{cluster}/turning-{count}/{step}"
+        ckpt_torch.save({"m": Turning(values)}, checkpoint_id=name)
+        found = {key: torch.zeros(3) for key in values}
+        ckpt_torch.load({"m": found}, checkpoint_id=name)
+        assert {key: one.tolist() for key, one in found.items()} == {
+            key: one.tolist() for key, one in values.items()
+        }
+
+
+def test_a_key_that_comes_while_ranks_meet_moves_no_value_to_another_name(cluster: str) -> None:
+    """Another thread's, between a look at the state and its layout."""
+    metrics: dict[str, object] = {}
+    state: dict[str, object] = {"metrics": metrics, "w": torch.ones(3), "b": torch.zeros(3)}
+    parts = parts_of(state, False)
+    metrics["late"] = torch.full((3,), 5.0)
+    assert not parts.are_of(state)
+    declared: list[object] = []
+
+    def lay_out(tree: object) -> PackingPlan:
+        declared.append(tree)
+        return plan_packing(flatten(tree), 0, 1)
+
+    parts.laid_out(lay_out, parts.guessed_holders(Who(0, 1, None, False)))
+    (tree,) = declared
+    assert isinstance(tree, dict)
+    assert list(tree) == ["metrics", "w", "b"]
+    assert tree["metrics"] == {}
 
 
 @pytest.mark.parametrize("staging", ["copy", "overlap"])

@@ -23,9 +23,7 @@ from ckpt_client.save.packing import TAIL_BYTES, PackingPlan, Picker, Span, Stat
 from ckpt_client.save.state import AnyArray
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-Place = tuple[int, str, tuple[int, ...]]
+ArrayPlace = tuple[int, str, tuple[int, ...]]
 """(offset in the half, dtype, shape) of an array that lies there in one piece."""
 
 
@@ -40,7 +38,7 @@ class Copier(Protocol):
     def accelerators(self) -> Sequence[Accelerator]:
         """The accelerators on which arrays lie; none for arrays in host memory."""
 
-    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+    def places(self, memory: Bytes, wanted: Iterable[ArrayPlace]) -> list[object]:
         """Arrays over parts of the memory."""
 
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
@@ -62,7 +60,7 @@ class NumpyCopier:
     kind: Hashable = "numpy"
     accelerators: Sequence[Accelerator] = ()
 
-    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+    def places(self, memory: Bytes, wanted: Iterable[ArrayPlace]) -> list[object]:
         # To cut, view and reshape the memory instead costs twice as much.
         return [np.ndarray(shape, dtype_of(dtype), memory, at) for at, dtype, shape in wanted]
 

@@ -14,7 +14,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt_client.accelerator import Accelerator, OutPlan, StreamPoint
-from ckpt_client.save.copying import NUMPY, Bytes, Place, copy_bytes
+from ckpt_client.save.copying import NUMPY, ArrayPlace, Bytes, copy_bytes
 from ckpt_client.save.packing import Picker, picker
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
@@ -98,7 +98,7 @@ class TorchCopier:
 
     # What these two make serves later saves as well, which may be outside of inference mode.
     @torch.inference_mode(False)
-    def places(self, memory: Bytes, wanted: Iterable[Place]) -> list[object]:
+    def places(self, memory: Bytes, wanted: Iterable[ArrayPlace]) -> list[object]:
         return list(map(_tensor_over, NUMPY.places(memory, wanted)))
 
     @torch.inference_mode(False)

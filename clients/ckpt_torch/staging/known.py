@@ -136,7 +136,7 @@ def remember(
     *,
     supposed: bool = False,
 ) -> None:
-    """Keep the form of what was just laid out."""
+    """Keep the form of what was just laid out, or nothing when it is not one of ours."""
     _known.pop(store, None)
     if learnt is not None:
         _known[store] = Known(
@@ -188,8 +188,6 @@ def _have_memory(tensors: list[object]) -> bool:
 
 _layout_of: Final = attrgetter("layout")
 _DENSE: Final = frozenset((torch.strided,))
-
-
 _ARRAY: Final = ArrayForm()
 
 

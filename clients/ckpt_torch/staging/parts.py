@@ -27,10 +27,12 @@ from ckpt_torch.tree import (
     as_scalar,
     is_array,
     is_plain,
+    leaf_values,
     leaves,
     pickle_name,
     pickled,
     replaced,
+    settled,
 )
 
 
@@ -41,8 +43,8 @@ def parts_of(
 
     check_finite: as `ckpt_torch.async_save` takes it.
     """
-    parts = StateParts(state, allow_pickle, check_finite)
     with collector_paused():
+        parts = StateParts(settled(state), allow_pickle, check_finite)
         parts.add_all()
     return parts
 
@@ -61,7 +63,8 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
 class StateParts:
     """I look at each leaf of a state once: what it is, and where its memory lies."""
 
-    state: Mapping[str, object]
+    state: object
+    """Settled."""
     allow_pickle: bool
     check_finite: bool | tuple[str, ...]
     stand_ins: StandIns = field(default_factory=StandIns)
@@ -85,6 +88,10 @@ class StateParts:
         for name, leaf in self.leaves:
             if arrays is None or type(leaf) not in PLAIN_TENSORS:
                 self._add(name, leaf)
+
+    def are_of(self, state: object) -> bool:
+        """Whether the state has these leaves still, and no others, in their order."""
+        return list(map(id, leaf_values(state))) == [id(leaf) for _, leaf in self.leaves]
 
     def _add(self, name: str, leaf: object) -> None:
         try:
