@@ -30,7 +30,7 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str:
         name = dtype.name
         if _EXTENSION.fullmatch(name):
             return name
-    elif _NUMPY.fullmatch(dtype.str) and dtype.fields is None and dtype.subdtype is None:
+    elif _NUMPY.fullmatch(dtype.str) and dtype.fields is None:
         return dtype.str
     raise Refused(
         f"dtype {dtype} cannot be stored",

@@ -42,12 +42,23 @@ def test_there_are_extensions() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [np.dtype(object), np.dtype([("a", "<f4")]), np.dtype("V8"), np.dtype(("<f4", (2,)))],
+    [
+        np.dtype(object), np.dtype([("a", "<f4")]), np.dtype("V8"), np.dtype(("<f4", (2,))),
+        np.dtype((np.int32, {"low": (np.int16, 0), "high": (np.int16, 2)})),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_objects_and_structures_are_refused(dtype: np.dtype[np.generic]) -> None:
     with pytest.raises(Refused):
         dtype_name(dtype)
+
+
+def test_an_extension_in_the_other_byte_order_is_refused() -> None:
+    """Its name says nothing of an order: it would be read in this machine's."""
+    swapped = np.dtype(ml_dtypes.bfloat16).newbyteorder()
+    assert swapped.name == "bfloat16"
+    with pytest.raises(Refused):
+        dtype_name(swapped)
 
 
 @pytest.mark.parametrize(

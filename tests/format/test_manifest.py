@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, PayloadId, Rank, RunName, Step
+from ckpt.base.limits import WORLD_SIZE_MAX
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.layout import Layout
@@ -68,6 +69,24 @@ def test_a_lying_writer_is_refused_or_read(
 def test_a_payload_too_large_for_its_cells_is_refused() -> None:
     with pytest.raises(Refused, match="larger cells"):
         manifest_bytes(Layout(Code(4, 2), 1 << 44, 4096))
+
+
+@pytest.mark.parametrize(("rank", "is_read"), [(WORLD_SIZE_MAX - 1, True), (WORLD_SIZE_MAX, False)])
+def test_a_rank_that_no_world_has_is_refused(rank: int, is_read: bool) -> None:
+    """Ranks are numbered below the size of the largest world."""
+    layout = Layout(Code(2, 1), 8192, 4096)
+    document = encode_manifest(
+        RankManifest(
+            PayloadId(PAYLOAD.checkpoint, Rank(rank)), LaunchNumber(1), layout.code, 1, 1,
+            layout.payload_bytes, layout.cell_bytes, np.zeros((1, 3), np.uint32),
+            np.zeros(3, np.uint32),
+        )
+    )  # fmt: skip
+    if is_read:
+        assert decode_manifest(document).payload.rank == rank
+        return
+    with pytest.raises(Corrupt, match="out of bounds"):
+        decode_manifest(document)
 
 
 def test_a_document_over_the_bound_is_refused_before_anything_is_read_of_it(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ckpt.base.errors import Aborted, Corrupt, NoSpace, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, LaunchNumber
@@ -312,6 +315,49 @@ def test_a_target_that_has_ended_the_connection_is_dialed_again(data: Columns) -
         made[0].end_sessions()
         assert sent_to(room, data, sources, made[0], 1)
         assert len(made[0].handler.opened_) == 2
+
+
+def test_nor_is_one_that_took_it_over_the_connection_of_an_earlier_column(data: Columns) -> None:
+    with (
+        holders(data, {5: "absent"}) as sources,
+        targets(1) as made,
+        RebuildRoom(HASTY) as room,
+    ):
+        assert sent_to(room, data, sources, made[0], 5)
+        made[0].behaviour.no_seal, count = True, made[0].fragment_count
+
+        def check() -> None:
+            if made[0].fragment_count > count:
+                made[0].end_sessions()
+
+        lost = LostColumns(
+            job(data, sources, Landings()), LAUNCH, {ColumnNumber(1): made[0].place(2)}
+        )
+        with pytest.raises(Unavailable):
+            rebuild_columns(lost, room, SENDING, lambda _size: None, check)
+        assert len(made[0].handler.opened_) == 1
+
+
+def test_a_target_that_is_gone_is_dialed_once(data: Columns) -> None:
+    with holders(data, {5: "absent"}) as sources, targets(1) as made:
+        place = structs.replace(made[0].place(1), address="127.0.0.1:1")
+        source = job(data, sources, Landings())
+        with pytest.raises(Unavailable):
+            rebuild(LostColumns(source, LAUNCH, {ColumnNumber(5): place}), lambda _size: None)
+        assert not made[0].handler.opened_
+
+
+def test_a_unix_socket_on_which_nobody_answers_is_no_target_that_is_gone(
+    data: Columns, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead"))
+    with holders(data, {5: "absent"}) as sources, targets(1) as made:
+        place = structs.replace(made[0].place(1), unix=str(tmp_path / "dead"))
+        source = job(data, sources, Landings())
+        lost = LostColumns(source, LAUNCH, {ColumnNumber(5): place})
+        (proof,) = rebuild(lost, lambda _size: None)
+        assert proof.target == made[0].id
 
 
 def test_a_column_that_was_refused_leaves_nothing_open_for_the_next(data: Columns) -> None:

@@ -303,6 +303,30 @@ def test_who_answers_what_another_one_was_asked_is_cut_off(data: Columns) -> Non
     assert found.targets_out == {"t1"}
 
 
+def test_who_has_not_answered_when_a_read_fails_hears_that_it_need_not(data: Columns) -> None:
+    """Its disk and its line are for other readers."""
+    faults = {0: "absent", 1: "held", 4: "absent", 5: "held"}
+    with holders(data, faults) as made, PayloadReceiver(PATIENT) as receiver:
+        late, last = made[1], made[5]
+
+        def refuse() -> None:
+            wait_until(lambda: bool(late.held and last.held), "both are asked")
+            last.do(lambda: last._send(last.held[0], Failed("not_found", "not here")))
+
+        def cancelled() -> set[int]:
+            heard = late.handler.received_
+            return {one.request for one in heard if isinstance(one.message, CancelRequest)}
+
+        landings = Landings()
+        landings.add_range(0, np.zeros(SIZE, np.uint8))
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(PayloadDamaged):
+            receiver.read([job(data, made, landings)])
+        thread.join()
+        wait_until(lambda: {one.request for one in late.held} <= cancelled(), "the cancels")
+
+
 def test_right_bytes_that_nobody_asked_for_vouch_for_no_others(data: Columns) -> None:
     with holders(data, {1: "vouching"}) as made:
         found = read_whole(data, made, HASTY)
