@@ -42,9 +42,8 @@ from ckpt.transfer.target_links import SenderOptions, TargetLinks
 __all__ = ["PayloadSender", "PayloadStatistics", "SenderOptions", "SenderResult"]
 
 TICK_US: Final = 25_000
-"""How often the thread looks around while a payload is under way."""
-IDLE_TICK_US: Final = 100_000
-"""The same without a payload."""
+"""How often the thread looks around while a payload is under way. Without one it sleeps until it is
+given an order, or a link has something."""
 STARVED_TICK_US: Final = 10_000
 STOP_GRACE_US: Final = 1_000_000
 STATISTICS_MAX: Final = 64
@@ -240,7 +239,7 @@ class PayloadSender:
             self._relieve(now := now_us())
             self._sweep(now)
             starved = any(job.encoder.starved_since_us is not None for job in self._jobs.values())
-            tick_us = TICK_US if self._jobs else IDLE_TICK_US
+            tick_us = TICK_US if self._jobs else None
             for event in self._loop.poll(STARVED_TICK_US if starved else tick_us):
                 self._dispatch(event)
 

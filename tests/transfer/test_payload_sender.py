@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.aio.net.link import LinkEvent
+from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import (
     CheckpointId,
@@ -41,11 +43,13 @@ from ckpt.protocol.stager.events import (
     SparesWanted,
     StartPayload,
 )
+from ckpt.transfer import payload_sender
 from ckpt.transfer.encoder import PayloadEncoder
 from ckpt.transfer.parity_ring import ParityRing
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions, SenderResult
 from tests.aio.netkit import SECRET
 from tests.transfer.targetkit import Behaviour, SmallTarget, targets
+from tests.waiting import wait_until
 
 CELL = 64 * 1024
 LAUNCH = LaunchNumber(1 << 32 | 1)
@@ -175,6 +179,30 @@ def test_consecutive_payloads_share_one_link_to_each_target() -> None:
             assert_holds(wait_result(it, PayloadSealed, log), made, arena)
             stop(it, step, log)
         assert [len(target.handler.opened_) for target in made] == [1, 1, 1]
+
+
+def test_without_a_payload_its_thread_sleeps_until_there_is_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stager has none for most of its life: looks at nothing take time from the training."""
+    asked: list[int | None] = []
+
+    class Watched(LinkLoop):
+        def poll(self, timeout_us: int | None) -> list[LinkEvent]:
+            asked.append(timeout_us)
+            return super().poll(timeout_us)
+
+    monkeypatch.setattr(payload_sender, "LinkLoop", Watched)
+    arena = Arena("2+1", 100_000)
+    with targets(3) as made, sender() as it:
+        log: list[SenderResult] = []
+        for step in (1, 2):
+            wait_until(lambda: asked[-1:] == [None], "it sleeps")
+            places = [target.place(10 * step + j) for j, target in enumerate(made)]
+            it.start(start_of(step, arena, places), memoryview(arena.map))
+            assert_holds(wait_result(it, PayloadSealed, log), made, arena)
+            assert asked[-1] is not None, "it looks around while a payload is under way"
+            stop(it, step, log)
 
 
 def test_two_payloads_go_at_once() -> None:
