@@ -97,8 +97,9 @@ packages: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_REA
 # Of object stores. Only test-stores needs them, and no test notices that they are installed.
 store-servers: $(SERVERS_READY)
 
+# Of the main campaign CI runs 300 other seeds beside it, in test-sim: 4 do here.
 test: $(READY)
-	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
+	$(if $(CI),CKPT_SIM_SEEDS=4) $(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		$(if $(filter tests,$(TESTS)),$(APART:%=--ignore=%)) $(TESTS)
 
 test-faults: $(READY)
