@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from ckpt.base.errors import CkptError
 from ckpt.native.library import find_library
 
 
+@cache
 def release() -> str:
     """Of ckpt-burst; `unknown` in a tree that was never installed."""
-    # Looking it up is dear, and almost nobody asks.
+    # Looking it up parses all that pip noted of the package, and most processes never ask.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

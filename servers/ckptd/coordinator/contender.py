@@ -14,7 +14,6 @@ import secrets
 import socket
 from collections.abc import Coroutine
 from contextlib import suppress
-from importlib.metadata import version
 from time import time
 from typing import Final
 
@@ -24,6 +23,7 @@ from ckpt.aio.clock import now_us
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, NotFound, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import PROTOCOL_VERSION, Role
+from ckpt.native.version import release
 from ckpt.protocol.coordinator.leading import (
     Campaign,
     CampaignEnded,
@@ -142,7 +142,7 @@ class Contender:
         self._silence = EtcdSilence(self._space)
         own = Coordinator(
             self._space.process, me.host, me.pid, self.address, front.view.http,
-            version("ckpt-burst"), time(), config.shape, PROTOCOL_VERSION,
+            release(), time(), config.shape, PROTOCOL_VERSION,
         )  # fmt: skip
         self.roll = Roll(client, self.id, own)
         self._mirror = Mirror(client, self._space)

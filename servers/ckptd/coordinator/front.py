@@ -17,7 +17,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Final, Protocol
 
 from msgspec.structs import replace as replaced
@@ -33,6 +32,7 @@ from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CoordinatorsNamed, Failed, Ping, Pong, Role
 from ckpt.format.messages.versions import since
+from ckpt.native.version import release
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorView
 from ckpt.protocol.events import Session
@@ -227,7 +227,7 @@ class Front:
     def metrics(self) -> str:
         """Prometheus text."""
         shell = self._shell
-        own = [build_info(version("ckpt-burst"))] if shell is None else shell.families()
+        own = [build_info(release())] if shell is None else shell.families()
         return render((*own, *(() if self.people is None else self.people.families())))
 
     def is_ready(self) -> bool:

@@ -14,7 +14,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +29,7 @@ from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.native.version import release
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
 from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft, nothing
@@ -342,7 +342,7 @@ class CoordinatorShell:
     def families(self) -> Iterator[Family]:
         """What Prometheus is answered."""
         return coordinator_families(
-            version=version("ckpt-burst"),
+            version=release(),
             machine=self.machine,
             stores=self.machine.views.stores(),
             statistics=self._statistics,

@@ -30,7 +30,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -41,6 +40,7 @@ from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
 from ckpt.erasure.selftest import self_test_once
+from ckpt.native.version import release
 from ckptd import cli
 from ckptd import config as options
 from ckptd.directory import check_no_target, check_owner, close_to_others, make_directory
@@ -156,7 +156,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     lock = lock_directory(directory)
     # One that was killed has left it, and clients would look for its coordinator for long.
     (directory / READY_NAME).unlink(missing_ok=True)
-    created_by = f"ckptd {version('ckpt-burst')}"
+    created_by = f"ckptd {release()}"
     cluster = load_or_create(directory, config.options(), socket.gethostname(), created_by)
     if Code.parse(cluster.code).m == 0:
         report("warning", "no redundancy: a lost target loses checkpoints", {"code": cluster.code})

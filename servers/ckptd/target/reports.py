@@ -8,6 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ckpt.aio.clock import now_us
+from ckpt.native.version import release
 from ckptd.http.exposition import render
 from ckptd.target.metrics import build_info, target_families
 
@@ -46,10 +47,7 @@ class TargetReports:
 
     def metrics(self) -> str:
         """Prometheus text."""
-        # Only here: nothing that each of many targets should import at its start.
-        from importlib.metadata import version
-
-        running = version("ckpt-burst")
+        running = release()
         if self._serving is None:
             return render([build_info(running)])
         shell, server, pool = self._serving
