@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Generation, Rank
 from ckpt.base.limits import PAYLOAD_BYTES_MAX, TABLE_BYTES_MAX
+from ckpt.format.array_table import ArrayTable
 from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.envelope import unwrap
 from ckpt.format.table import (
@@ -172,7 +173,7 @@ class PackedTable:
         return [piece for e in (*self.many.values(), *self.further) for piece in e.pieces]
 
 
-Table = RankTable | PackedTable
+Table = RankTable | PackedTable | ArrayTable
 
 
 class TableForm:

@@ -132,6 +132,9 @@ class TableState(ctypes.Structure):
         ("pieces", ctypes.c_void_p),
         ("prints", ctypes.c_void_p),
         ("printed", ctypes.c_void_p),
+        ("kinds", ctypes.c_void_p),
+        ("name_bytes", ctypes.c_void_p),
+        ("plain", ctypes.c_void_p),
     )
 
 
@@ -172,6 +175,9 @@ class Library:
         self.read_table = library.ckpt_read_table
         self.read_table.argtypes = [pointer, size, ctypes.POINTER(TableState)]
         self.read_table.restype = ctypes.c_int
+        self.write_tensors = library.ckpt_write_tensors
+        self.write_tensors.argtypes = [pointer, size, pointer, size, pointer, size, pointer, size]
+        self.write_tensors.restype = size
         library.ckpt_build.restype = ctypes.c_char_p
         self.build: str = library.ckpt_build().decode()
         """Which compiler made it, for which machine."""

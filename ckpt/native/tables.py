@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +55,14 @@ class TableArrays:
     """Where the bytes of each entry end in the form."""
     marks: NDArray[np.uint64]
     """Of each entry: equal where its bytes of the form are equal, and hardly ever else."""
+    kinds: Numbers
+    """Of each entry: the first one, or one, that has the same meaning, dtype and global shape."""
+    name_bytes: Numbers
+    """Of each entry's name, in UTF-8."""
+    plain: NDArray[np.bool_]
+    """Of each entry: whether its name is ASCII and after the one before, its box is the whole
+    tensor, and its one piece, of at least a byte, begins with it and lies in the payload at hand.
+    """
     begins: Numbers
     """Where each entry begins in the body."""
     body: bytes
@@ -64,6 +73,20 @@ class TableArrays:
         begins = self.begins
         end = int(begins[number + 1]) if number + 1 < len(begins) else len(self.body)
         return self.body[int(begins[number]) : end]
+
+    def tensors(self, first: int, end: int, bytes_max: int) -> bytes:
+        """Entries [first, end), which are plain, as MessagePack of an index's tensors, one after
+        the other. Of at most `bytes_max` bytes.
+        """
+        source, out = np.frombuffer(self.body, np.uint8), np.empty(bytes_max, np.uint8)
+        rank = np.frombuffer(msgspec.msgpack.encode(self.rank), np.uint8)
+        begins = self.begins[first:end]
+        count = find_library().write_tensors(
+            address_of(source), source.nbytes, address_of(begins), begins.size,
+            address_of(rank), rank.nbytes, address_of(out), out.nbytes,
+        )  # fmt: skip
+        assert count or not begins.size, "plain entries, and room for them"
+        return out[:count].tobytes()
 
 
 def read_table(raw: bytes) -> TableArrays | None:
@@ -85,7 +108,8 @@ def read_table(raw: bytes) -> TableArrays | None:
     wholes, offsets, shapes = (np.empty(axes, np.int64) for _ in range(3))
     pieces = np.empty((PIECE_NUMBERS, entries), np.int64)
     prints = np.zeros((entries, PRINT_BYTES), np.uint8)
-    printed = np.empty(entries, np.bool_)
+    printed, plain = np.empty(entries, np.bool_), np.empty(entries, np.bool_)
+    kinds, name_bytes = np.empty(entries, np.int64), np.empty(entries, np.int64)
     state.entries_max, state.axes_max, state.form_bytes_max = entries, axes, state.form_bytes
     state.form, state.begins = address_of(form), address_of(begins)
     state.axes_each, state.form_ends = address_of(axes_each), address_of(form_ends)
@@ -93,9 +117,11 @@ def read_table(raw: bytes) -> TableArrays | None:
     state.wholes, state.offsets = address_of(wholes), address_of(offsets)
     state.shapes, state.pieces = address_of(shapes), address_of(pieces)
     state.prints, state.printed = address_of(prints), address_of(printed)
+    state.kinds, state.name_bytes = address_of(kinds), address_of(name_bytes)
+    state.plain = address_of(plain)
     if not library.read_table(address, source.nbytes, ctypes.byref(state)):
         return None
     return TableArrays(
         state.rank, state.world_size, form[:-1].tobytes(), axes_each, wholes, offsets, shapes,
-        pieces, prints, printed, form_ends, marks, begins, raw,
+        pieces, prints, printed, form_ends, marks, kinds, name_bytes, plain, begins, raw,
     )  # fmt: skip

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
+from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.format.array_table import ArrayTable
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexBox, Location
 from ckpt.format.table import Meaning, TensorEntry
@@ -39,6 +44,23 @@ def fault_of(entry: TensorEntry) -> str:
         text = f"stores {reach} bytes from the beginning of a box of {box_bytes}"
         return f"{text}; the next ones are missing"
     return ""
+
+
+def whole_entries(table: ArrayTable) -> NDArray[np.bool_]:
+    """Of each entry, whether it is a tensor by itself, whole and without fault, in one piece."""
+    wanted = table.by_kind(_whole_bytes)
+    whole: NDArray[np.bool_] = table.plain & (table.arrays.pieces[2] == wanted)
+    for number, entry in table.odd.items():  # A further box of the tensor before it?
+        if number and table.entry(number - 1).name == entry.name:
+            whole[number - 1] = False
+    return whole
+
+
+def _whole_bytes(entry: TensorEntry) -> int:
+    """Of all of the tensor; -1 where it cannot be stored, or not in one piece."""
+    whole, is_shard = entry.global_shape, entry.meaning is Meaning.SHARD
+    fault, tensor_bytes = _form_fault(entry.dtype, whole, (0,) * len(whole), whole, is_shard)
+    return -1 if fault or tensor_bytes > PAYLOAD_BYTES_MAX else tensor_bytes
 
 
 @lru_cache(maxsize=4096)

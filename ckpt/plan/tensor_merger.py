@@ -37,7 +37,6 @@ from ckpt.plan.form_tables import FormTables
 from ckpt.plan.geometry import OVERLAPS_MAX, Geometry, geometry_of
 from ckpt.plan.holdings import (
     Holding,
-    box_bytes_of,
     box_in_one_piece,
     box_of,
     fault_of,
@@ -153,17 +152,6 @@ class TensorMerger:
         if first_gap_of(found) is not None:
             return False
         self._add(name, found[0][1], (box_of(*found[0], found),))
-        return True
-
-    def add_whole(self, rank: Rank, entry: TensorEntry) -> bool:
-        """Add a tensor that the only rank has whole, and in one piece, as nearly all are. False,
-        and nothing is done, for any other.
-        """
-        if len(entry.pieces) != 1 or entry.shape != entry.global_shape or fault_of(entry):
-            return False
-        if entry.pieces[0].length != box_bytes_of(entry):
-            return False
-        self._add(entry.name, entry, (box_in_one_piece(rank, entry),))
         return True
 
     def merge(self, name: str, holdings: Sequence[Holding]) -> None:

@@ -493,6 +493,9 @@ static int read_exactly(const unsigned char *bytes, size_t length, struct ckpt_t
         table->pieces = malloc(CKPT_PIECE_NUMBERS * entries * each + 1);
         table->prints = malloc(16 * entries + 1);
         table->printed = malloc(entries + 1);
+        table->kinds = malloc(entries * each + 1);
+        table->name_bytes = malloc(entries * each + 1);
+        table->plain = malloc(entries + 1);
         check(ckpt_read_table(raw, length, table), "the second look");
         if (axes > 0) {
             table->axes_max = axes - 1;
@@ -523,6 +526,35 @@ static void let_go(struct ckpt_table *table)
     free(table->pieces);
     free(table->prints);
     free(table->printed);
+    free(table->kinds);
+    free(table->name_bytes);
+    free(table->plain);
+}
+
+/* Every entry as a tensor of an index: of as many bytes as C says, into no more than it may have. */
+static void write_each(const unsigned char *bytes, size_t length, const struct ckpt_table *table)
+{
+    static const unsigned char rank[1] = {7};
+    unsigned char *raw = malloc(length ? length : 1);
+    memcpy(raw, bytes, length);
+    for (size_t entry = 0; entry < table->entries; entry++) {
+        const int64_t *begin = table->begins + entry;
+        size_t most = length + 64, written;
+        unsigned char *out = malloc(most), *exact;
+        written = ckpt_write_tensors(raw, length, begin, 1, rank, 1, out, most);
+        check(written || !table->plain[entry], "a plain entry is written");
+        if (written) {
+            exact = malloc(written);
+            check(ckpt_write_tensors(raw, length, begin, 1, rank, 1, exact, written) == written &&
+                      !memcmp(exact, out, written),
+                  "the same into as much");
+            check(!ckpt_write_tensors(raw, length, begin, 1, rank, 1, exact, written - 1),
+                  "too little room for a tensor");
+            free(exact);
+        }
+        free(out);
+    }
+    free(raw);
 }
 
 static void one_table(void)
@@ -553,6 +585,7 @@ static void one_table(void)
             check(table.pieces[(size_t)at * entries + entry] == wanted.pieces[at][entry],
                   "a piece");
     }
+    write_each(text.bytes, text.length, &table);
     let_go(&table);
 
     for (int damage = 0; damage < 30; damage++) {
@@ -560,8 +593,10 @@ static void one_table(void)
         size_t at = draw((uint32_t)text.length);
         unsigned char was = text.bytes[at];
         text.bytes[at] = (unsigned char)draw(256);
-        if (read_exactly(text.bytes, length, &table))
+        if (read_exactly(text.bytes, length, &table)) {
+            write_each(text.bytes, length, &table);
             let_go(&table);
+        }
         text.bytes[at] = was;
     }
     free(text.bytes);

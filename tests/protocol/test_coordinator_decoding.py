@@ -103,6 +103,37 @@ def test_a_save_that_ends_meanwhile_is_told_as_it_ended(bench: LateBench) -> Non
     assert bench.states() == {"run@1#1.1": "aborted"}
 
 
+def test_a_large_table_of_a_rank_alone_is_read_at_once(bench: LateBench) -> None:
+    (rank,) = many(bench, 1)
+    names = [f"a{number:03}" for number in range(200)]
+    whole = [own_entry(8, name) for name in names]
+    odd = replace(whole[77], pieces=(Piece(0, 0, 3), Piece(3, 16, 5)))
+    rank.entries = (*whole[:77], odd, *whole[78:])
+    assert len(rank.table()) > decoding.FORM_BYTES_MIN
+    rank.certify()
+    assert list(bench.work_off()) == [1]
+    assert rank.commits()
+    tensors = decode_index(index_of(bench, rank)).tensors
+    assert [tensor.name for tensor in tensors] == names
+    assert [len(tensor.boxes[0].locations) for tensor in tensors] == [1] * 77 + [2] + [1] * 122
+
+
+@pytest.mark.parametrize("at", [0, 77, 199])
+def test_of_a_large_table_what_lies_outside_of_its_payload_is_refused(
+    bench: LateBench, at: int
+) -> None:
+    (rank,) = many(bench, 1)
+    entries = [own_entry(8, f"a{number:03}") for number in range(200)]
+    entries[at] = replace(entries[at], pieces=(Piece(0, 1 << 40, 8),))
+    rank.entries = tuple(entries)
+    rank.certify()
+    assert list(bench.work_off()) == [1]
+    failed = bench.to(rank.session)[-1]
+    assert isinstance(failed, Failed)
+    assert "the table does not fit its payload" in failed.message
+    assert not rank.commits()
+
+
 def test_a_stager_that_comes_back_meanwhile_is_answered_where_it_is(bench: LateBench) -> None:
     (rank,) = many(bench, 1)
     gone = rank.session

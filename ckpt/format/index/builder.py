@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import (
     CODE_COLUMNS_MAX,
@@ -17,12 +19,14 @@ from ckpt.base.limits import (
     TENSOR_DIMS_MAX,
     TENSOR_NAME_BYTES_MAX,
 )
+from ckpt.format.array_table import WholeTensors
 from ckpt.format.dtypes import DTYPE_CHARS_MAX
 from ckpt.format.index.pages import (
     FoldedTensor,
     IndexBox,
     IndexPayload,
     IndexTensor,
+    RawTensors,
     WirePayload,
     WireTensor,
 )
@@ -35,6 +39,7 @@ _LOCATION_COST: Final = _FRAME + 6 * _NUMBER
 _PAYLOAD_COST: Final = _FRAME + 7 * _NUMBER + 21 + 2 * (_FRAME + CODE_COLUMNS_MAX * _NUMBER)
 _ROOM: Final = INDEX_PAGE_BYTES_MAX - _FRAME
 _DIMS_COST_MAX: Final = _FRAME + TENSOR_DIMS_MAX * _NUMBER
+_TENSOR_COST_MIN: Final = 5 * _FRAME + 16
 _TENSOR_COST_MAX: Final = 4 * _FRAME + TENSOR_NAME_BYTES_MAX + 16 + DTYPE_CHARS_MAX + _DIMS_COST_MAX
 _BOX_COST_MIN: Final = 5 * _FRAME + _NUMBER
 _REPEAT_COST_MAX: Final = _FRAME + 4 * _NUMBER + _DIMS_COST_MAX
@@ -62,9 +67,9 @@ class PageBuilder:
 
     def __init__(self) -> None:
         #: Those that are finished and were not taken.
-        self._pages: list[list[WireTensor]] = []
+        self._pages: list[list[WireTensor | RawTensors]] = []
         #: The page that is being filled.
-        self._page: list[WireTensor] = []
+        self._page: list[WireTensor | RawTensors] = []
         #: Of the tensor that is being cut, what goes to this page.
         self._rows: list[Row] = []
         #: Room that is left in this page, by the upper bounds above.
@@ -93,12 +98,35 @@ class PageBuilder:
         else:
             self._cut(tensor, tensor_cost)
 
+    def add_wholes(self, wholes: WholeTensors) -> None:
+        """Add many; pages end where they would if each came by itself."""
+        table, first = wholes.table, wholes.first
+        here = slice(first, wholes.end)
+        dims = table.arrays.axes_each[here].astype(np.int64) * _NUMBER
+        texts = table.arrays.name_bytes[here] + table.dtype_chars[here]
+        tensor_costs = texts + dims + _TENSOR_COST_MIN
+        costs = tensor_costs + 2 * dims + (_BOX_COST_MIN + _LOCATION_COST)
+        ends = np.cumsum(costs)
+        # A tensor begins a page where there would not be this much room for it.
+        needed = np.maximum.accumulate(ends - costs + tensor_costs + _BOX_COST_MAX)
+        begin = spent = 0
+        while begin < len(costs):
+            end = int(np.searchsorted(needed, spent + self._room, "right"))
+            if end > begin:
+                raw = table.arrays.tensors(first + begin, first + end, INDEX_PAGE_BYTES_MAX)
+                name = table.entry(first + begin).name
+                self._page.append(RawTensors(name, end - begin, raw))
+                self._room -= int(ends[end - 1]) - spent
+                begin, spent = end, int(ends[end - 1])
+            if begin < len(costs):
+                self.finish()
+
     @property
     def has_pages(self) -> bool:
         """Whether any were finished since the last `take`."""
         return bool(self._pages)
 
-    def take(self) -> list[list[WireTensor]]:
+    def take(self) -> list[list[WireTensor | RawTensors]]:
         """The pages that were finished since the last call, in order."""
         pages, self._pages = self._pages, []
         return pages
@@ -153,12 +181,12 @@ def _wire_tensor(tensor: IndexTensor, rows: Sequence[Row] | None) -> WireTensor:
 
 def _tensor_cost(tensor: IndexTensor) -> int:
     name = tensor.name
-    texts = (len(name) if name.isascii() else len(name.encode())) + len(tensor.dtype) + 16
-    return 5 * _FRAME + texts + len(tensor.global_shape) * _NUMBER
+    texts = (len(name) if name.isascii() else len(name.encode())) + len(tensor.dtype)
+    return _TENSOR_COST_MIN + texts + len(tensor.global_shape) * _NUMBER
 
 
 def _row_cost(box: IndexBox, repeats: Repeats) -> int:
-    cost = 5 * _FRAME + _NUMBER + (len(box.offset) + len(box.shape)) * _NUMBER
+    cost = _BOX_COST_MIN + (len(box.offset) + len(box.shape)) * _NUMBER
     if repeats:
         cost += _FRAME + len(repeats) * (2 * _FRAME + (4 + len(box.offset)) * _NUMBER)
     return cost

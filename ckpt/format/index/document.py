@@ -10,6 +10,7 @@ import msgspec
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, LaunchNumber
 from ckpt.base.limits import INDEX_BYTES_MAX
+from ckpt.format.array_table import WholeTensors
 from ckpt.format.index.builder import PageBuilder, payload_pages
 from ckpt.format.index.checks import check_tensor, tensor_order
 from ckpt.format.index.pages import (
@@ -76,6 +77,14 @@ class TensorPages:
         self._builder.add(tensor)
         if self._builder.has_pages:
             self._pack()
+
+    def add_wholes(self, wholes: WholeTensors) -> None:
+        """Add the next ones, which have no fault."""
+        first, last = wholes.table.entry(wholes.first), wholes.table.entry(wholes.end - 1)
+        assert self._last is None or self._last.name < first.name, "ascending, one form once"
+        self._last = IndexTensor(last.name, last.meaning, last.dtype, last.global_shape, ())
+        self._builder.add_wholes(wholes)
+        self._pack()
 
     def finish(self) -> None:
         """Finish: there are no more tensors."""

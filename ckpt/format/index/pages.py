@@ -43,7 +43,7 @@ What repeats are is in `ckpt.format.index.rows`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -354,16 +354,44 @@ class FoldedTensor(WireTensor, array_like=True, frozen=True, gc=False):
     """One entry for each box; none at all when no box is repeated."""
 
 
+class RawTensors(msgspec.Struct, frozen=True, gc=False):
+    """Tensors that follow one another, as WireTensors are stored."""
+
+    name: str
+    """Of the first one."""
+    count: int
+    raw: bytes
+
+
 _PAYLOADS: Final = msgspec.msgpack.Decoder(tuple[WirePayload, ...])
 _TENSORS: Final = msgspec.msgpack.Decoder(tuple[FoldedTensor, ...])
 
 
-def pack_page(wires: Sequence[WirePayload] | Sequence[WireTensor]) -> tuple[bytes, int, int]:
+def pack_page(
+    wires: Sequence[WirePayload] | Sequence[WireTensor | RawTensors],
+) -> tuple[bytes, int, int]:
     """(packed bytes, raw size, CRC-32) of one page."""
-    raw = msgspec.msgpack.encode(wires)
+    has_raw = any(type(wire) is RawTensors for wire in wires)
+    raw = _joined(wires) if has_raw else msgspec.msgpack.encode(wires)
     assert 0 < len(raw) <= INDEX_PAGE_BYTES_MAX, "the builder's cost is an upper bound"
     packed = compress(raw)
     return packed, len(raw), crc32(packed)
+
+
+def _joined(wires: Iterable[WirePayload | WireTensor | RawTensors]) -> bytes:
+    """What the encoder would write if each tensor were one of its own."""
+    count, parts = 0, []
+    for wire in wires:
+        count += wire.count if isinstance(wire, RawTensors) else 1
+        parts.append(wire.raw if isinstance(wire, RawTensors) else msgspec.msgpack.encode(wire))
+    head = bytes((_SHORT_ARRAY + count,)) if count <= _SHORT_MAX else b""
+    return b"".join((head or _ARRAY_16 + count.to_bytes(2, "big"), *parts))
+
+
+_SHORT_ARRAY: Final = 0x90
+_SHORT_MAX: Final = 15
+_ARRAY_16: Final = b"\xdc"
+"""Heads of arrays in MessagePack; no page has room for more tensors than 16 bits count."""
 
 
 def decode_payload_page(page: PayloadPage, packed: Buffer) -> tuple[WirePayload, ...]:

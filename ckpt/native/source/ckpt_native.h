@@ -174,10 +174,23 @@ struct ckpt_table {
                                  at hand */
     unsigned char *prints;    /* 16 bytes each; left as they are where there is none */
     unsigned char *printed;   /* 1 where there is one */
+    int64_t *kinds;           /* of each entry: the first one, or one, of its meaning, dtype and global
+                                 shape */
+    int64_t *name_bytes;      /* of each entry */
+    unsigned char *plain;     /* 1 where the name is ASCII and after the one before, the box is the
+                                 whole tensor, and its one piece begins with it and lies in the
+                                 payload at hand */
 };
 
 /* Read a table of MessagePack: 1; 0 where it has not the usual form, or passes a maximum.
  * Python: read_table (ckpt/native/tables.py); in plain Python: decode_table. */
 CKPT_API int ckpt_read_table(const unsigned char *raw, size_t length, struct ckpt_table *table);
+
+/* Write plain entries of a table that was read as tensors of an index (ckpt/format/index/pages.py):
+ * how many bytes, and 0 where they are not plain, or there is no room. `rank`: as MessagePack.
+ * Python: TableArrays.tensors; in plain Python: msgspec. */
+CKPT_API size_t ckpt_write_tensors(const unsigned char *raw, size_t length, const int64_t *begins,
+                                   size_t entries, const unsigned char *rank, size_t rank_length,
+                                   unsigned char *out, size_t out_bytes_max);
 
 #endif

@@ -11,9 +11,29 @@
 #define PRINT_BYTES 16
 #define ENTRY_FIELDS 8
 #define AXES_MAX 64
+/* A model's tensors have few kinds; of those that find no place each is one by itself. */
+#define KINDS_MAX 512
+#define KIND_TRIES 16
 
 struct cursor {
     const unsigned char *at, *end;
+};
+
+struct text {
+    const unsigned char *bytes;
+    size_t length;
+};
+
+/* Meaning, dtype and global shape of an entry, as they came, and the first entry that has them. */
+struct kind {
+    struct text text;
+    int64_t first;
+};
+
+/* What is known of the entries that were read. */
+struct reading {
+    struct text name; /* of the last one */
+    struct kind kinds[KINDS_MAX];
 };
 
 static uint64_t big_endian(const unsigned char *bytes, size_t count)
@@ -95,12 +115,17 @@ static int take_array(struct cursor *cursor, size_t *count)
     return take_length(cursor, 0x90, 0x9f, heads, count);
 }
 
-static int skip_text(struct cursor *cursor)
+static int take_text(struct cursor *cursor, struct text *text)
 {
     static const unsigned char heads[3] = {0xd9, 0xda, 0xdb};
-    const unsigned char *bytes;
-    size_t length;
-    return take_length(cursor, 0xa0, 0xbf, heads, &length) && take_bytes(cursor, length, &bytes);
+    return take_length(cursor, 0xa0, 0xbf, heads, &text->length) &&
+           take_bytes(cursor, text->length, &text->bytes);
+}
+
+static int skip_text(struct cursor *cursor)
+{
+    struct text text;
+    return take_text(cursor, &text);
 }
 
 /* `axes` numbers after their head, into `numbers` unless that is NULL. */
@@ -171,6 +196,49 @@ static uint64_t mark_of(const unsigned char *bytes, size_t length)
     return mark ^ mark >> 29;
 }
 
+/* The first entry of this kind; it is this one where none is known. */
+static int64_t kind_of(struct kind kinds[KINDS_MAX], struct text text, int64_t entry)
+{
+    uint64_t mark = mark_of(text.bytes, text.length);
+    for (int try = 0; try < KIND_TRIES; try++) {
+        struct kind *kind = &kinds[(mark + (uint64_t)try) % KINDS_MAX];
+        if (kind->text.bytes == NULL) {
+            kind->text = text;
+            kind->first = entry;
+            return entry;
+        }
+        if (kind->text.length == text.length &&
+            memcmp(kind->text.bytes, text.bytes, text.length) == 0)
+            return kind->first;
+    }
+    return entry;
+}
+
+static int is_ascii(struct text text)
+{
+    for (size_t at = 0; at < text.length; at++)
+        if (text.bytes[at] >= 0x80)
+            return 0;
+    return 1;
+}
+
+/* In the order of their bytes, which is that of Unicode. */
+static int is_after(struct text text, struct text before)
+{
+    size_t shorter = text.length < before.length ? text.length : before.length;
+    int order = memcmp(text.bytes, before.bytes, shorter);
+    return order > 0 || (order == 0 && text.length > before.length);
+}
+
+/* What `plain` of ckpt_table says of an entry whose numbers are written there. */
+static int is_plain(const struct ckpt_table *table, size_t from, size_t axes, const int64_t *piece)
+{
+    for (size_t axis = from; axis < from + axes; axis++)
+        if (table->offsets[axis] != 0 || table->shapes[axis] != table->wholes[axis])
+            return 0;
+    return piece[0] == 0 && piece[2] > 0 && piece[3] < 0;
+}
+
 /* How many axes the array at the cursor says, which stays where it is. */
 static int see_axes(const struct cursor *cursor, size_t *axes)
 {
@@ -179,24 +247,30 @@ static int see_axes(const struct cursor *cursor, size_t *axes)
 }
 
 /* One entry; it is added to what the table counts, and written where there is room for it. */
-static int take_entry(struct cursor *cursor, const unsigned char *raw, struct ckpt_table *table)
+static int take_entry(struct cursor *cursor, const unsigned char *raw, struct reading *reading,
+                      struct ckpt_table *table)
 {
     int fills = table->form != NULL;
     size_t fields, axes, number = table->entries, from = table->axes;
     int64_t piece[CKPT_PIECE_NUMBERS];
     const unsigned char *entry = cursor->at, *begin, *print;
     size_t length, print_length;
+    struct text name, kind;
 
     if (!take_array(cursor, &fields) || fields != ENTRY_FIELDS)
         return 0;
     begin = cursor->at;
-    if (!skip_text(cursor) || !skip_text(cursor) || !skip_text(cursor) || !see_axes(cursor, &axes))
+    if (!take_text(cursor, &name))
+        return 0;
+    kind.bytes = cursor->at;
+    if (!skip_text(cursor) || !skip_text(cursor) || !see_axes(cursor, &axes))
         return 0;
     if (fills && (number >= table->entries_max || from + axes > table->axes_max))
         return 0;
     if (!take_axes(cursor, axes, fills ? table->wholes + from : NULL))
         return 0;
     length = (size_t)(cursor->at - begin);
+    kind.length = (size_t)(cursor->at - kind.bytes);
     if (!take_axes(cursor, axes, fills ? table->offsets + from : NULL) ||
         !take_axes(cursor, axes, fills ? table->shapes + from : NULL) ||
         !take_pieces(cursor, piece) || !take_print(cursor, &print, &print_length))
@@ -213,6 +287,11 @@ static int take_entry(struct cursor *cursor, const unsigned char *raw, struct ck
             table->pieces[(size_t)at * table->entries_max + number] = piece[at];
         memcpy(table->prints + PRINT_BYTES * number, print, print_length);
         table->printed[number] = print_length != 0;
+        table->kinds[number] = kind_of(reading->kinds, kind, (int64_t)number);
+        table->name_bytes[number] = (int64_t)name.length;
+        table->plain[number] = is_plain(table, from, axes, piece) && is_ascii(name) &&
+                               (number == 0 || is_after(name, reading->name));
+        reading->name = name;
     }
     table->entries += 1;
     table->axes += axes;
@@ -223,14 +302,88 @@ static int take_entry(struct cursor *cursor, const unsigned char *raw, struct ck
 int ckpt_read_table(const unsigned char *raw, size_t length, struct ckpt_table *table)
 {
     struct cursor cursor = {raw, raw + length};
+    struct reading reading;
     size_t fields, entries;
 
+    memset(&reading, 0, sizeof reading);
     table->entries = table->axes = table->form_bytes = 0;
     if (!take_array(&cursor, &fields) || fields != 3 || !take_number(&cursor, &table->rank) ||
         !take_number(&cursor, &table->world_size) || !take_array(&cursor, &entries))
         return 0;
     for (size_t entry = 0; entry < entries; entry++)
-        if (!take_entry(&cursor, raw, table))
+        if (!take_entry(&cursor, raw, &reading, table))
             return 0;
     return cursor.at == cursor.end;
+}
+
+struct output {
+    unsigned char *at, *end;
+};
+
+static int put_bytes(struct output *output, const unsigned char *bytes, size_t length)
+{
+    if ((size_t)(output->end - output->at) < length)
+        return 0;
+    memcpy(output->at, bytes, length);
+    output->at += length;
+    return 1;
+}
+
+static int put_byte(struct output *output, unsigned char byte)
+{
+    return put_bytes(output, &byte, 1);
+}
+
+/* The array of axes at the cursor, as it came. */
+static int copy_axes(struct cursor *cursor, struct output *output)
+{
+    const unsigned char *begin = cursor->at;
+    size_t axes;
+    return see_axes(cursor, &axes) && take_axes(cursor, axes, NULL) &&
+           put_bytes(output, begin, (size_t)(cursor->at - begin));
+}
+
+/* A plain entry: [name, meaning, dtype, [dims], [[rank, [offset], [dims],
+ * [[rank, start, place, length, nil, nil]], false]]] */
+static int write_tensor(struct cursor *cursor, const unsigned char *rank, size_t rank_length,
+                        struct output *output)
+{
+    static const unsigned char box[2] = {0x91, 0x95}, location[2] = {0x91, 0x96},
+                               end[3] = {0xc0, 0xc0, 0xc2};
+    const unsigned char *begin;
+    size_t count;
+    int64_t number;
+    if (!take_array(cursor, &count) || count != ENTRY_FIELDS || !put_byte(output, 0x95))
+        return 0;
+    begin = cursor->at;
+    if (!skip_text(cursor) || !skip_text(cursor) || !skip_text(cursor) ||
+        !put_bytes(output, begin, (size_t)(cursor->at - begin)) || !copy_axes(cursor, output))
+        return 0;
+    if (!put_bytes(output, box, sizeof box) || !put_bytes(output, rank, rank_length) ||
+        !copy_axes(cursor, output) || !copy_axes(cursor, output))
+        return 0;
+    if (!take_array(cursor, &count) || count != 1 || !take_array(cursor, &count) || count != 3)
+        return 0;
+    begin = cursor->at;
+    for (size_t at = 0; at < count; at++)
+        if (!take_number(cursor, &number))
+            return 0;
+    return put_bytes(output, location, sizeof location) && put_bytes(output, rank, rank_length) &&
+           put_bytes(output, begin, (size_t)(cursor->at - begin)) &&
+           put_bytes(output, end, sizeof end);
+}
+
+size_t ckpt_write_tensors(const unsigned char *raw, size_t length, const int64_t *begins,
+                          size_t entries, const unsigned char *rank, size_t rank_length,
+                          unsigned char *out, size_t out_bytes_max)
+{
+    struct output output = {out, out + out_bytes_max};
+    for (size_t entry = 0; entry < entries; entry++) {
+        if (begins[entry] < 0 || (uint64_t)begins[entry] > length)
+            return 0;
+        struct cursor cursor = {raw + begins[entry], raw + length};
+        if (!write_tensor(&cursor, rank, rank_length, &output))
+            return 0;
+    }
+    return (size_t)(output.at - out);
 }

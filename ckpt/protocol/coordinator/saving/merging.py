@@ -88,7 +88,7 @@ class _Merge:
         keep = all(p.replicas is ReplicaPolicy.KEEP for p in attempt.payloads.values())
         self._pages = TensorPages(in_rows=in_rows)
         self._merger = TableMerger(
-            self._tables, Differing.KEEP if keep else Differing.ABORT, self._pages.add
+            self._tables, Differing.KEEP if keep else Differing.ABORT, self._pages
         )
         self.merged: MergedTables | None = None
         """Once it is known."""
