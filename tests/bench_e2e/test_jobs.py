@@ -367,6 +367,35 @@ def test_interleaved_jobs_take_turns_and_stand_side_by_side(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cluster_is_gone_before_jobs_that_do_not_use_it(tmp_path: Path) -> None:
+    """What idles wakes up, and its disk is that of the job that is measured."""
+    text = f"""
+        [global]
+        directory={tmp_path}
+        size=4Mi
+        stonewall
+        code=1+1
+        targets=2
+        verify=0
+        [first]
+        [other]
+        ioengine=posix
+        [second]
+        rw=load
+        [last]
+        ioengine=posix
+        """
+    beside: dict[str, int] = {}
+
+    def note(name: str, _one: CheckpointFigures) -> None:
+        beside[name] = len(list(tmp_path.iterdir()))
+
+    jobs = build_jobs([parse_file("job", lambda path: text, WORDS)], [])
+    found = run_jobs(jobs, Context(False, local_ranks, 1, note))
+    assert found.errors == []
+    assert beside == {"first": 1, "other": 2, "second": 2, "last": 1}
+
+
 def test_a_job_beside_others_that_take_turns_is_refused(tmp_path: Path) -> None:
     text = f"[global]\nioengine=posix\ndirectory={tmp_path}\nsize=1m\n"
     jobs = build_jobs(

@@ -1,5 +1,5 @@
 """How are all jobs of one call run? Group after group, the jobs of a group at the same time, each
-storage started once and kept for the jobs that come after.
+storage started once and kept until no job that comes after uses it.
 """
 
 from __future__ import annotations
@@ -122,8 +122,10 @@ def run_jobs(jobs: JobList, context: Context) -> RunResult:
     found: list[JobResult] = []
     try:
         with Session(context) as session:
-            for group in jobs.groups:
+            groups = jobs.groups
+            for number, group in enumerate(groups):
                 session.run_group(group, found)
+                session.end_unused([job for later in groups[number + 1 :] for job in later])
     except KeyboardInterrupt as end:
         if not any(job.checkpoints for job in found):
             raise
@@ -143,9 +145,10 @@ class Session:
 
     context: Context
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    #: Storages that were started, by what decides whether two jobs can share one; they live until
-    #: I end.
+    #: Storages that were started, by what decides whether two jobs can share one.
     _shelves: dict[Key, StepShelf] = field(default_factory=dict)
+    #: What ends each of them; `_stack` ends those that are left.
+    _ends: dict[Key, contextlib.ExitStack] = field(default_factory=dict)
     #: What was measured of the machine, by what decides whether it holds for a job.
     _bounds: dict[Key, Bounds] = field(default_factory=dict)
     #: Every group of ranks that was started. Only its owner speaks with it; an interrupt kills all.
@@ -186,6 +189,14 @@ class Session:
             found += [one.result() for one in running if one.exception() is None]
             raise
         found += [one.result() for one in running]
+
+    def end_unused(self, later: Sequence[Job]) -> None:
+        """End the storages that none of these jobs uses: idle daemons wake up beside what is
+        measured, and hold memory.
+        """
+        for key in self._shelves.keys() - {_key(job.options) for job in later}:
+            del self._shelves[key]
+            self._ends.pop(key).close()
 
     def _noted(self, make_ranks: MakeRanks) -> MakeRanks:
         def make(
@@ -271,7 +282,8 @@ class Session:
         if key not in self._shelves:
             if options.directory:
                 Path(options.directory).mkdir(parents=True, exist_ok=True)
-            self._shelves[key] = StepShelf(self._stack.enter_context(make_storage(options)))
+            end = self._ends[key] = self._stack.enter_context(contextlib.ExitStack())
+            self._shelves[key] = StepShelf(end.enter_context(make_storage(options)))
         return self._shelves[key]
 
     def _bound(self, job: Job, shelf: StepShelf) -> Bounds | None:
