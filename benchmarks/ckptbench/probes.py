@@ -109,7 +109,8 @@ def _touch(size: str) -> Round:
 
 def _ec(code_text: str, cell_text: str, size: str) -> Round:
     code, cell = Code.parse(code_text), int(cell_text)
-    arena, encode = _buffer(int(size)), _kernel(code, cell)
+    # A stripe of many columns is larger than a small arena.
+    arena, encode = _buffer(max(int(size), code.k * cell)), _kernel(code, cell)
     ring = _buffer(RING_STRIPES * max(1, code.m) * cell)
     parts = [ring[start : start + cell] for start in range(0, len(ring), cell)]
 

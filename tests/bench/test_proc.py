@@ -66,6 +66,12 @@ def test_probes_say_how_many_bytes_they_moved() -> None:
     assert rounds[0][0].cost > 0
 
 
+def test_a_probe_of_parity_moves_a_whole_stripe_of_any_code() -> None:
+    """Of 8+2 it is larger than the arena of `--quick`."""
+    (rounds,) = run_probes([["ec", "8+2", str(MiB), str(MiB)]])
+    assert {one.bytes for one in rounds} == {512 * MiB}
+
+
 def test_observed_seals_are_read_in_order(tmp_path: Path) -> None:
     log = tmp_path / "observed"
     assert read_observed(log) == []
