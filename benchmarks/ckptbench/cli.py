@@ -39,6 +39,7 @@ def _imported(module: str, *before: str) -> Callable[..., int]:
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "burst": lambda words: _imported("ckptbench.commands.goals", "burst")(words),
     "restore": lambda words: _imported("ckptbench.commands.goals", "restore")(words),
+    "rules": lambda words: _imported("ckptbench.commands.rules")(words),
     "roofline": lambda words: _imported("ckptbench.commands.roofline")(words),
     "growth": lambda words: _imported("ckptbench.commands.growth")(words),
     "gpu": lambda words: _imported("ckptbench.commands.gpu")(words),

@@ -168,3 +168,33 @@ class Goal:
             return text
         reached = "met" if self._meets(self.next_limit) else "not yet"
         return f"{text}; next {sign} {self.next_limit:g}: {reached}"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRule:
+    """A rule of `ckptbench rules`, and what one run found of it."""
+
+    name: str
+    found: Spread | None
+    """None: nothing could be measured, or it was skipped."""
+    limit: float
+    at_least: bool
+    """True: the median should be >= limit; False: <=."""
+    sections: tuple[str, ...]
+    """The jobs whose figures it is about, first the one that is judged."""
+    state: str = ""
+    """Of the first of them: ranks x bytes of each."""
+    skipped: str = ""
+    """Why none of its jobs ran; empty where they did."""
+
+    @property
+    def met(self) -> bool:
+        if self.found is None:
+            return False
+        median = self.found.median
+        return median >= self.limit if self.at_least else median <= self.limit
+
+    @property
+    def passes(self) -> bool:
+        """Whether --strict lets it pass: a rule that was to be measured and was not does not."""
+        return self.met or bool(self.skipped)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ckptbench.figures import Costs
+from ckptbench.figures import Costs, JudgedRule
 from ckptbench.rank import Usage
 from ckptbench.raw_disk import DiskRate
 
@@ -316,6 +316,8 @@ class RunResult:
     finished_at_s: float
     passed_over: tuple[str, ...] = ()
     """Options of fio that the jobs said and that have no meaning here."""
+    rules: tuple[JudgedRule, ...] = ()
+    """Those of `ckptbench rules`; they stand in place of the jobs' own goals."""
 
     @property
     def errors(self) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from ckptbench import proc
 from ckptbench.checks import find_goals
 from ckptbench.cli import COMMANDS
 from ckptbench.commands.progress import Progress
+from ckptbench.figures import JudgedRule
 from ckptbench.hosts.remote import Hosts, parse_hosts
 from ckptbench.job.flags import CommandLine, parse_flags
 from ckptbench.job.grammar import Section, Words, parse_file
@@ -32,8 +34,9 @@ from ckptbench.report.bars import bars
 from ckptbench.report.document import encode, run_document
 from ckptbench.report.mlperf import submissions
 from ckptbench.report.plot import check_plot, write_plot
+from ckptbench.report.rules_text import rule_lines
 from ckptbench.report.text import run_text
-from ckptbench.results import RunResult
+from ckptbench.results import JobResult, RunResult
 from ckptbench.roofline import core_count
 from ckptbench.run.session import Interrupted, check_all, may_isolate, run_jobs
 from ckptbench.run.shelf import Context
@@ -41,6 +44,8 @@ from ckptbench.run.shelf import Context
 NO_JOB: Final = 2
 """The exit code where none is named: a script whose variable is empty has measured nothing."""
 FORMATS: Final = ("normal", "json", "json+")
+
+Judge = Callable[[Sequence[JobResult]], tuple[JudgedRule, ...]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,17 +70,28 @@ def main(argv: Sequence[str]) -> int:
     return finish(jobs, files, line)
 
 
-def finish(jobs: JobList, files: Sequence[Sequence[Section]], line: CommandLine) -> int:
+def no_rules(_jobs: Sequence[JobResult]) -> tuple[JudgedRule, ...]:
+    """Jobs of anybody have goals of their own, no rules between them."""
+    return ()
+
+
+def finish(
+    jobs: JobList,
+    files: Sequence[Sequence[Section]],
+    line: CommandLine,
+    judge: Judge = no_rules,
+) -> int:
     """Run the jobs of these files, or only show or check them, as the command line says; the exit
     code.
 
-    Raises CkptError for what is refused or does not come up.
+    judge: what rules say of the jobs together. Raises CkptError for what is refused or does not
+    come up.
     """
     show_passed_over(jobs.passed_over)
     if "showcmd" in line.tool:
         print("\n".join(show_command(files, line.everywhere)))
         return 0
-    return 0 if "parse-only" in line.tool else execute(jobs, line)
+    return 0 if "parse-only" in line.tool else execute(jobs, line, judge)
 
 
 def show_passed_over(names: Sequence[str]) -> None:
@@ -85,7 +101,7 @@ def show_passed_over(names: Sequence[str]) -> None:
         print(f"ckptbench: {text} (--cmdhelp=OPTION says why)", file=sys.stderr)
 
 
-def execute(jobs: JobList, line: CommandLine) -> int:
+def execute(jobs: JobList, line: CommandLine, judge: Judge = no_rules) -> int:
     """Run them and write the reports that the command line asks for; the exit code."""
     formats = _formats(line)
     addresses = parse_hosts(line.last("hosts"))
@@ -109,6 +125,7 @@ def execute(jobs: JobList, line: CommandLine) -> int:
                 hosts.start_skew_s(),
             )  # fmt: skip
         found, end = _measured(jobs, context)
+    found = replace(found, rules=judge(found.jobs))
     _report(found, formats, line)
     write_logs(found, logs)
     if end is not None:
@@ -125,10 +142,14 @@ def _measured(jobs: JobList, context: Context) -> tuple[RunResult, Interrupted |
 
 
 def exit_code(found: RunResult, *, strict: bool = False) -> int:
-    """That of the job that failed worst; strict: 1 for a missed goal and a preset's broken rule."""
+    """That of the job that failed worst; strict: 1 for a missed goal, or rule where the run has
+    some, and a preset's broken rule.
+    """
     code = max((job.exit_code for job in found.jobs), default=0)
     if code or not strict:
         return code
+    if found.rules:
+        return int(not all(one.passes for one in found.rules))
     met = all(goal.met for job in found.jobs for goal in find_goals(job))
     return int(not (met and all(one.is_valid for one in submissions(found))))
 
@@ -183,6 +204,7 @@ def _report(found: RunResult, formats: Sequence[str], line: CommandLine) -> None
     parts = []
     if "normal" in formats:
         texts = [run_text(found), *(bars(job) for job in found.jobs)]
+        texts.append("\n".join(rule_lines(found.rules)))
         parts += [printable(text, keep="\n") for text in texts]
     if "json" in formats or "json+" in formats:
         parts.append(printable_json(encode(run_document(found, plus="json+" in formats))))

@@ -30,7 +30,7 @@ TOOL_FLAGS: Final = {
 TOOL_SWITCHES: Final = {
     "showcmd": "print the job file as a command line, and end",
     "parse-only": "check everything and end",
-    "strict": "a missed goal, or a broken rule of a preset, makes the exit code 1",
+    "strict": "a missed goal or rule, or a broken rule of a preset, makes the exit code 1",
     "version": "print the version and end",
     "help": "this text",
 }

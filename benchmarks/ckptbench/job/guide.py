@@ -18,6 +18,7 @@ HEAD = """\
 usage: ckptbench JOB.fio [FLAGS]          run a job file
        ckptbench VERB [FLAGS]             one job: {verbs}
        ckptbench burst | restore          the goals' own runs; --showcmd shows them as flags
+       ckptbench rules                    every rule for the tier's speed in one run, as a table
        ckptbench roofline --help          what each stage costs alone, and the bounds that follow
        ckptbench gpu --help               a save on an accelerator, beside a plain copy and DCP
        ckptbench repair --help            lost targets made again, and saves beside that
@@ -32,7 +33,7 @@ options, --cmdhelp=OPTION explains one. Words of fio without meaning here are na
 """
 TAIL = """\
 exit codes: 0 all jobs ran and everything adds up; 1 a checkpoint failed, bytes differ, a figure is
-above its bound (with --strict: a goal was missed, a rule is broken); 2 options that make no sense,
+above its bound (with --strict: a goal or rule was missed, or broken); 2 options that make no sense,
 or no job; 3, 4, 10 to 13, 75 the error of the store that ended the run, as `ckpt` gives them; 130
 interrupted, after a report of what was measured; 141 nobody reads its output
 

@@ -41,6 +41,7 @@ def run_document(found: RunResult, *, plus: bool) -> Document:
             "machine": msgspec.to_builtins(found.machine),
             "errors": found.errors,
             "passed_over": list(found.passed_over),
+            "rules": [{**msgspec.to_builtins(one), "met": one.met} for one in found.rules],
             "mlperf": [
                 {**msgspec.to_builtins(one), "valid": one.is_valid} for one in submissions(found)
             ],

@@ -34,7 +34,8 @@ def run_text(found: RunResult) -> str:
         lines += ["", *_group(group, jobs), *side_by_side_lines(jobs)]
     for submission in submissions(found):
         lines += ["", *submission_lines(submission)]
-    verdict = [*_goals(found.jobs), *(f"ERROR  {error}" for error in found.errors)]
+    goals = [] if found.rules else _goals(found.jobs)
+    verdict = [*goals, *(f"ERROR  {error}" for error in found.errors)]
     return "\n".join([*lines, *([""] if verdict else []), *verdict])
 
 
