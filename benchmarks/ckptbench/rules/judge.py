@@ -121,8 +121,8 @@ RULES: Final = (
     SpeedRule("cold load / raw file", ("load", "load-file"), _times, 1.2),
     SpeedRule("cold load / torch.load", ("load", "load-torch"), _times, 1.1),
     SpeedRule("stall / warm copy, disk", ("disk",), _of(stall_ratio), 1.1),
-    SpeedRule("stall / plain loops, 5,000 tensors", ("tensors",), _of(stall_ratio), 1.3),
-    SpeedRule("4 x the ranks of a quarter / ranks", ("null-many", "null"), _times, 1.1),
+    SpeedRule("stall / plain loops, small tensors", ("tensors",), _of(stall_ratio), 1.3),
+    SpeedRule("the same bytes of 4 x the ranks", ("null-many", "null"), _times, 1.1),
     SpeedRule("a stager's private memory, MiB", ("disk",), _stager_mib, 64),
     SpeedRule("a daemon's memory, MiB", ("disk", "restore"), _daemon_mib, 192),
 )  # fmt: skip
