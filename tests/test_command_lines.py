@@ -33,7 +33,7 @@ from ckptd.cli import PROGRAMS, load
 
 RAW_BYTES_MAX = 4096
 """A larger number of bytes is written with its unit."""
-GOALS = ("burst", "restore")
+GOALS = ("burst", "restore", "rules")
 """Commands of ckptbench whose flags are those of jobs; the rest have a parser of their own."""
 
 Main = Callable[[Sequence[str]], int | None]
