@@ -51,7 +51,13 @@ from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client import labels
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
-from ckpt_client.local.cluster import CLUSTER_NAME, is_supervised, not_ours, opened_cluster
+from ckpt_client.local.cluster import (
+    CLUSTER_NAME,
+    is_supervised,
+    not_ours,
+    opened_cluster,
+    what_makes_one,
+)
 from ckpt_client.locate import READY_NAME, Locator
 from ckpt_client.url import LocalUrl, RemoteUrl, parse_url
 
@@ -331,10 +337,8 @@ def read_made(directory: Path) -> LocalMade:
     try:
         made = msgspec.toml.decode(path.read_bytes(), type=LocalMade)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(
-            f"there is no cluster in {directory}: it has no {CLUSTER_NAME}",
-            hint="ckpt.open() of a training script makes one, or `ckptd local DIR`",
-        ) from None
+        said = f"there is no cluster in {directory}: it has no {CLUSTER_NAME}"
+        raise NotFound(said, hint=what_makes_one(directory)) from None
     except PermissionError as error:
         raise not_ours(directory, error) from None
     except OSError as error:

@@ -41,6 +41,8 @@ from ckpt_client.url import LocalOptions, LocalUrl
 from ckpt_client.wait_notice import WaitNotice
 
 CLUSTER_NAME: Final = "cluster.toml"
+ID_NAME: Final = "cluster.id"
+"""Of the coordinator that has its catalog there."""
 LOCK_NAME: Final = "lock"
 SUPERVISOR_LOCK_NAME: Final = "supervisor.lock"
 POLL_S: Final = 0.02
@@ -186,6 +188,17 @@ def _holder(directory: Path) -> str:
         return ""
 
 
+def what_makes_one(directory: Path) -> str:
+    """For who has found no cluster there. One that has lost its file gets that back: nobody begins
+    another one there.
+    """
+    try:
+        id = (directory / ID_NAME).read_text(errors="replace").strip()
+    except OSError:
+        return "ckpt.open() of a training script makes one, or `ckptd local DIR`"
+    return f'put it back, with cluster = "{id}"; docs/configuration.md shows one'
+
+
 def check_options(directory: Path, options: LocalOptions) -> None:
     """Raises Refused naming both sides when DIR was made otherwise, or on another host.
 
@@ -200,6 +213,8 @@ def check_options(directory: Path, options: LocalOptions) -> None:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} does not parse: {error}") from None
     host = made.get("host")
+    if host is None:
+        raise Corrupt(f"{path} does not parse: host is missing")
     if host != socket.gethostname():
         raise Refused(
             f"{directory} belongs to host {host}, this is {socket.gethostname()}",

@@ -69,9 +69,11 @@ def kept_cluster(directory: Path, insisted: str | None) -> str | None:
     if not kept:
         raise Corrupt(f"{path} is unreadable", hint=hint)
     if insisted is not None and kept != insisted:
+        local = directory / CLUSTER_FILE_NAME
+        changed = f"put back what was changed, {local} or {path}"
         raise Refused(
             f"{directory} is of cluster {kept}, not {insisted}",
-            hint=hint,
+            hint=changed if local.exists() else hint,
         )
     return kept
 

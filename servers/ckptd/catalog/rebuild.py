@@ -55,7 +55,7 @@ from ckptd.catalog.backup import read_backup, take_from
 from ckptd.catalog.etcd.url import EtcdUrl, parse_etcd_url
 from ckptd.catalog.file import kept_cluster
 from ckptd.catalog.members import at_rest, hear
-from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource
+from ckptd.catalog.sources import Holdings, RestingTarget, RunningTarget, TargetSource, check_own
 from ckptd.catalog.sqlite import CATALOG_NAME, create_catalog, read_image
 from ckptd.directory import CLUSTER_FILE_NAME
 from ckptd.local.cluster_file import device_of, read_cluster
@@ -170,6 +170,7 @@ def rebuild_directory(directory: Path, backup: Path | None = None) -> tuple[Rebu
     local = read_cluster(directory / CLUSTER_FILE_NAME)
     ids = target_ids(directory, local.targets)
     folders = [directory / TARGETS_FOLDER / id for id in ids]
+    check_own(directory / CLUSTER_FILE_NAME, local.cluster, folders)
     sources = [RestingTarget(folder, local.cluster) for folder in folders]
     kept = None if backup is None else read_backup(backup, local.cluster)
     found = rebuild(local.cluster, sources, kept)

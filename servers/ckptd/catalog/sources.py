@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Corrupt, Unavailable
+from ckpt.base.errors import Corrupt, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, TargetId
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB
@@ -140,6 +141,9 @@ class RestingTarget:
     def holdings(self) -> Holdings:
         if not self._directory.is_dir():
             raise Unavailable("no such directory")
+        known = read_target_file(self._directory)
+        if known is not None and known.cluster != self._cluster:
+            raise Refused(f"it is of cluster {known.cluster}")
         checkpoints: set[CheckpointId] = set()
         for folder in ("columns", "documents"):
             for path in sorted((self._directory / folder).glob("*")):
@@ -154,7 +158,6 @@ class RestingTarget:
         map = _readable(self._note(MAP_FILE))
         term = noted_term(self._note(TERM_FILE), self._note(COORDINATOR_FILE))
         needs = max(OLDEST_VERSION, decode_protocol(self._note(PROTOCOL_FILE)))
-        known = read_target_file(self._directory)
         target = TargetId("" if known is None else known.target)
         return Holdings(frozenset(checkpoints), frozenset(self._files), term, needs, map, target)
 
@@ -173,6 +176,18 @@ class RestingTarget:
             return (self._directory / file).read_bytes()
         except OSError:
             return b""
+
+
+def check_own(path: Path, cluster: str, folders: Sequence[Path]) -> None:
+    """Raises Refused where `path` names a cluster that none of these targets is of: it was changed,
+    and what they hold would be passed over.
+    """
+    known = [file.cluster for file in map(read_target_file, folders) if file is not None]
+    if known and cluster not in known:
+        raise Refused(
+            f"{path} says cluster {cluster}, and its targets are of {', '.join(sorted({*known}))}",
+            hint=f'put back what it said: cluster = "{known[0]}"',
+        )
 
 
 def _readable(document: bytes | memoryview) -> ClusterMap | None:

@@ -17,6 +17,7 @@ from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
+from ckptd.catalog.file import kept_cluster
 from ckptd.directory import CLUSTER_FILE_NAME
 from ckptd.local.children import RestartPolicy
 
@@ -120,7 +121,7 @@ def load_or_create(
     """DIR's cluster, made now if DIR has none. The caller holds DIR's lock.
 
     Raises Refused when the options contradict the file (naming both), when DIR belongs to another
-    host, or when the options make no cluster; Corrupt when the file does not parse.
+    host or has lost its file, or when the options make no cluster; Corrupt when it does not parse.
     """
     path = directory / CLUSTER_FILE_NAME
     if path.exists():
@@ -139,9 +140,23 @@ def load_or_create(
                     hint="options count only when DIR is made; leave it out, or use another DIR",
                 )
         return found
+    _check_unmade(directory)
     made = _made(directory, options, host, created_by)
     write_aside(path, _to_toml(made).encode())
     return made
+
+
+def _check_unmade(directory: Path) -> None:
+    """Raises Refused where a cluster's file was lost: another one would begin among its targets,
+    with an id that these refuse.
+    """
+    kept = kept_cluster(directory, None)
+    if kept is not None:
+        path = directory / CLUSTER_FILE_NAME
+        raise Refused(
+            f"{path} is gone, and {directory} is of cluster {kept}",
+            hint=f'put it back, with cluster = "{kept}"; docs/configuration.md shows one',
+        )
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -160,6 +175,8 @@ def read_cluster(path: Path) -> ClusterFile:
         document = tomllib.loads(text)
         values = {}
         for each in fields(ClusterFile):
+            if each.name not in document:
+                raise ValueError(f"{each.name} is missing")
             value = document[each.name]
             if each.type == "float" and type(value) is int:
                 value = float(value)
@@ -167,7 +184,7 @@ def read_cluster(path: Path) -> ClusterFile:
                 raise TypeError(f"{each.name} is not of type {each.type}")
             values[each.name] = value
         return ClusterFile(**values)
-    except (ValueError, KeyError, TypeError, CkptError) as error:
+    except (ValueError, TypeError, CkptError) as error:
         raise Corrupt(f"{path} does not parse: {error}") from error
 
 

@@ -1,0 +1,92 @@
+"""Somebody edits or removes the `cluster.toml` of a cluster that has checkpoints: it is said which
+cluster the directory is of, nothing begins as another one, and no command makes an empty catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckpt
+from tests.e2e.catalogs import WAIT_S, check_all_is_there, refusal, state
+from tests.e2e.cluster import Cluster, command
+
+OPTIONS = "targets=3&code=2+1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """It is stopped, and has two checkpoints."""
+    made = Cluster(tmp_path / "cluster", OPTIONS)
+    with ckpt.open(made.url) as store:
+        for step in (1, 2):
+            store.save("run", step, state(step)).wait(WAIT_S)
+    made.stop()
+    yield made
+    command("local", "stop", str(made.directory))
+
+
+@pytest.fixture
+def file(cluster: Cluster) -> Path:
+    return cluster.directory / "cluster.toml"
+
+
+def id_in(file: Path) -> str:
+    return (file.parent / "cluster.id").read_text().strip()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Of all that says whose the cluster is and what it has."""
+    names = ("cluster.toml", "cluster.id", "catalog.sqlite")
+    there = (path for path in directory.iterdir() if path.name.startswith(names))
+    return {path.name: path.read_bytes() for path in there}
+
+
+def test_a_catalog_is_not_made_again_for_another_cluster_than_the_targets_are_of(
+    cluster: Cluster, file: Path
+) -> None:
+    """All that they hold would be passed over without a word."""
+    kept, id = file.read_text(), id_in(file)
+    file.write_text(kept.replace(id, "another"))
+    assert f"is of cluster {id}, not another" in refusal(cluster.url)
+    before = contents(cluster.directory)
+    refused = command("catalog", "rebuild", str(cluster.directory), codes=(2,))
+    assert f"{file} says cluster another, and its targets are of {id}" in refused.err
+    assert f'cluster = "{id}"' in refused.err
+    assert contents(cluster.directory) == before
+    file.write_text(kept)
+    check_all_is_there(cluster.url, 1, 2)
+
+
+def test_a_target_of_another_cluster_is_named_when_the_catalog_is_made_again(
+    cluster: Cluster, file: Path
+) -> None:
+    target = cluster.directory / "targets" / "t1" / "target.toml"
+    target.write_text(target.read_text().replace(id_in(file), "another"))
+    partly = command("catalog", "rebuild", str(cluster.directory), codes=(3,))
+    assert f"{target.parent}: it is of cluster another" in partly.out
+
+
+def test_without_its_file_no_other_cluster_begins_among_the_targets(
+    cluster: Cluster, file: Path
+) -> None:
+    kept, id = file.read_text(), id_in(file)
+    file.unlink()
+    before = contents(cluster.directory)
+    asked = command("status", "--store", f"ckpt+local://{cluster.directory}", codes=(10,))
+    for told in (refusal(f"ckpt+local://{cluster.directory}"), refusal(cluster.url), asked.err):
+        assert f'cluster = "{id}"' in told, "what brings it back"
+        assert "makes one" not in told
+    assert contents(cluster.directory) == before
+    file.write_text(kept)
+    check_all_is_there(cluster.url, 1, 2)
+
+
+@pytest.mark.parametrize("key", ["cluster", "host", "created_by"])
+def test_a_line_that_is_missing_is_named(cluster: Cluster, file: Path, key: str) -> None:
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in kept if not line.startswith(key)))
+    assert f"{file} does not parse: {key} is missing" in refusal(cluster.url)
+    file.write_text("".join(kept))
