@@ -4,7 +4,7 @@ cluster the directory is of, nothing begins as another one, and no command makes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,3 +90,18 @@ def test_a_line_that_is_missing_is_named(cluster: Cluster, file: Path, key: str)
     file.write_text("".join(line for line in kept if not line.startswith(key)))
     assert f"{file} does not parse: {key} is missing" in refusal(cluster.url)
     file.write_text("".join(kept))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("garbage")])
+def test_a_cluster_that_runs_is_stopped_whatever_its_file_says_by_now(
+    cluster: Cluster, file: Path, harm: Callable[[Path], None]
+) -> None:
+    with ckpt.open(cluster.url):
+        kept = file.read_text()
+    harm(file)
+    stopped = command("local", "stop", str(cluster.directory))
+    assert "stopped the cluster" in stopped.out
+    again = command("local", "stop", str(cluster.directory), codes=(4, 10))
+    assert str(file.name) in again.err, "where nothing runs, the harm is said"
+    file.write_text(kept)
+    check_all_is_there(cluster.url, 1, 2)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpt.aio.process_identity import pid_of
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused, Unavailable
 from ckpt.base.units import format_seconds
 from ckpt_client.cli.cluster import is_running, read_local_ready, read_made
 from ckpt_client.cli.exits import ExitCode
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     directory = cluster_directory(arguments.directory, arguments.store)
-    read_made(directory)
+    _check_made(directory)
     begun_s = time.monotonic()
     pid = _find_supervisor(directory)
     was_running = is_supervised(directory)
@@ -67,6 +67,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         else f"the cluster in {directory} was not running"
     )
     return ExitCode.OK
+
+
+def _check_made(directory: Path) -> None:
+    """Raises as `read_made`; a cluster that runs is stopped whatever became of its file."""
+    try:
+        read_made(directory)
+    except (NotFound, Corrupt):
+        if not is_supervised(directory):
+            raise
 
 
 def cluster_directory(named: str | None, store: str | None) -> Path:
