@@ -149,6 +149,7 @@ VERBS: Final = {
 """Verb -> its module, and what it does."""
 
 TIMEOUT_S: Final = 30.0
+AGAIN_S: Final = 0.01
 _VALUED: Final = ("--store", "--timeout")
 """Common options whose value is a word of its own."""
 
@@ -353,19 +354,34 @@ def _signals() -> Iterator[list[int]]:
     received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+        if number != signal.SIGALRM:
+            received.append(number)
         raise Stopped
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
     try:
         before = {number: signal.signal(number, stop) for number in numbers}
     except ValueError:  # Not the main thread: its owner has the signals.
-        before = {}
+        yield received
+        return
+    show_dropped, sys.unraisablehook = sys.unraisablehook, _raise_again
     try:
         yield received
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = show_dropped
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _raise_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what a signal raises while it finalizes an object, as it often does in imports.
+    What is raised here is dropped as well: an alarm comes once that is done.
+    """
+    if isinstance(dropped.exc_value, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 @contextmanager
