@@ -4,6 +4,9 @@ cluster the directory is of, nothing begins as another one, and no command makes
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,4 +107,22 @@ def test_a_cluster_that_runs_is_stopped_whatever_its_file_says_by_now(
     again = command("local", "stop", str(cluster.directory), codes=(4, 10))
     assert str(file.name) in again.err, "where nothing runs, the harm is said"
     file.write_text(kept)
+    check_all_is_there(cluster.url, 1, 2)
+
+
+def test_a_machine_that_was_renamed_hears_how_its_cluster_comes_back(
+    cluster: Cluster, file: Path
+) -> None:
+    """Or that has got the disk of another one."""
+    line = f'host = "{socket.gethostname()}"'
+    file.write_text(file.read_text().replace(line, 'host = "elsewhere"'))
+    asked = command("status", "--store", cluster.url, codes=(2,)).err
+    served = subprocess.run(
+        [sys.executable, "-m", "ckptd.cli", "local", str(cluster.directory)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    for told in (asked, refusal(cluster.url), served.stderr):
+        assert "belongs to host elsewhere" in told
+        assert f"say {line} in {file}" in told
+    file.write_text(file.read_text().replace('host = "elsewhere"', line))
     check_all_is_there(cluster.url, 1, 2)

@@ -55,6 +55,7 @@ from ckpt_client.local.cluster import (
     CLUSTER_NAME,
     is_supervised,
     not_ours,
+    of_another_host,
     opened_cluster,
     what_makes_one,
 )
@@ -346,10 +347,7 @@ def read_made(directory: Path) -> LocalMade:
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise Corrupt(f"{path} does not parse: {error}") from None
     if made.host != socket.gethostname():
-        raise Refused(
-            f"{directory} belongs to host {made.host}, this is {socket.gethostname()}",
-            hint="a local cluster serves the machine that made it: ask there",
-        )
+        raise of_another_host(directory, made.host)
     return made
 
 

@@ -199,6 +199,17 @@ def what_makes_one(directory: Path) -> str:
     return f'put it back, with cluster = "{id}"; docs/configuration.md shows one'
 
 
+def of_another_host(directory: Path, host: object) -> Refused:
+    """For a machine that has not made what is there."""
+    here = socket.gethostname()
+    return Refused(
+        f"{directory} belongs to host {host}, this is {here}",
+        hint="a local cluster serves the machine that made it; use ckpt://HOST:PORT elsewhere; if "
+        f'this one was renamed or has got the disk, say host = "{here}" in '
+        f"{directory / CLUSTER_NAME}",
+    )
+
+
 def check_options(directory: Path, options: LocalOptions) -> None:
     """Raises Refused naming both sides when DIR was made otherwise, or on another host.
 
@@ -216,10 +227,7 @@ def check_options(directory: Path, options: LocalOptions) -> None:
     if host is None:
         raise Corrupt(f"{path} does not parse: host is missing")
     if host != socket.gethostname():
-        raise Refused(
-            f"{directory} belongs to host {host}, this is {socket.gethostname()}",
-            hint="a local cluster serves the machine that made it; use ckpt://HOST:PORT elsewhere",
-        )
+        raise of_another_host(directory, host)
     for option, key, _ in _KEYS:
         asked, kept = getattr(options, option), made.get(key)
         if asked is not None and asked != kept and option != "unprotected":

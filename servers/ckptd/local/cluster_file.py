@@ -129,7 +129,8 @@ def load_or_create(
         if found.host != host:
             raise Refused(
                 f"{directory} belongs to host {found.host}, this is {host}",
-                hint="targets on one machine serve that machine alone",
+                hint="targets on one machine serve that machine alone; if this one was renamed or"
+                f' has got the disk, say host = "{host}" in {path}',
             )
         for each in fields(ClusterOptions):
             asked, kept = getattr(options, each.name), getattr(found, each.name)
