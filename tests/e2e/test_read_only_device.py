@@ -1,10 +1,12 @@
 """A device that has become read-only, and whose target starts again: what it holds counts and is
-read.
+read. Of one with the cluster's own directory, every command and call says what to do.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import msgspec
 
 from tests.small_disk import run_on_small_disk
 
@@ -51,3 +53,36 @@ def test_a_target_that_starts_on_a_read_only_device_serves_what_it_holds(tmp_pat
     found = run_on_small_disk(STORY, device, str(directory), size="64m", limit_s=120)
     assert found["held"], "it has columns"
     assert not found["wrong"]
+
+
+OWN = """
+import json, os, subprocess, sys
+import ckpt
+from tests.client.clikit import run
+
+device = sys.argv[1]
+url = f"ckpt+local://{device}/c?targets=3&code=2+1"
+ckpt.open(url).close()
+run("local", "stop", f"{device}/c")
+subprocess.run(["mount", "-o", "remount,ro", device], check=True)
+
+heard = {}
+try:
+    ckpt.open(url)
+except Exception as error:
+    heard["open"] = [type(error).__name__, str(error)]
+for words in (["doctor"], ["ls"], ["export", "run@1", "--format", "npz", "/dev/null/x"]):
+    ended = run(*words, environ={**os.environ, "CKPT_STORE": url})
+    heard[words[0]] = [str(ended.code), ended.out + ended.err]
+print(json.dumps(heard))
+"""
+
+
+def test_a_cluster_in_a_read_only_directory_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    found = run_on_small_disk(OWN, tmp_path / "disk", size="64m", limit_s=120)
+    heard = msgspec.convert(found, dict[str, tuple[str, str]])
+    codes = {name: code for name, (code, _) in heard.items()}
+    assert codes == {"open": "Refused", "doctor": "2", "ls": "2", "export": "2"}
+    for _, said in heard.values():
+        assert "Read-only file system" in said
+        assert "mount it for writing, or name another directory" in said

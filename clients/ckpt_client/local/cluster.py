@@ -120,6 +120,9 @@ def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[in
             raise
     except PermissionError as error:
         raise not_ours(directory, error) from None
+    except OSError as error:
+        at = f": {error.filename}" if error.filename else ""
+        raise system_error(f"cannot open the cluster in {directory}{at}", error) from None
     return lock, ServingCluster(directory, secret_file, ready)
 
 
