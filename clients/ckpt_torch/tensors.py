@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from operator import add, attrgetter, le, mul
+from itertools import compress
+from operator import add, attrgetter, le, mul, not_
 from typing import Final, cast
 
 import ml_dtypes
@@ -25,6 +26,8 @@ _EXTENSIONS: Final = {
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
     torch.float8_e8m0fnu: (torch.uint8, ml_dtypes.float8_e8m0fnu),
 }
+Sizes = tuple[Sequence[int], Sequence[int]]
+"""Bytes of an element and bytes of all, of each tensor."""
 PLAIN_TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 """Exact types: a subclass may mean something else by its memory."""
 
@@ -54,7 +57,7 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
 
 def as_plain_array(value: object, kind: torch.dtype) -> AnyArray | None:
     """`as_array` of what nearly all tensors are, at a quarter of its time: of that dtype, whole in
-    their memory, dense on the CPU. None for all else: `as_array` has the word for it.
+    their memory, without gaps, on the CPU. None for all else: `as_array` has the word for it.
     """
     if type(value) not in PLAIN_TENSORS:
         return None
@@ -65,7 +68,7 @@ def as_plain_array(value: object, kind: torch.dtype) -> AnyArray | None:
     try:
         # First: numpy makes memory of its own for what has none.
         end = tensor.storage_offset() * kind.itemsize + tensor.nbytes
-        if end > tensor.untyped_storage().nbytes():
+        if end > tensor.untyped_storage().nbytes() or not tensor.is_contiguous():
             return None
         if tensor.requires_grad:
             tensor = tensor.detach()
@@ -117,20 +120,40 @@ def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         or not _DENSE.issuperset(map(_layout_of, tensors))
         or any(map(_is_quantized, tensors))
         or not all(one.type == "cpu" or is_apart(one) for one in set(map(_device_of, tensors)))
-        or any(map(torch.Tensor._is_zerotensor, tensors))
         or any(map(torch.Tensor.is_conj, tensors))
         or any(map(torch.Tensor.is_neg, tensors))
-        or not all(map(torch.Tensor.is_contiguous, tensors))
-        or not _lie_in_memory(tensors)
+        or not lie_in_memory(tensors)
     )
 
 
-def _lie_in_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """`check_memory` of those without gaps."""
-    before = map(mul, map(torch.Tensor.storage_offset, tensors), map(_item_bytes_of, tensors))
-    ends = map(add, before, map(_bytes_of, tensors))
+def lie_in_memory(tensors: Sequence[torch.Tensor], sizes: Sizes | None = None) -> bool:
+    """Whether all of these, dense ones, have memory that they do not reach out of, for thousands.
+    False also where it is not sure.
+
+    sizes: theirs, where they are known.
+    """
+    items, lengths = sizes or sizes_of(tensors)
+    starts = list(map(torch.Tensor.storage_offset, tensors))
+    ends = map(add, map(mul, starts, items), lengths) if any(starts) else lengths
     there = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
-    return all(map(le, ends, there))
+    if any(map(torch.Tensor._is_zerotensor, tensors)) or not all(map(le, ends, there)):
+        return False
+    # Those with gaps reach further than their bytes.
+    dense = list(map(torch.Tensor.is_contiguous, tensors))
+    return all(dense) or all(map(_lies_in_memory, compress(tensors, map(not_, dense))))
+
+
+def sizes_of(tensors: Sequence[torch.Tensor]) -> Sizes:
+    """For `lie_in_memory`."""
+    return list(map(_item_bytes_of, tensors)), list(map(_bytes_of, tensors))
+
+
+def _lies_in_memory(tensor: torch.Tensor) -> bool:
+    try:
+        check_memory(tensor)
+    except Refused:
+        return False
+    return True
 
 
 _item_bytes_of: Final = attrgetter("itemsize")

@@ -45,6 +45,27 @@ def without_memory() -> torch.Tensor:
     return torch._efficientzerotensor((2, 3))
 
 
+def shrunk() -> torch.Tensor:
+    """Its memory was made smaller under it."""
+    tensor = torch.ones(2, 3)
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
+def shrunk_part() -> torch.Tensor:
+    """One that begins within such memory, which has as many bytes as the tensor alone needs."""
+    view = torch.ones(4, 3)[2:]
+    view.untyped_storage().resize_(24)
+    return view
+
+
+def shrunk_strided() -> torch.Tensor:
+    """One with gaps, in memory for one without."""
+    view = torch.ones(4, 3)[::2]
+    view.untyped_storage().resize_(24)
+    return view
+
+
 def freed_part() -> torch.Tensor:
     """One that begins within such memory, not where it did."""
     view = torch.ones(4, 3)[2:]
@@ -61,6 +82,9 @@ def freed_part() -> torch.Tensor:
         (freed, "a tensor that reaches to byte 24 of its memory, which has 0"),
         (without_memory, r"a tensor that has no memory; clone\(\) it"),
         (freed_part, "a tensor that reaches to byte 48 of its memory, which has 0"),
+        (shrunk, "a tensor that reaches to byte 24 of its memory, which has 8"),
+        (shrunk_part, "a tensor that reaches to byte 48 of its memory, which has 24"),
+        (shrunk_strided, "a tensor that reaches to byte 36 of its memory, which has 24"),
     ],
 )
 def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(

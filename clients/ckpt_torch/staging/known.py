@@ -37,7 +37,7 @@ from ckpt_torch.dtensors import dtensor_type, is_dtensor
 from ckpt_torch.exchange import Holders, Shape
 from ckpt_torch.place import Who
 from ckpt_torch.staging.copying import Devices, devices_of
-from ckpt_torch.tensors import PLAIN_TENSORS
+from ckpt_torch.tensors import PLAIN_TENSORS, Sizes, lie_in_memory, sizes_of
 from ckpt_torch.tree import is_plain
 
 if TYPE_CHECKING:
@@ -152,38 +152,32 @@ def _fits(first: Sequence[object], devices: Devices) -> Callable[[list[object]],
     # Of another dtype none is taken for what it was.
     has_complex = any(isinstance(one, torch.Tensor) and one.is_complex() for one in first)
 
+    sizes = None
+    if ARRAYS.isdisjoint(map(type, first)):
+        sizes = sizes_of(cast(Sequence[torch.Tensor], first))
+
     def all_fit(found: list[object]) -> bool:
-        return _are_plain(found, has_complex) and devices_of(found) == devices
+        return _are_plain(found, has_complex, sizes) and devices_of(found) == devices
 
     return all_fit
 
 
-def _are_plain(found: list[object], has_complex: bool) -> bool:
-    """Loops of C's: each question asked of thousands of tensors is a part of the stall."""
+def _are_plain(found: list[object], has_complex: bool, sizes: Sizes | None) -> bool:
+    """Loops of C's: each question asked of thousands of tensors is a part of the stall.
+
+    sizes: of these tensors if they have the known dtypes and shapes, and no array is among them.
+    """
     kinds = set(map(type, found))
     tensors = found
     if not kinds.isdisjoint(ARRAYS):
-        tensors = [one for one in found if type(one) not in ARRAYS]
+        tensors, sizes = [one for one in found if type(one) not in ARRAYS], None
     return (
         PLAIN_TENSORS.issuperset(kinds - ARRAYS)
         and set(map(_layout_of, tensors)) <= _DENSE
         and not (has_complex and any(map(torch.Tensor.is_conj, tensors)))
         and not any(map(torch.Tensor.is_neg, tensors))
-        and _have_memory(tensors)
+        and lie_in_memory(cast(list[torch.Tensor], tensors), sizes)
     )
-
-
-def _have_memory(tensors: list[object]) -> bool:
-    """Whether none lies in memory that was freed. Those without elements have none either."""
-    found = cast(list[torch.Tensor], tensors)
-    # A view's own address is that of its memory and more: of freed memory it need not be 0.
-    memories = map(torch.Tensor.untyped_storage, found)
-    try:
-        return all(map(torch.UntypedStorage.data_ptr, memories)) or all(
-            one.untyped_storage().data_ptr() or not one.numel() for one in found
-        )
-    except RuntimeError:  # Torch has no address of one that stands for zeros.
-        return False
 
 
 _layout_of: Final = attrgetter("layout")
