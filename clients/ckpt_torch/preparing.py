@@ -76,7 +76,7 @@ def prepare(
         check_keys(state)
         parts = parts_of(state, allow_pickle)
         holders = parts.guessed_holders(who)
-        learnt = learn(state, holders) if parts.are_of(state) else None
+        learnt = learn(parts.settled, holders)
         lay_out = partial(preparation.lay_out, keep_form=learnt is None)
         packing, _ = parts.laid_out(lay_out, holders)
         remember(opened, learnt, packing.layout, parts.shape(), holders, supposed=True)

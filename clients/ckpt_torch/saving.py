@@ -170,7 +170,7 @@ def stage(
     with turn, collector_paused():
         parts = parts or parts_of(state, allow_pickle, check_finite)
         # The next state of this form is only compared and copied.
-        learnt = learn(state, holders) if parts.are_of(state) else None
+        learnt = learn(parts.settled, holders)
         lay_out = partial(turn.lay_out, keep_form=learnt is None)
         packing, wholes = parts.laid_out(lay_out, holders)
         turn.take(packing)

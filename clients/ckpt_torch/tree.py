@@ -17,6 +17,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
+from ckpt_client.save.forms import items_of
 from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.tensors import PLAIN_TENSORS
@@ -107,18 +109,39 @@ def leaf_values(tree: object) -> Iterator[object]:
             yield from leaf_values(child)
 
 
-def settled(tree: object) -> object:
-    """The same leaves in plain dicts, lists and tuples of ours, whose order and number stay: those
-    of the caller may be another thread's as well, and a mapping of theirs may turn its order.
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A state whose containers nobody else changes, or has."""
+
+    tree: object
+    """The same leaves in plain dicts, lists and tuples."""
+    kinds: Mapping[int, type]
+    """Types of those that stand for one of another type, by their ids."""
+
+
+def settled(state: object) -> Settled:
+    """Each container is looked at once: those of the caller may be another thread's as well, and a
+    mapping of theirs may turn its order.
     """
+    kinds: dict[int, type] = {}
+    return Settled(_settled(state, kinds), kinds)
+
+
+def _settled(tree: object, kinds: dict[int, type]) -> object:
+    made: object
     if isinstance(tree, Mapping):
-        return {
-            key: child if type(child) in _LEAVES else settled(child) for key, child in tree.items()
-        }
-    if isinstance(tree, list | tuple):
-        items = [settled(child) for child in tree]
-        return items if isinstance(tree, list) else tuple(items)
-    return tree
+        items = made = items_of(tree)
+        for key, child in items.items():
+            if type(child) not in _LEAVES:
+                items[key] = _settled(child, kinds)
+    elif isinstance(tree, list | tuple):
+        children = [_settled(child, kinds) for child in tuple(tree)]
+        made = children if isinstance(tree, list) else tuple(children)
+    else:
+        return tree
+    if type(made) is not type(tree):
+        kinds[id(made)] = type(tree)
+    return made
 
 
 def is_container(value: object) -> TypeGuard[Mapping[object, object] | Sequence[object]]:

@@ -315,6 +315,31 @@ def test_a_leaf_that_went_bad_is_refused_by_path_also_in_a_known_form(
     assert planner.plan(_counting(3), 0, 1).document, "and the planner is as good as new"
 
 
+class Turning:
+    """What becomes an array, and turns a dict's order when it does: as another thread might."""
+
+    def __init__(self, turned: dict[str, object]) -> None:
+        self._turned = turned
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        first = next(iter(self._turned))
+        self._turned[first] = self._turned.pop(first)
+        return np.arange(3)
+
+
+def test_an_order_that_turns_in_a_save_moves_no_value_to_another_name() -> None:
+    planner = PackingPlanner()
+    for number in range(6):
+        inner: dict[str, object] = {"a": np.full(9, number), "b": np.full(9, number + 100)}
+        state = {"inner": inner, "turning": Turning(inner)}
+        if number % 2:
+            inner["a"] = inner.pop("a")
+        planned = planner.plan(state, 0, 1)
+        found = dict(zip(planned.layout.names, planned.arrays, strict=True))
+        for name in ("a", "b"):
+            assert found[f"inner/{name}"] is inner[name], number
+
+
 def test_a_state_that_grew_is_laid_out_anew() -> None:
     planner = PackingPlanner()
     for count in (10, 10, 11, 10):

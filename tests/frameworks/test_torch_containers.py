@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from ckpt_client.save.packing import PackingPlan, plan_packing
 from ckpt_client.save.state import encoded_scalar, flatten
 from ckpt_torch.place import Who
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
+from ckpt_torch.staging.known import learn
 from ckpt_torch.staging.parts import parts_of
 from ckpt_torch.tree import PICKLE_KEY, pickled
 from tests.client.bits import bits_of
@@ -97,20 +99,90 @@ def test_a_mapping_that_turns_its_order_has_each_value_under_its_name(
         }
 
 
+class Renaming(Mapping[str, object]):
+    """Another thread gives its one value another name, after so many looks."""
+
+    def __init__(self, value: object, looks: int) -> None:
+        self.value = value
+        self.looks = looks
+
+    def __getitem__(self, key: str) -> object:
+        if key not in ("early", "late"):
+            raise KeyError(key)
+        return self.value
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks -= 1
+        return iter(["early" if self.looks >= 0 else "late"])
+
+
+@pytest.mark.parametrize("looks", range(1, 6))
+def test_a_name_that_changes_between_two_looks_of_a_save_is_not_the_next_one_s(
+    cluster: str, looks: int
+) -> None:
+    renaming = Renaming(torch.zeros(3), looks)
+    with ckpt.open(cluster) as store:
+        for step in (1, 2, 3):
+            ckpt_torch.save({"m": renaming}, checkpoint_id=f"renaming-{looks}/{step}", store=store)
+            found = store.load(f"renaming-{looks}", step)
+            assert [one.tolist() for one in found["m"].values()] == [[step - 1.0] * 3]
+            assert step == 1 or list(found["m"]) == ["late"]
+            renaming.value, renaming.looks = torch.full((3,), float(step)), 0
+
+
+class Shuffled(Mapping[str, object]):
+    """Each look finds another order."""
+
+    def __init__(self, values: Mapping[str, object], chance: random.Random) -> None:
+        self._values = values
+        self._chance = chance
+
+    def __getitem__(self, key: str) -> object:
+        return self._values[key]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chance.sample(list(self._values), len(self._values)))
+
+
+def test_a_mapping_without_an_order_has_each_value_under_its_name(cluster: str) -> None:
+    chance = random.Random(7)
+    with ckpt.open(cluster) as store:
+        for step in range(24):
+            wanted = {name: torch.full((3,), float(step + at)) for at, name in enumerate("ab")}
+            state = {"m": Shuffled(wanted, chance)}
+            ckpt_torch.save(state, checkpoint_id=f"shuffled/{step}", store=store)
+            found = store.load("shuffled", step)["m"]
+            assert {name: one.tolist() for name, one in found.items()} == {
+                name: one.tolist() for name, one in wanted.items()
+            }
+
+
 def test_a_key_that_comes_while_ranks_meet_moves_no_value_to_another_name(cluster: str) -> None:
     """Another thread's, between a look at the state and its layout."""
     metrics: dict[str, object] = {}
     state: dict[str, object] = {"metrics": metrics, "w": torch.ones(3), "b": torch.zeros(3)}
     parts = parts_of(state, False)
+    holders = parts.guessed_holders(Who(0, 1, None, False))
     metrics["late"] = torch.full((3,), 5.0)
-    assert not parts.are_of(state)
+    learnt = learn(parts.settled, holders)
+    assert learnt is not None
+    assert learnt.form.recognise(state) is None
+    del metrics["late"]
+    assert learnt.form.recognise(state) is not None
+    metrics["late"] = torch.full((3,), 5.0)
     declared: list[object] = []
 
     def lay_out(tree: object) -> PackingPlan:
         declared.append(tree)
         return plan_packing(flatten(tree), 0, 1)
 
-    parts.laid_out(lay_out, parts.guessed_holders(Who(0, 1, None, False)))
+    parts.laid_out(lay_out, holders)
     (tree,) = declared
     assert isinstance(tree, dict)
     assert list(tree) == ["metrics", "w", "b"]

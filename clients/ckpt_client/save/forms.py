@@ -4,8 +4,11 @@ A training saves the same names, types and shapes at every step, so the second s
 its state apart again (`state.flatten`), only see that nothing but values has changed. A form says
 yes or no and raises nothing: what it does not know goes the long way, which refuses by path.
 
-    save n       flatten, lay out                     form_of(state)
+    save n       flatten, lay out                     form_of(settled(state), ...)
     save n + 1   form.recognise(state) -> Found       what is found goes where save n's parts went
+
+Each container is looked at once in a walk, and what two walks must find alike is settled first:
+another thread may change the caller's.
 
 The cheap checks run over all arrays at once, in C; a loop over leaves is as dear as their copy.
 """
@@ -19,6 +22,7 @@ from operator import attrgetter
 from typing import Final, Protocol, cast
 
 from ckpt.base.errors import CkptError
+from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.tree import Scalar
 from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_client.save.state import ARRAYS, SCALARS, as_array, encoded_scalar
@@ -53,7 +57,7 @@ class StateForm:
     dtypes: list[object]
     shapes: list[tuple[int, ...]]
     """Of the arrays, in the order of the walk."""
-    arrays_fit: Callable[[list[object]], bool]
+    arrays_fit: Callable[[Sequence[object]], bool]
     """Whether they are all of kinds that have a dtype and a shape and that can be copied."""
 
     def recognise(self, state: object) -> Found | None:
@@ -72,20 +76,46 @@ class StateForm:
             return None
 
 
-def form_of(state: object, replicated: bool) -> StateForm | None:
-    """The form of a state that `flatten` took apart."""
-    return learn_form(_form_of(state, replicated), state, are_arrays)
+def form_of(state: object, replicated: bool, arrays: Sequence[object]) -> StateForm | None:
+    """The form of a settled state that `flatten` took apart.
+
+    arrays: of its leaves, in the order of the walk.
+    """
+    return learn_form(_form_of(state, replicated), arrays, are_arrays)
 
 
 def learn_form(
-    root: Form, state: object, arrays_fit: Callable[[list[object]], bool]
+    root: Form, arrays: Sequence[object], arrays_fit: Callable[[Sequence[object]], bool]
 ) -> StateForm | None:
-    """The form with this root; None when it would not know the very state that it was made of."""
-    found = Found()
-    if not root.gather(state, found) or not arrays_fit(found.arrays):
+    """The form with this root, and arrays like these; None when they do not fit themselves."""
+    if not arrays_fit(arrays):
         return None
-    dtypes, shapes = map(_dtype_of, found.arrays), map(_shape_of, found.arrays)
+    dtypes, shapes = map(_dtype_of, arrays), map(_shape_of, arrays)
     return StateForm(root, list(dtypes), list(map(tuple, shapes)), arrays_fit)
+
+
+def items_of(mapping: Mapping[object, object]) -> dict[object, object]:
+    """What it holds at one look: another thread may change it, or it may turn its own order."""
+    return mapping.copy() if type(mapping) is dict else dict(mapping.items())
+
+
+def settled(state: object, depth: int = 0) -> object:
+    """The same state in containers of ours, which nobody else changes. What `flatten` refuses stays
+    as it is.
+    """
+    kind = type(state)
+    if depth > TREE_DEPTH_MAX:
+        return state
+    if kind is dict:
+        made = items_of(cast(dict[object, object], state))
+        for key, child in made.items():
+            if type(child) not in ARRAYS:
+                made[key] = settled(child, depth + 1)
+        return made
+    if kind is list or kind is tuple:
+        items = [settled(child, depth + 1) for child in tuple(cast(Sequence[object], state))]
+        return items if kind is list else tuple(items)
+    return Replicated(settled(state.tree, depth)) if type(state) is Replicated else state
 
 
 def are_arrays(found: Iterable[object]) -> bool:
@@ -98,7 +128,8 @@ def _form_of(value: object, replicated: bool) -> Form:
         return _ARRAY
     if type(value) is dict:
         mapping = cast(Mapping[object, object], value)
-        return mapping_form(mapping, (_form_of(child, replicated) for child in mapping.values()))
+        children = (_form_of(child, replicated) for child in mapping.values())
+        return mapping_form(dict, mapping, children)
     if type(value) in (list, tuple):
         items = cast(Sequence[object], value)
         return sequence_form(type(value), (_form_of(item, replicated) for item in items))
@@ -158,11 +189,11 @@ class MappingForm:
     def gather(self, value: object, found: Found) -> bool:
         if type(value) is not self.kind:
             return False
-        mapping = cast(Mapping[object, object], value)
-        keys = list(mapping)
+        items = items_of(cast(Mapping[object, object], value))
+        keys = list(items)
         if keys != self.keys or _kinds_of(keys) != self.key_kinds:
             return False
-        return self.children.gather(mapping.values(), found)
+        return self.children.gather(items.values(), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +206,7 @@ class SequenceForm:
     def gather(self, value: object, found: Found) -> bool:
         if type(value) is not self.kind:
             return False
-        return self.children.gather(cast(Sequence[object], value), found)
+        return self.children.gather(tuple(cast(Sequence[object], value)), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +300,10 @@ class ShardsForm:
 # --------------------------------------------------------------------------- making them
 
 
-def mapping_form(value: Mapping[object, object], children: Iterable[Form]) -> MappingForm:
-    """The form of a mapping with these forms of its values."""
-    keys = list(value)
-    return MappingForm(type(value), keys, _kinds_of(keys), Children.of(children))
+def mapping_form(kind: type, keys: Iterable[object], children: Iterable[Form]) -> MappingForm:
+    """The form of a mapping of this type with these keys, and these forms of its values."""
+    listed = list(keys)
+    return MappingForm(kind, listed, _kinds_of(listed), Children.of(children))
 
 
 def sequence_form(kind: type, children: Iterable[Form]) -> SequenceForm:

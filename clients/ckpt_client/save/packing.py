@@ -32,7 +32,7 @@ from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_tab
 from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas
 from ckpt_client.save.finite import check_finite
-from ckpt_client.save.forms import Found, StateForm, form_of
+from ckpt_client.save.forms import Found, StateForm, form_of, settled
 from ckpt_client.save.state import AnyArray, FlatState, Leaf, flatten
 from ckpt_client.stager.declaration import Witness, write_declaration
 
@@ -152,16 +152,19 @@ class PackingPlanner:
         keep_form: know the next state of this form again; who does so by himself says False.
         """
         asked = (rank, world_size, replicas, replicated)
-        if self._last is not None and self._last[0] == asked:
-            _, form, layout = self._last
+        last = self._last  # Another thread may save something else meanwhile.
+        if last is not None and last[0] == asked:
+            _, form, layout = last
             found = form.recognise(state) if form is not None else None
             packing = layout.packing(found) if found is not None else None
             if packing is not None:
                 return packing
         with collector_paused():
-            flat = flatten(state, replicated=replicated)
+            # The form is of what is laid out here, whatever becomes of the caller's containers.
+            taken = settled(state) if keep_form else state
+            flat = flatten(taken, replicated=replicated)
             packing = plan_packing(flat, rank, world_size, replicas)
-            form = form_of(state, replicated) if keep_form else None
+            form = form_of(taken, replicated, flat.walked()) if keep_form else None
             self._last = asked, form, packing.layout
         return packing
 

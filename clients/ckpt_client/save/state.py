@@ -72,6 +72,13 @@ class FlatState:
     order: tuple[int, ...]
     """order[i] is the place of leaves[i] in the walk: depth first, in the containers' own order."""
 
+    def walked(self) -> list[object]:
+        """The leaves' arrays in the order of the walk."""
+        found: list[object] = [None] * len(self.leaves)
+        for place, leaf in zip(self.order, self.leaves, strict=True):
+            found[place] = leaf.array
+        return found
+
 
 def flatten(state: object, *, replicated: bool = False) -> FlatState:
     """The tree's document and leaves. Raises Refused naming the path of what cannot be stored."""

@@ -30,7 +30,7 @@ from ckpt_client.save.forms import (
     sequence_form,
 )
 from ckpt_client.save.packing import StateLayout
-from ckpt_client.save.state import ARRAYS
+from ckpt_client.save.state import ARRAYS, encoded_scalar
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.dtensors import dtensor_type, is_dtensor
@@ -38,7 +38,7 @@ from ckpt_torch.exchange import Holders, Shape
 from ckpt_torch.place import Who
 from ckpt_torch.staging.copying import Devices, devices_of
 from ckpt_torch.tensors import PLAIN_TENSORS, Sizes, lie_in_memory, sizes_of
-from ckpt_torch.tree import is_plain
+from ckpt_torch.tree import Settled, as_scalar, is_plain
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,20 +110,15 @@ class Learnt:
     devices: Devices
 
 
-def learn(state: Mapping[str, object], holders: Holders) -> Learnt | None:
+def learn(state: Settled, holders: Holders) -> Learnt | None:
     """A state's form; None when it is not one of ours."""
-    walk = _Walk(holders)
+    walk = _Walk(state.kinds, holders)
     with torch.no_grad(), collector_paused():
-        root = walk.form(state, ())
+        root = walk.form(state.tree, ())
         if walk.strange:
             return None
-        first = Found()
-        try:
-            root.gather(state, first)
-        except CkptError:  # To lay it out names the path.
-            return None
-        devices = devices_of(first.arrays)
-        form = learn_form(root, state, _fits(first.arrays, devices))
+        devices = devices_of(walk.arrays)
+        form = learn_form(root, walk.arrays, _fits(walk.arrays, devices))
     return None if form is None else Learnt(form, tuple(walk.plain), devices)
 
 
@@ -145,7 +140,7 @@ def remember(
         )  # fmt: skip
 
 
-def _fits(first: Sequence[object], devices: Devices) -> Callable[[list[object]], bool]:
+def _fits(first: Sequence[object], devices: Devices) -> Callable[[Sequence[object]], bool]:
     """Whether all are numpy arrays, or dense tensors whose memory is what they say, each on the
     device where the first ones are.
     """
@@ -156,13 +151,13 @@ def _fits(first: Sequence[object], devices: Devices) -> Callable[[list[object]],
     if ARRAYS.isdisjoint(map(type, first)):
         sizes = sizes_of(cast(Sequence[torch.Tensor], first))
 
-    def all_fit(found: list[object]) -> bool:
+    def all_fit(found: Sequence[object]) -> bool:
         return _are_plain(found, has_complex, sizes) and devices_of(found) == devices
 
     return all_fit
 
 
-def _are_plain(found: list[object], has_complex: bool, sizes: Sizes | None) -> bool:
+def _are_plain(found: Sequence[object], has_complex: bool, sizes: Sizes | None) -> bool:
     """Loops of C's: each question asked of thousands of tensors is a part of the stall.
 
     sizes: of these tensors if they have the known dtypes and shapes, and no array is among them.
@@ -176,7 +171,7 @@ def _are_plain(found: list[object], has_complex: bool, sizes: Sizes | None) -> b
         and set(map(_layout_of, tensors)) <= _DENSE
         and not (has_complex and any(map(torch.Tensor.is_conj, tensors)))
         and not any(map(torch.Tensor.is_neg, tensors))
-        and lie_in_memory(cast(list[torch.Tensor], tensors), sizes)
+        and lie_in_memory(cast(Sequence[torch.Tensor], tensors), sizes)
     )
 
 
@@ -186,35 +181,52 @@ _ARRAY: Final = ArrayForm()
 
 
 class _Walk:
-    """I learn the form of a state; `strange` when it has a leaf that must go the long way."""
+    """I learn the form of a settled state; `strange` when it has a leaf that must go the long
+    way.
+    """
 
-    def __init__(self, holders: Holders) -> None:
+    def __init__(self, kinds: Mapping[int, type], holders: Holders) -> None:
+        self._kinds = kinds
         self._holders = holders
         self.plain: list[str] = []
+        self.arrays: list[object] = []
+        """As `StateForm.recognise` finds them."""
         self.strange = False
 
     def form(self, value: object, path: Path) -> Form:
-        if isinstance(value, Mapping):
-            children = [
-                _ARRAY if type(child) in PLAIN_TENSORS else self.form(child, (*path, key))
-                for key, child in value.items()
-            ]
-            return mapping_form(value, children)
-        if isinstance(value, list | tuple):
+        if type(value) is dict:
+            children: list[Form] = []
+            for key, child in value.items():
+                if type(child) in PLAIN_TENSORS:
+                    self.arrays.append(child)
+                    children.append(_ARRAY)
+                else:
+                    children.append(self.form(child, (*path, key)))
+            return mapping_form(self._kinds.get(id(value), dict), value, children)
+        if type(value) is list or type(value) is tuple:
             items = [self.form(child, (*path, SequenceIndex(n))) for n, child in enumerate(value)]
-            return sequence_form(type(value), items)
+            return sequence_form(self._kinds.get(id(value), type(value)), items)
         if is_plain(value):
-            name = path_text(path)
-            self.plain.append(name)
-            common = len(self._holders.plain[name]) == self._holders.world_size
-            return CopiedScalarForm() if common else ScalarForm()
+            return self._plain(as_scalar(value), path_text(path))
         if is_dtensor(value):
             return self._dtensor(value)
         self.strange |= type(value) not in PLAIN_TENSORS and type(value) not in ARRAYS
+        self.arrays.append(value)
         return _ARRAY
 
+    def _plain(self, value: Scalar, name: str) -> Form:
+        self.plain.append(name)
+        if len(self._holders.plain[name]) != self._holders.world_size:
+            return ScalarForm()
+        try:
+            self.arrays.append(encoded_scalar(value))
+        except CkptError:  # To lay it out names the path.
+            self.strange = True
+        return CopiedScalarForm()
+
     def _dtensor(self, value: DTensor) -> Form:
-        self.strange |= len(held(value).boxes) != 1
+        self.strange |= type(value) is not dtensor_type() or len(held(value).boxes) != 1
+        self.arrays.append(value.to_local())
         return DTensorForm(tuple(value.shape), value.device_mesh, tuple(value.placements))
 
 

@@ -24,10 +24,10 @@ from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import (
     PICKLE_KEY,
+    Settled,
     as_scalar,
     is_array,
     is_plain,
-    leaf_values,
     leaves,
     pickle_name,
     pickled,
@@ -63,8 +63,7 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
 class StateParts:
     """I look at each leaf of a state once: what it is, and where its memory lies."""
 
-    state: object
-    """Settled."""
+    settled: Settled
     allow_pickle: bool
     check_finite: bool | tuple[str, ...]
     stand_ins: StandIns = field(default_factory=StandIns)
@@ -75,7 +74,7 @@ class StateParts:
 
     def add_all(self) -> None:
         """Raises Refused by path."""
-        self.leaves = list(leaves(self.state))
+        self.leaves = list(leaves(self.settled.tree))
         names = [name for name, leaf in self.leaves if type(leaf) in PLAIN_TENSORS]
         tensors = [leaf for _, leaf in self.leaves if type(leaf) in PLAIN_TENSORS]
         # Nearly all leaves are these, and nearly never is one of them odd.
@@ -88,10 +87,6 @@ class StateParts:
         for name, leaf in self.leaves:
             if arrays is None or type(leaf) not in PLAIN_TENSORS:
                 self._add(name, leaf)
-
-    def are_of(self, state: object) -> bool:
-        """Whether the state has these leaves still, and no others, in their order."""
-        return list(map(id, leaf_values(state))) == [id(leaf) for _, leaf in self.leaves]
 
     def _add(self, name: str, leaf: object) -> None:
         try:
@@ -154,7 +149,7 @@ class StateParts:
         """
         with collector_paused():
             declared = [self._declare(name, leaf, holders) for name, leaf in self.leaves]
-            packing = lay_out(replaced(self.state, iter(declared)))
+            packing = lay_out(replaced(self.settled.tree, iter(declared)))
             return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
 
     def _declare(self, name: str, leaf: object, holders: Holders) -> object:
