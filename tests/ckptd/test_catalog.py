@@ -29,7 +29,7 @@ from ckpt.protocol.coordinator.said import UpgradeFinished
 from ckpt.testing.catalog_entries import apply_all, attempt, checkpoint, every_entry
 from ckptd.catalog import sqlite as catalog_module
 from ckptd.catalog.backup import read_backup
-from ckptd.catalog.file import CLUSTER_NAME, connect
+from ckptd.catalog.file import connect
 from ckptd.catalog.room import RESERVE_NAME
 from ckptd.catalog.sqlite import (
     CATALOG_NAME,
@@ -40,6 +40,7 @@ from ckptd.catalog.sqlite import (
     write_copy,
 )
 from ckptd.catalog.standing_tables import SCHEMA_UNFINISHED
+from ckptd.directory import CLUSTER_ID_NAME
 from tests.ckptd.catalogs import begin_term, opened
 
 
@@ -128,9 +129,9 @@ def test_a_catalog_that_is_gone_is_missed_and_the_new_one_is_of_the_same_cluster
 
 def test_a_catalog_of_before_gets_its_cluster_s_file(tmp_path: Path) -> None:
     begin_term(tmp_path, None, "c1")
-    (tmp_path / CLUSTER_NAME).unlink()
+    (tmp_path / CLUSTER_ID_NAME).unlink()
     begin_term(tmp_path, None, "c2")
-    assert (tmp_path / CLUSTER_NAME).read_text() == "c1\n"
+    assert (tmp_path / CLUSTER_ID_NAME).read_text() == "c1\n"
 
 
 def test_another_cluster_s_catalog_is_refused_also_when_its_own_is_gone(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_a_rebuilt_catalog_is_loaded_with_a_term_above_the_seen_one(tmp_path: Pa
     with opened(tmp_path, "c1", "c1") as catalog:
         assert catalog.image.term == 42
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == [RESERVE_NAME, CATALOG_NAME, CLUSTER_NAME, "coordinator.lock"]
+    assert files == [RESERVE_NAME, CATALOG_NAME, CLUSTER_ID_NAME, "coordinator.lock"]
     create_catalog(tmp_path, "c1", CatalogImage(50), keep_old=True)
     assert read_image(tmp_path) == ("c1", CatalogImage(50))
     (tmp_path / CATALOG_NAME).unlink()

@@ -16,8 +16,8 @@ import pytest
 from ckpt.base.errors import Corrupt
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.testing.catalog_entries import apply_all, every_entry
-from ckptd.catalog.file import CLUSTER_NAME
 from ckptd.catalog.sqlite import create_catalog, read_image
+from ckptd.directory import CLUSTER_ID_NAME
 from tests.ckptd.catalogs import begin_term, spoil_page
 
 ROTTEN = (
@@ -104,7 +104,7 @@ def test_a_damaged_id_beside_it_is_named_with_what_mends_it(
 ) -> None:
     directory = catalog.parent
     begin_term(directory, insisted, "c1")
-    (directory / CLUSTER_NAME).write_bytes(content)
+    (directory / CLUSTER_ID_NAME).write_bytes(content)
     with pytest.raises(Corrupt, match=r"cluster\.id is unreadable") as found:
         begin_term(directory, insisted, "c1")
     assert "run: ckpt catalog rebuild " in found.value.hint

@@ -13,8 +13,8 @@ import ckpt
 from ckpt.base.ids import TargetId
 from ckpt.protocol.coordinator.catalog import TargetSeen
 from ckpt.protocol.coordinator.image import CatalogImage
-from ckptd.catalog.file import CLUSTER_NAME
 from ckptd.catalog.sqlite import create_catalog, read_image
+from ckptd.directory import CLUSTER_ID_NAME
 from tests.e2e.catalogs import (
     NAME,
     WAIT_S,
@@ -178,5 +178,5 @@ def test_the_directory_of_another_cluster_is_not_filled_with_what_these_targets_
     for cluster, code in (("another", 2), ("many", 0)):
         directory = tmp_path / cluster
         create_catalog(directory, cluster, CatalogImage(1, targets={its_own.target: its_own}))
-        (directory / CLUSTER_NAME).write_bytes(b"\xff")
+        (directory / CLUSTER_ID_NAME).write_bytes(b"\xff")
         command("catalog", "rebuild", str(directory), "--targets", addresses, codes=(code,))

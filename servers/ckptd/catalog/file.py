@@ -13,13 +13,9 @@ from ckpt.aio.durable import sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 from ckptd.catalog.room import remedy, shortage
-from ckptd.directory import CLUSTER_FILE_NAME, make_directory, open_lock, take_lock
+from ckptd.directory import CLUSTER_FILE_NAME, CLUSTER_ID_NAME, make_directory, open_lock, take_lock
 
 LOCK_NAME: Final = "coordinator.lock"
-CLUSTER_NAME: Final = "cluster.id"
-"""Beside the catalog, so that its loss is noticed: a new one is of the same cluster, and targets
-prove it old. Without this file a new cluster would seem to begin.
-"""
 
 DAMAGED: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What is raised for a file that is no catalog; the second where SQLite's words are no text."""
@@ -56,7 +52,7 @@ def kept_cluster(directory: Path, insisted: str | None) -> str | None:
 
     Raises Refused when the caller insists on another one, and Corrupt for what is no id.
     """
-    path = directory / CLUSTER_NAME
+    path = directory / CLUSTER_ID_NAME
     hint = f"put its own back, or run: {mending_command(directory)}"
     try:
         kept = path.read_bytes().strip().decode()
@@ -80,7 +76,7 @@ def kept_cluster(directory: Path, insisted: str | None) -> str | None:
 
 def keep_cluster(directory: Path, cluster: str) -> None:
     """Durable on return, and written only where it is news. Raises Refused when it cannot be."""
-    path = directory / CLUSTER_NAME
+    path = directory / CLUSTER_ID_NAME
     try:
         if not path.exists() or path.read_bytes().strip() != cluster.encode():
             write_aside(path, f"{cluster}\n".encode())

@@ -17,8 +17,7 @@ from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
 from ckpt.erasure.code import Code
-from ckptd.catalog.file import kept_cluster
-from ckptd.directory import CLUSTER_FILE_NAME
+from ckptd.directory import CLUSTER_FILE_NAME, CLUSTER_ID_NAME
 from ckptd.local.children import RestartPolicy
 
 TARGETS_DEFAULT: Final = 7
@@ -151,13 +150,14 @@ def _check_unmade(directory: Path) -> None:
     """Raises Refused where a cluster's file was lost: another one would begin among its targets,
     with an id that these refuse.
     """
-    kept = kept_cluster(directory, None)
-    if kept is not None:
-        path = directory / CLUSTER_FILE_NAME
-        raise Refused(
-            f"{path} is gone, and {directory} is of cluster {kept}",
-            hint=f'put it back, with cluster = "{kept}"; docs/configuration.md shows one',
-        )
+    known = directory / CLUSTER_ID_NAME
+    if not known.exists():
+        return
+    kept = known.read_text(errors="replace").strip()
+    raise Refused(
+        f"{directory / CLUSTER_FILE_NAME} is gone, and {directory} is of cluster {kept}",
+        hint=f'put it back, with cluster = "{kept}"; docs/configuration.md shows one',
+    )
 
 
 def read_cluster(path: Path) -> ClusterFile:
