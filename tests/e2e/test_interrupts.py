@@ -4,7 +4,6 @@ commits, and neither a process nor half a file is left.
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import random
@@ -23,6 +22,7 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.stores import open_sink
+from tests.client.clikit import run
 from tests.e2e.cluster import Cluster
 from tests.e2e.states import form_of
 from tests.waiting import wait_until
@@ -245,12 +245,10 @@ def _interrupt(cluster: Cluster, *words: str, targets: bool, but: str = "", **mo
 
 
 def _run(cluster: Cluster, *words: str, **more: str) -> dict[str, object]:
-    """The same command again."""
-    process = _command(cluster, [*words, "--json"], **more)
-    out, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, (out, err)
-    document: dict[str, object] = json.loads(out)
-    return document
+    """The same command again, which nobody interrupts: in this process."""
+    ended = run(*words, "--json", environ={**os.environ, "CKPT_STORE": cluster.url, **more})
+    assert ended.code == 0, ended.err
+    return ended.document()
 
 
 class Terminal:
@@ -329,9 +327,8 @@ def test_a_deletion_that_is_interrupted_behind_its_question_is_whole(
         assert terminal.end() == 130, terminal.shown
     assert "Traceback" not in terminal.shown
     wait_until(lambda: store.latest("doomed") == 2, "the coordinator answers")
-    again = _command(cluster, ["rm", "doomed@1", "--yes"])
-    out, err = again.communicate(timeout=WAIT_S)
-    assert again.returncode in (0, NotFound.exit_code), (out, err)
+    again = run("rm", "doomed@1", "--yes", "--store", cluster.url)
+    assert again.code in (0, NotFound.exit_code), again.err
     assert [commit.step for commit in store.steps("doomed")] == [2]
     assert form_of(store.load("doomed", 2)) == form_of(STATE)
 
