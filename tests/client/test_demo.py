@@ -16,6 +16,7 @@ import pytest
 
 from tests.client.clikit import COMMAND, environment, on_terminal, run_installed
 from tests.harm import harmed
+from tests.landing import at_turn
 from tests.pages import README
 from tests.waiting import wait_until
 
@@ -220,8 +221,11 @@ def test_every_rank_computes_in_one_thread(shown: Shown) -> None:
 
 
 # --------------------------------------------------------------------------- when it fails
+# A whole demo each, which ends with 1 on one of its screens: they take turns. What is judged and
+# what its code is then, each landing asks of the director alone, in test_demo_strike.py.
 
 
+@at_turn(0, every=2)
 def test_a_check_that_does_not_hold_is_shown_and_is_the_exit_code(
     tmp_path: Path, birthmark: str, astray: dict[str, str]
 ) -> None:
@@ -234,6 +238,7 @@ def test_a_check_that_does_not_hold_is_shown_and_is_the_exit_code(
     assert born_with(birthmark) == []
 
 
+@at_turn(1, every=2)
 def test_on_a_terminal_its_progress_is_drawn_anew_in_place(
     tmp_path: Path, birthmark: str, astray: dict[str, str]
 ) -> None:
