@@ -26,7 +26,7 @@
 #   make check    format, lint, types, imports
 #   make docs     the pages as a site, build/site/index.html; a link that leads nowhere is an error
 #   make bench    roofline, burst and restore as ratios of one run
-#   make soak     the slow campaigns
+#   make soak     the slow campaigns, and each property by chance
 #   make clean    remove .venv, caches and builds
 
 # The first interpreter that is new enough; override with PYTHON=/path/to/python.
@@ -181,6 +181,7 @@ bench: $(READY)
 
 soak: $(FRAMEWORKS_READY) $(STORES_READY) $(SERVERS_READY) $(WHEEL_READY)
 	CKPT_LANDING=$(LANDING) $(BIN)/pytest -n 2 -m slow --timeout=3600 $(TESTS)
+	$(BIN)/pytest -n 2 -m "hypothesis and not slow" $(TESTS)
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --group docs

@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.landing import IS_LANDING, LANDING
+
 TESTS: Final = Path(__file__).parent
 LONGEST: Final = (
     "client/test_health_checks.py",
@@ -48,6 +50,10 @@ OF_PROCESSES: Final = (
 )  # fmt: skip
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
+LANDING_EXAMPLES: Final = 40
+"""Of each property that does not say how many. Each landing draws others, by its number; make soak,
+and pytest without make, draw Hypothesis's hundred, by chance.
+"""
 TOLD_LINES: Final = 40
 """Of a failure, at once; all of it follows at the end."""
 
@@ -82,21 +88,29 @@ for variable in [one for one in os.environ if one.startswith("CKPT_") and "__" i
     del os.environ[variable]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if not is_worker:
         config.pluginmanager.register(Herald(config), "herald")
     if is_worker or not config.getoption("numprocesses", None):
-        _settle_properties()
+        _settle_properties(config)
 
 
-def _settle_properties() -> None:
-    """Before a test module is imported. Who leads workers imports none, and does without."""
+def _settle_properties(config: pytest.Config) -> None:
+    """Before a test module is imported. Who leads workers imports none, and does without.
+
+    In CI Hypothesis draws the same each time, unless it must not.
+    """
     from hypothesis import HealthCheck, settings
 
     slow = [HealthCheck.too_slow]
-    settings.register_profile("facts", deadline=None, suppress_health_check=slow)
-    settings.load_profile("facts")
+    facts = settings(deadline=None, suppress_health_check=slow)
+    settings.register_profile("facts", facts)
+    settings.register_profile("landing", facts, derandomize=False, max_examples=LANDING_EXAMPLES)
+    settings.load_profile("landing" if IS_LANDING else "facts")
+    if IS_LANDING and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(LANDING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
