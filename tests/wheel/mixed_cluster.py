@@ -186,8 +186,12 @@ class MixedCluster:
 
     # ----------------------------------------------------------------------- looking
 
+    def newer_command(self, *words: str) -> Ended:
+        """`ckpt`, in this process, which is of the newer version: an interpreter each time costs."""
+        return run(*words, environ=self._environ)
+
     def command(self, of: Environment, *words: str) -> Ended:
-        """`ckpt`, of either version."""
+        """`ckpt`, as it is installed with either version."""
         done = subprocess.run(
             [of.command("ckpt"), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             env=self._environ, timeout=TIMEOUT_S, check=False,
@@ -195,11 +199,10 @@ class MixedCluster:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def status(self) -> dict[str, Any]:
-        """Asked in this process, which is of the newer version: an interpreter each time costs."""
-        return json.loads(run("status", "--json", environ=self._environ).out or "{}")
+        return json.loads(self.newer_command("status", "--json").out or "{}")
 
     def upgrade(self) -> dict[str, Any]:
-        return run("upgrade", "--json", environ=self._environ).document()
+        return self.newer_command("upgrade", "--json").document()
 
     def wait_live(self, count: int) -> None:
         def live() -> bool:

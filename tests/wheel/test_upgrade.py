@@ -75,7 +75,7 @@ def test_rot_that_is_found_under_an_older_coordinator_is_mended_after_the_upgrad
         cluster.start_target(id, cluster.newer)
     cluster.wait_live(len(TARGETS))
     id, column = flip_a_column(cluster)
-    found = cluster.command(cluster.newer, "scrub", id)
+    found = cluster.newer_command("scrub", id)
     assert found.code == FOUND_DAMAGE, found.out + found.err
     assert f"column {column.rpartition('-')[2]}" in found.out
     trainer.load(trainer)
@@ -85,11 +85,11 @@ def test_rot_that_is_found_under_an_older_coordinator_is_mended_after_the_upgrad
     cluster.wait_live(len(TARGETS))
     trainer.load(trainer)
     assert cluster.columns()[column] == {id}, "nothing moves yet"
-    finished = cluster.command(cluster.newer, "upgrade", "finish")
+    finished = cluster.newer_command("upgrade", "finish")
     assert finished.code == 0, finished.err
     cluster.wait(lambda: cluster.columns()[column] not in ({id}, set()), "it is made elsewhere")
     cluster.wait(lambda: id not in cluster.columns()[column], "the damaged one goes")
-    verified = cluster.command(cluster.newer, "verify", "newer@1")
+    verified = cluster.newer_command("verify", "newer@1")
     assert verified.code == 0, verified.out + verified.err
     trainer.load(trainer)
 
@@ -127,22 +127,22 @@ def upgrade(cluster: MixedCluster, order: tuple[str, ...], older: Trainer, newer
         is_lost = LOST not in cluster.processes
         cluster.wait_live(len(TARGETS) - is_lost)
         work(older, newer)
-        refusal = cluster.command(cluster.newer, "upgrade", "finish")
+        refusal = cluster.newer_command("upgrade", "finish")
         assert refusal.code != 0
         if "coordinator" not in order[: number + 1]:
             assert "the coordinator speaks protocol 2" in refusal.err
         elif name != order[-1]:
             assert OLDER in refusal.err, refusal.err
     assert all(len(holders) == 1 for holders in cluster.columns().values()), "nothing was copied"
-    assert "UPGRADE_UNFINISHED" in cluster.command(cluster.newer, "status").out
-    refused = cluster.command(cluster.newer, "target", "remove", LOST, "--force")
+    assert "UPGRADE_UNFINISHED" in cluster.newer_command("status").out
+    refused = cluster.newer_command("target", "remove", LOST, "--force")
     assert "the upgrade of this cluster is not finished" in refused.err
 
 
 def finish(cluster: MixedCluster, older: Trainer, *, returns: bool) -> None:
     """The trainer of before stands against it, then the target that is away."""
     cluster.copy_catalog("copy")
-    refusal = cluster.command(cluster.newer, "upgrade", "finish").err
+    refusal = cluster.newer_command("upgrade", "finish").err
     (stager,) = re.findall(rf"stager \S+:(\d+) {OLDER}", refusal)
     older.kill()
     # It outlives its trainer, to finish what that has handed over.
@@ -151,17 +151,17 @@ def finish(cluster: MixedCluster, older: Trainer, *, returns: bool) -> None:
         lambda: not any("stager" in text for text in cluster.upgrade()["against"]),
         "its sessions end",
     )
-    refusal = cluster.command(cluster.newer, "upgrade", "finish").err
+    refusal = cluster.newer_command("upgrade", "finish").err
     assert f"target {LOST} is away" in refusal
     assert OLDER not in refusal
     if returns:
         cluster.start_target(LOST, cluster.newer)
         cluster.wait_live(len(TARGETS))
-        done = cluster.command(cluster.newer, "upgrade", "finish")
+        done = cluster.newer_command("upgrade", "finish")
     else:
-        done = cluster.command(cluster.newer, "upgrade", "finish", "--force")
+        done = cluster.newer_command("upgrade", "finish", "--force")
     assert done.code == 0, done.err
-    assert "UPGRADE_UNFINISHED" not in cluster.command(cluster.newer, "status").out
+    assert "UPGRADE_UNFINISHED" not in cluster.newer_command("status").out
 
 
 def nobody_older_is_heard(cluster: MixedCluster) -> None:
@@ -185,7 +185,7 @@ def columns_move(cluster: MixedCluster, newer: Trainer, older: Trainer) -> None:
     held = {name for name, holders in before.items() if holders == {"t0"}}
     assert held
     cluster.wait(lambda: held <= cluster.columns().keys(), "all of them are elsewhere")
-    removed = cluster.command(cluster.newer, "target", "remove", "t0")
+    removed = cluster.newer_command("target", "remove", "t0")
     assert removed.code == 0, removed.err
     newer.load(older)
     newer.load(newer)
