@@ -104,6 +104,13 @@ class HalfWriter:
         with self._readying:
             self._ready(packing, copier)
 
+    def declare(self, layout: StateLayout) -> bool:
+        """Write the declaration ahead of `write`, into a half of at least `layout.half_bytes`.
+        Whether it may be new to those who read it.
+        """
+        self.memory[layout.declaration_offset : layout.half_bytes] = layout.declaration
+        return self._last is None or self._last[0] is not layout
+
     def write(self, packing: PackingPlan, copier: Copier = NUMPY) -> None:
         """Copy everything; the half has at least `layout.half_bytes`. It is all there once
         `copier.finish` returns.

@@ -11,19 +11,25 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from ckpt.base.errors import Aborted, CkptError
 from ckpt.base.ids import RunName, Step
+from ckpt.base.units import KiB
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.calls import let_return
-from ckpt_client.save.copying import Copier
+from ckpt_client.save.copying import Copier, HalfWriter
 from ckpt_client.save.handle import Save
 from ckpt_client.save.links.stager_link import StagerLink
 from ckpt_client.save.overlap import OverlapCopier
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.staged import Staged
 from ckpt_client.settings import Settings
+from ckpt_client.stager import wire
 from ckpt_client.warn import warn
+
+AHEAD_BYTES_MIN: Final = 64 * KiB
+"""Smallest declaration that is read ahead: some thousand entries, several milliseconds."""
 
 
 def _nothing() -> None:
@@ -173,18 +179,26 @@ class Staging:
         half_bytes, policy = self.packing.layout.half_bytes, self.settings.when_full
         early = self.stager.ask_half(self.number, self.run, self.step, half_bytes, policy, self)
         if early is not None:
-            early.write(self.packing, copier)
+            self._write(early, copier)
         granted = self.stager.wait_half(self.number)
         if granted is None:
             copier.finish()
             return None
         half, touch_s = granted
         if half is not early:
-            half.write(self.packing, copier)
+            self._write(half, copier)
         on_queued()
         copier.finish()
         half.check_finite(self.packing)
         return touch_s
+
+    def _write(self, half: HalfWriter, copier: Copier) -> None:
+        """The stager reads a large declaration while the rest is copied."""
+        layout = self.packing.layout
+        is_new, length = half.declare(layout), len(layout.declaration)
+        if is_new and length >= AHEAD_BYTES_MIN:
+            self.stager.tell(wire.Declared(self.number, layout.declaration_offset, length))
+        half.write(self.packing, copier)
 
     def _explained(self, failure: BaseException, copier: OverlapCopier) -> BaseException:
         """What ended the copy: a change of the state, where it stumbled over one."""

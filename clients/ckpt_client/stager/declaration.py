@@ -5,12 +5,13 @@ Apart from how the half is planned (`packing`), which a stager never does and ne
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import msgspec
 
 from ckpt.base.errors import Corrupt
-from ckpt.format.checksum import xxh3_128
+from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.table import RankTable
 from ckpt.format.table_decoding import decode_table
 
@@ -51,22 +52,29 @@ def write_declaration(table: bytes, witnesses: list[Witness], copies: list[int])
 
 
 class DeclarationReader:
-    """I read declarations, and know the last one again: a training's saves declare the same."""
+    """I read declarations, and know the last one again: a training's saves declare the same. I am
+    thread safe: a worker may read what the loop soon wants, which waits for it then.
+    """
 
     def __init__(self) -> None:
+        #: Held to read, since two who want the same are to read it once.
+        self._reading = threading.Lock()
         self._digest = b""
         self._last: Declaration | None = None
 
     def read(self, document: memoryview) -> Declaration:
         """As `read_declaration`."""
-        digest = xxh3_128(document)
-        if self._last is None or digest != self._digest:
-            self._last = read_declaration(document)
-            self._digest = digest
-        return self._last
+        # A copy, that the trainer cannot change between the digest and the rest.
+        content = bytes(document)
+        with self._reading:
+            digest = xxh3_128(content)
+            if self._last is None or digest != self._digest:
+                self._last = read_declaration(content)
+                self._digest = digest
+            return self._last
 
 
-def read_declaration(document: memoryview) -> Declaration:
+def read_declaration(document: Buffer) -> Declaration:
     """What `write_declaration` wrote; raises Corrupt."""
     try:
         raw = _decoder.decode(document)

@@ -21,8 +21,10 @@ from ckpt.base.units import format_bytes
 from ckpt.protocol.stager.events import FullPolicy, HalfAsked, StagerEvent, StagingDropped
 from ckpt_client.stager import wire
 from ckpt_client.stager.arena import Half, make_half
+from ckpt_client.stager.declaration import Declaration
 from ckpt_client.stager.halves import HalfSlot, Halves
 from ckpt_client.stager.jobs import Jobs
+from ckpt_client.stager.log import log
 
 Send = Callable[[wire.FromStager, int | None], None]
 Handle = Callable[[StagerEvent], None]
@@ -77,6 +79,22 @@ class HalfDesk:
         self._open = None
         self._parked.append(packet)
         self._pass_on()
+
+    def read_ahead(self, packet: wire.Declared, read: Callable[[memoryview], Declaration]) -> None:
+        """Have a worker read a declaration. What is wrong with it the hand-over says; until then
+        the half may come to be another's.
+        """
+        half = self.half_of(packet.save)
+        memory = self.slot(half).memory if half is not None else None
+        end = packet.offset + packet.length
+        if memory is not None and 0 < packet.offset <= end <= memory.size:
+            self._jobs.start(
+                lambda: read(memory.memory[packet.offset : end]),
+                lambda declaration: log(
+                    "info", "read ahead", entries=len(declaration.table.entries)
+                ),
+                lambda error: log("warning", "not read ahead", why=str(error)),
+            )
 
     def forget(self, save: int) -> None:
         """Note that the save was dropped or refused before it had its memory."""

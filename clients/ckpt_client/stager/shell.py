@@ -236,9 +236,8 @@ class StagerShell:
                 self._desk.grant(save, half)
             case RefuseSave(save, code, message, hint):
                 self._desk.forget(save)
-                self._trainer.send(
-                    wire.SaveRefused(save, code, wire.cut_text(message), wire.cut_text(hint))
-                )
+                text, advice = wire.cut_text(message), wire.cut_text(hint)
+                self._trainer.send(wire.SaveRefused(save, code, text, advice))
             case ReleaseHalf(half):
                 self._declared.pop(half, None)
                 self._desk.release(half)
@@ -298,6 +297,8 @@ class StagerShell:
         match packet:
             case wire.AskHalf():
                 self._desk.ask(packet)
+            case wire.Declared():
+                self._desk.read_ahead(packet, self._declarations.read)
             case wire.HandOver():
                 self._courtesy.step_back()
                 self._patience.keep(packet, now_us())
@@ -361,20 +362,19 @@ class StagerShell:
             warn=packet.unchanged == Unchanged.WARN.value,
             refer=packet.references and self._machine.may_refer(saved.run),
         )
-        self._handle(
-            PayloadHandedOver(
-                now_us=now_us(),
-                save=packet.save,
-                payload_bytes=packet.payload_bytes,
-                document_offset=0,
-                document_bytes=packet.document_bytes,
-                replicas=ReplicaPolicy(packet.replicas),
-                stall_us=packet.stall_us,
-                fault_in_us=packet.fault_in_us,
-                comparing=self._tables.has_base(order),
-                metrics=packet.metrics,
-            )
+        handed = PayloadHandedOver(
+            now_us=now_us(),
+            save=packet.save,
+            payload_bytes=packet.payload_bytes,
+            document_offset=0,
+            document_bytes=packet.document_bytes,
+            replicas=ReplicaPolicy(packet.replicas),
+            stall_us=packet.stall_us,
+            fault_in_us=packet.fault_in_us,
+            comparing=self._tables.has_base(order),
+            metrics=packet.metrics,
         )
+        self._handle(handed)
         self._tables.make(order, Fingerprinter(memory.memory, declaration))
         # Soon needed: pay its first touch beside the training. As much as this save needed, not as
         # its half has, or the two would grow past each other with every save.

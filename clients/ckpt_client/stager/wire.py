@@ -3,8 +3,8 @@
 One packet is one message, so nothing needs a length. A HalfReady packet carries the half's
 descriptor.
 
-    trainer -> stager   Attach (first), Prepare, AskHalf, DropStaging, RefuseStep, HandOver,
-                        HeardOutcome, Detach
+    trainer -> stager   Attach (first), Prepare, AskHalf, Declared, DropStaging, RefuseStep,
+                        HandOver, HeardOutcome, Detach
     stager  -> trainer  Attached, HalfReady (+ descriptor), HalfOpen, Prepared, HalfGranted,
                         SaveRefused, Outcome, Detached
 
@@ -76,6 +76,16 @@ class AskHalf(_Packet, frozen=True, tag=True, array_like=True):
     when_full: str
     taken: int | None = None
     """The half of the last HalfOpen, when the trainer writes into it already."""
+
+
+class Declared(_Packet, frozen=True, tag=True, array_like=True):
+    """The save's declaration lies in its half, before all else does: it is new, and can be read
+    while the trainer copies. HandOver says it again.
+    """
+
+    save: int
+    offset: int
+    length: int
 
 
 class DropStaging(_Packet, frozen=True, tag=True, array_like=True):
@@ -187,7 +197,15 @@ class Outcome(_Packet, frozen=True, tag=True, array_like=True):
 
 
 FromTrainer = (
-    Attach | Prepare | AskHalf | DropStaging | RefuseStep | HandOver | HeardOutcome | Detach
+    Attach
+    | Prepare
+    | AskHalf
+    | Declared
+    | DropStaging
+    | RefuseStep
+    | HandOver
+    | HeardOutcome
+    | Detach
 )
 FromStager = (
     Attached | HalfReady | HalfOpen | Prepared | HalfGranted | SaveRefused | Outcome | Detached

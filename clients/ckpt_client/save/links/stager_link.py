@@ -247,6 +247,10 @@ class StagerLink:
                 save.mark_told()
             raise
 
+    def tell(self, message: wire.FromTrainer) -> None:
+        """Of a save that is asked for, what nobody answers."""
+        self._send(message)
+
     def note_failed(self, save: Save, error: CkptError) -> None:
         """Note that a save which was staged beside the training never came to its hand-over."""
         with self._lock:
