@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
+from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
 from ckpt_client.save.forms import items_of
-from ckpt_client.save.state import ARRAYS, AnyArray
+from ckpt_client.save.state import ARRAYS, AnyArray, too_deep
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.tensors import PLAIN_TENSORS
 
@@ -164,7 +165,11 @@ def empty_mappings(tree: object, name: str = "") -> Iterator[str]:
 
 
 def check_keys(tree: object, name: str = "") -> None:
-    """Raises Refused for a key that has a meaning of its own: a load would not give it back."""
+    """Raises Refused for a key that has a meaning of its own: a load would not give it back; and
+    for a tree that is too deep, such as one that holds itself.
+    """
+    if name.count("/") >= TREE_DEPTH_MAX:
+        raise too_deep(name)
     if isinstance(tree, Mapping):
         for key in (PICKLE_KEY, VALUE_KEY, MARK_KEY):
             if key in tree:

@@ -163,6 +163,17 @@ def test_a_mapping_without_an_order_has_each_value_under_its_name(cluster: str) 
             }
 
 
+@pytest.mark.parametrize("kind", [dict, list])
+def test_a_state_that_holds_itself_is_refused_by_its_path(
+    cluster: str, kind: type[dict[str, object] | list[object]]
+) -> None:
+    around: dict[str, object] = {"w": torch.ones(3)}
+    around["more"] = around if kind is dict else [around]
+    path = "more/more/more/more" if kind is dict else "more/#0/more/#0"
+    with pytest.raises(ckpt.Refused, match=rf"^{path}/\.\.\.: the tree is deeper than 64"):
+        ckpt_torch.save(around, checkpoint_id=f"{cluster}/around/1")
+
+
 def test_a_key_that_comes_while_ranks_meet_moves_no_value_to_another_name(cluster: str) -> None:
     """Another thread's, between a look at the state and its layout."""
     metrics: dict[str, object] = {}

@@ -120,8 +120,7 @@ class _Walk:
     def visit(self, value: object, where: str, depth: int, replicated: bool) -> Node:
         """where: the value's path as text, which names a tensor; depth: its steps."""
         if depth > TREE_DEPTH_MAX:
-            above = "/".join(where.split("/")[:4])
-            raise Refused(f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}")
+            raise too_deep(where)
         kind = type(value)
         if kind in ARRAYS:  # First, since a state has more of them than of all else.
             return self._array(cast(AnyArray, value), where, replicated)
@@ -220,6 +219,12 @@ class _Walk:
             raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
         self._leaves.append(Leaf(where, meaning, dtype, array, global_shape, offset, holders))
         return LeafNode(where)
+
+
+def too_deep(where: str) -> Refused:
+    """Why what has this path is not stored."""
+    above = "/".join(where.split("/")[:4])
+    return Refused(f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}")
 
 
 def encoded_scalar(value: Scalar) -> AnyArray:
