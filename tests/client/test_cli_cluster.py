@@ -263,7 +263,8 @@ def test_a_killed_target_shows_in_status_ls_and_show(directory: Path, store: str
     page = opened_page(page_of(run("status", "--store", store).out))
     assert f"<code>ckpt status --store {store}</code>" in page
     assert "ckptd target" not in page, "its supervisor has the words"
-    waits = re.compile(r"^waits   5 min for a target that is away; t1: .+ more$", re.MULTILINE)
+    away = "5 min for a target that is away, unless no more may be lost"
+    waits = re.compile(rf"^waits   {away}; t1: .+ more$", re.MULTILINE)
     wait_until(
         lambda: waits.search(run("repair", "--store", store).out) is not None, "it is waited for",
         poll_s=ASKED_S,

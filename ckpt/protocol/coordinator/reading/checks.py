@@ -170,8 +170,8 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         cause="columns of checkpoints, or copies of their index or commit record, are on targets"
         " that are down, or are gone from their targets",
         mend="the same as for TARGET_DOWN; `ckptd repair` makes again what is gone, on other"
-        " targets after `rebuild_after_s` (`ckpt repair` shows it); without it, save again, then"
-        " `ckpt rm RUN@STEP`",
+        " targets after `rebuild_after_s` (`ckpt repair` shows it), at once where no more may be"
+        " lost; without it, save again, then `ckpt rm RUN@STEP`",
         clears="when the targets are back with all of it, it was made again, or the checkpoints"
         " were deleted",
     ),

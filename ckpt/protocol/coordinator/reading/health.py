@@ -357,12 +357,13 @@ class Health:
         return check(name, text, remedy, command)
 
     def _from_then_on(self) -> str:
-        """That the columns of who is down come back by themselves, and when."""
+        """That the columns of who is down come back by themselves, and when (`Lacking`)."""
         after_us = self._repairs.after_us
         if after_us is None:
             return ""
         after = format_seconds(after_us / US_PER_S)
-        return f"; repair makes them again on others once that lasts for {after}"
+        text = f"; repair makes them again on others once that lasts for {after}"
+        return f"{text}, at once where no more may be lost"
 
     def _lacks_records(self, checkpoint: KeptCheckpoint) -> bool:
         """Nothing says where they were put: any target that is down may have one."""

@@ -157,7 +157,8 @@ def _waits_text(view: RepairView) -> str:
     named = [f"{one.target}: {format_seconds(one.left_s)} more" for one in view.awaited[:NAMED_MAX]]
     if len(view.awaited) > NAMED_MAX:
         named.append(f"and {len(view.awaited) - NAMED_MAX} targets")
-    rule = f"{format_seconds(view.rebuild_after_s)} for a target that is away"
+    after = format_seconds(view.rebuild_after_s)
+    rule = f"{after} for a target that is away, unless no more may be lost"
     return "; ".join((rule, *named))
 
 
