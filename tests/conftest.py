@@ -51,9 +51,11 @@ OF_PROCESSES: Final = (
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
 LANDING_EXAMPLES: Final = 40
-"""Of each property that does not say how many. Each landing draws others, by its number; make soak,
-and pytest without make, draw Hypothesis's hundred, by chance.
+"""Of each property that does not say how many. Each hundred commits draw others; make soak, and
+pytest without make, draw Hypothesis's hundred, by chance.
 """
+LANDINGS_ALIKE: Final = 100
+"""What a change fails it fails at its own commits first, not at the one that merges it."""
 TOLD_LINES: Final = 40
 """Of a failure, at once; all of it follows at the end."""
 
@@ -110,7 +112,7 @@ def _settle_properties(config: pytest.Config) -> None:
     settings.register_profile("landing", facts, derandomize=False, max_examples=LANDING_EXAMPLES)
     settings.load_profile("landing" if IS_LANDING else "facts")
     if IS_LANDING and config.getoption("hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = str(LANDING)
+        config.option.hypothesis_seed = str(LANDING // LANDINGS_ALIKE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
