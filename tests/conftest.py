@@ -143,10 +143,13 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_start() -> Iterator[None]:
-    """Supervisors and stagers that a test's own process starts are forked warm."""
+    """Supervisors, stagers and what a command starts, in a test's own process, are forked warm."""
+    from ckpt_client.cli import daemons
+    from tests.warm_child import start_printing_child
     from tests.warm_start import WARM, start_warm
 
     start_warm()
+    daemons.start_child = start_printing_child
     yield
     WARM.close()
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpt.aio.secret import make_secret
-from tests.warm_child import Child, WarmChild, start_daemon
+from ckpt_client.local import children
+from ckpt_client.local.detach import child_environment
+from tests.warm_child import Child, WarmChild, start_daemon, start_printing_child
 
 WAIT_S = 60.0
 
@@ -80,3 +82,15 @@ def test_another_interpreter_starts_cold(tmp_path: Path) -> None:
     assert isinstance(child, subprocess.Popen)
     child.kill()
     child.communicate()
+
+
+def test_what_a_command_starts_to_print_ends_and_says_what_a_cold_one_does(tmp_path: Path) -> None:
+    for program, words in (("target", ["--print-toml"]), ("rebuild-catalog", ["--targets", "x"])):
+        line = ["-m", "ckptd.cli", program, *words, "--directory", str(tmp_path)]
+        seen = []
+        for start in (start_printing_child, children.start_child):
+            child = start(line, environment=child_environment(), stderr=subprocess.PIPE)
+            seen.append((*child.communicate(), child.returncode))
+            assert isinstance(child, WarmChild) == (start is start_printing_child)
+        assert seen[0] == seen[1]
+        assert any(seen[0][:2])

@@ -30,13 +30,14 @@ class WarmChild:
     how it ended.
     """
 
-    # Neither is a pipe.
+    # It hears nothing.
     stdin = None
-    stderr = None
 
     def __init__(self, pid: int, relay: socket.socket, stdout: BinaryIO) -> None:
         self.pid = pid
         self.stdout = stdout
+        self.stderr: BinaryIO | None = None
+        """Where it is a pipe to us as well."""
         self.returncode: int | None = None
         self._relay = relay
 
@@ -57,6 +58,14 @@ class WarmChild:
         found = self.poll()
         assert found is not None
         return found
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        """All that it prints, once it has ended. It must say little on stderr."""
+        assert self.stderr is not None
+        with self.stdout, self.stderr:
+            said = self.stdout.read(), self.stderr.read()
+        self.wait()
+        return said
 
     def send_signal(self, number: int) -> None:
         """One that has ended is left alone."""
@@ -124,6 +133,23 @@ def start_bench_daemon(
     """I stand in for `children.start_child`, by which ckptbench starts a cluster's daemons."""
     began = _begun([sys.executable, "-P", *words], environment, stderr.fileno())
     return began or children.start_child(words, environment=environment, stderr=stderr)
+
+
+def start_printing_child(
+    words: Sequence[str], *, environment: Mapping[str, str], stderr: int
+) -> Child:
+    """I stand in for `children.start_child`, by which `ckpt` starts what prints to it alone."""
+    assert stderr == subprocess.PIPE
+    ours, theirs = os.pipe()
+    try:
+        began = _begun([sys.executable, "-P", *words], environment, theirs)
+    finally:
+        os.close(theirs)
+    if began is None:
+        os.close(ours)
+        return children.start_child(words, environment=environment, stderr=stderr)
+    began.stderr = os.fdopen(ours, "rb")
+    return began
 
 
 def _begun(command: Sequence[str], environ: Mapping[str, str], stderr: int) -> WarmChild | None:

@@ -46,7 +46,7 @@ from tests.ending import end_process
 IMPORTED = {
     "ckptd.cli": (
         "ckptd.local.supervisor", "ckptd.coordinator.daemon", "ckptd.target.daemon",
-        "ckptd.http.server", "ckptd.drain.daemon",
+        "ckptd.http.server", "ckptd.drain.daemon", "ckptd.catalog.rebuild",
     ),
     "ckpt_client.stager": ("ckpt_client.stager.shell",),
     "tests.e2e.rank_agent": (

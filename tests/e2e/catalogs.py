@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckpt
+from tests.client import clikit
 from tests.e2e.states import form_of
 
 NAME = "catalog.sqlite"
@@ -39,13 +38,9 @@ def command_in(text: str) -> str:
 
 
 def run_line(line: str) -> None:
-    """As a person would run it, in a shell."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["/bin/sh", "-c", line], env={**os.environ, "PATH": path}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    """As a person types it."""
+    ended = clikit.run_line(line, dict(os.environ))
+    assert ended.code == 0, f"{line}: {ended.out}{ended.err}"
 
 
 def check_all_is_there(url: str, *steps: int) -> None:
