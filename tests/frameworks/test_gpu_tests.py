@@ -50,7 +50,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     # test_torch_restarts.py kills more of them.
     monkeypatch.setattr(test_ranks, "KILLS", 1)
     monkeypatch.setattr(test_ranks, "STEPS", 8)
-    monkeypatch.setattr(test_saves, "SMALL", 700)
+    monkeypatch.setattr(test_saves, "SMALL", 300)
     # Tensors are as large as on an accelerator beside buffers that small ones meet in, and rings.
     sizes = [(module, "MIB") for module in (test_saves, test_loads, test_preparing)]
     sizes += [(gathering, name) for name in ("GATHER_BYTES", "GATHERED_BYTES")]

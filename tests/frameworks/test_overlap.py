@@ -299,7 +299,7 @@ def test_the_call_returns_while_the_device_computes_and_the_link_stands(
 
 
 def test_small_tensors_cross_as_few_copies(device: Emulated, store: ckpt.Store) -> None:
-    state = on_device({str(n): torch.full((n % 500,), n % 100) for n in range(3000)})
+    state = on_device({str(n): torch.full((n % 500,), n % 100) for n in range(1000)})
     size = sum(tensor.nbytes for tensor in state.values())
     for step in (1, 2):
         before = device.counters().to_host
