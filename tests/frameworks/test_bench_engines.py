@@ -7,13 +7,12 @@ of what torch holds) do so in test_peers.py, which runs these files on tensors o
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ckptbench import cluster
 from ckptbench.cli import main
 from ckptbench.engines import RESHARDS, make_engine
 from ckptbench.engines.base import EnginePlan, Resharding
@@ -25,6 +24,7 @@ from ckptbench.rank import Rank, RankPlan
 from ckptbench.workload import StatePlan
 from tests.frameworks.bench_ranks import run_warm
 from tests.frameworks.warm import Warm
+from tests.warm_child import start_bench_daemon
 
 WORDS = Words({}, {})
 
@@ -74,19 +74,20 @@ def test_saves_overlap(warm: Warm, tmp_path: Path, mode: str) -> None:
     assert run(warm, *flags, f"--directory={tmp_path}") == ["load"]
 
 
-def test_what_a_save_costs_a_training_is_measured_on_a_cpu_too(tmp_path: Path) -> None:
+def test_what_a_save_costs_a_training_is_measured_on_a_cpu_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "start_child", start_bench_daemon)
     line = ["gpu", "--device=cpu", "--size=16Mi", "--loops=1", "--width=64", "--json"]
-    found = subprocess.run(
-        [sys.executable, "-m", "ckptbench.cli", *line, f"--directory={tmp_path}"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    figures = json.loads(found.stdout)["figures"]
+    assert main([*line, f"--directory={tmp_path}"]) == 0
+    said = capfd.readouterr()
+    figures = json.loads(said.out)["figures"]
     modes = ["copy", "overlap", "dcp"]
     assert [row["mode"] for row in figures["staging"]] == [*modes, *modes]
     assert [row["mode"] for row in figures["training"]] == modes
     assert all(0 < row["call_s"] <= row["staged_s"] for row in figures["staging"])
     assert 0 < figures["load"]["first_s"] <= figures["load"]["whole_s"]
-    first, _, rest = found.stderr.partition("\n")
+    first, _, rest = said.err.partition("\n")
     assert "cpu: a state of 16 MiB, a training of 16 layers of width 64, 1 + 1 rounds" in first
     assert "the training's 80 steps are to take about" in rest
     assert "training: round 1 of 1" in rest
