@@ -187,7 +187,7 @@ class MixedCluster:
     # ----------------------------------------------------------------------- looking
 
     def newer_command(self, *words: str) -> Ended:
-        """`ckpt`, in this process, which is of the newer version: an interpreter each time costs."""
+        """`ckpt`, in this process, of the newer version: an interpreter each time costs."""
         return run(*words, environ=self._environ)
 
     def command(self, of: Environment, *words: str) -> Ended:
