@@ -44,6 +44,14 @@ class Seat:
     life: socket.socket
     pipe: Connection
 
+    def answer(self) -> tuple[bool, Any]:
+        """Whether it is good, and what it is."""
+        try:
+            good, answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return False, f"process {self.pid} has ended"
+        return good, answer
+
     def end(self) -> None:
         self.pipe.close()
         self.life.settimeout(END_TIMEOUT_S)
@@ -92,8 +100,9 @@ class Ranks:
     ) -> list[Any]:
         """The results by rank. Raises RankFailed with the first rank's traceback.
 
-        Ranks that do not answer show their stacks and are replaced.
+        Ranks that do not answer show their stacks and are replaced, as are those that have ended.
         """
+        self._replace_ended()
         self._runs += 1
         rendezvous = f"file://{self._directory}/rendezvous-{self._runs}"
         seats = self._seats[:world_size]
@@ -112,7 +121,7 @@ class Ranks:
             )
         deadline = monotonic() + RUN_TIMEOUT_S
         late = [seat for seat in seats if not seat.pipe.poll(max(0.0, deadline - monotonic()))]
-        answers = [seat.pipe.recv() for seat in seats if seat not in late]
+        answers = [seat.answer() for seat in seats if seat not in late]
         if late:
             self._replace(late)
             pids = [seat.pid for seat in late]
@@ -122,12 +131,20 @@ class Ranks:
                 raise RankFailed(f"rank {rank}: {answer}")
         return [answer for _, answer in answers]
 
+    def _replace_ended(self) -> None:
+        """Who waits for a job has nothing to say: what can be read is its end."""
+        self._start_again([seat for seat in self._seats if seat.pipe.poll()])
+
     def _replace(self, late: list[Seat]) -> None:
         for seat in late:
             os.kill(seat.pid, SHOW_STACKS)
         sleep(STACKS_S)
         for seat in late:
             os.kill(seat.pid, signal.SIGKILL)
+        self._start_again(late)
+
+    def _start_again(self, seats: list[Seat]) -> None:
+        for seat in seats:
             number = self._seats.index(seat)
             seat.end()
             self._seats[number] = self._seat(number)
