@@ -70,6 +70,12 @@ class Holders:
         return sorted(name for name, ranks in self.plain.items() if len(ranks) == self.world_size)
 
     @property
+    def all_common(self) -> bool:
+        """Whether all ranks hold all of it."""
+        counts = {*map(len, self.boxes.values()), *map(len, self.plain.values())}
+        return counts <= {self.world_size}
+
+    @property
     def some_partly(self) -> bool:
         """Whether a plain value is held by several ranks, but not by all."""
         return any(1 < len(ranks) < self.world_size for ranks in self.plain.values())

@@ -191,7 +191,7 @@ def numpy_dtype(kind: torch.dtype) -> np.dtype[np.generic]:
 def from_array(array: AnyArray) -> torch.Tensor:
     """A tensor over a writable array's memory. Raises Refused where torch has no such type."""
     kind = torch_dtype(dtype_name(array.dtype))
-    if kind not in _EXTENSIONS:
+    if is_shared(kind):
         return torch.from_numpy(array)
     integers, _ = _EXTENSIONS[kind]
     return (
@@ -199,6 +199,11 @@ def from_array(array: AnyArray) -> torch.Tensor:
         .view(integers)
         .view(kind)
     )
+
+
+def is_shared(kind: torch.dtype) -> bool:
+    """Whether torch takes numpy's arrays of that type as they are."""
+    return kind not in _EXTENSIONS
 
 
 @cache

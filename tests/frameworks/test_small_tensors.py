@@ -21,7 +21,7 @@ from tests.frameworks.test_odd_tensors import freed, freed_part, nested, quantiz
 
 FEW, MANY = 500, 3_500
 CALLS_MAX = 100
-FIRST_SAVE_CALLS_MAX = 70
+FIRST_SAVE_CALLS_MAX = 60
 """Of Python and C functions, for each tensor."""
 
 

@@ -4,7 +4,7 @@ an accelerator by itself (ckpt_torch.device), after what the caller's stream had
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, cast
@@ -20,7 +20,7 @@ from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
 from ckpt_torch.staging.device_samples import DeviceSample
 from ckpt_torch.staging.watch import TensorWatch, Whole
-from ckpt_torch.tensors import as_array, from_array
+from ckpt_torch.tensors import as_array, from_array, is_shared, torch_dtype
 
 Devices = tuple[torch.device, ...] | None
 """Of each array, in order; None when all lie in host memory."""
@@ -99,7 +99,10 @@ class TorchCopier:
     # What these two make serves later saves as well, which may be outside of inference mode.
     @torch.inference_mode(False)
     def places(self, memory: Bytes, wanted: Iterable[ArrayPlace]) -> list[object]:
-        return list(map(_tensor_over, NUMPY.places(memory, wanted)))
+        wanted = list(wanted)
+        over = {name: _over(name) for name in {name for _, name, _ in wanted}}
+        arrays = cast(list[AnyArray], NUMPY.places(memory, wanted))
+        return [over[name](array) for array, (_, name, _) in zip(arrays, wanted, strict=True)]
 
     @torch.inference_mode(False)
     def prepare(self, places: Sequence[object], arrays: Sequence[object]) -> object:
@@ -203,11 +206,12 @@ class TorchCopier:
         self._queued.append((accelerator, moment))
 
 
-def _tensor_over(array: object) -> object:
+def _over(name: str) -> Callable[[AnyArray], object]:
+    """How a tensor is made over an array of this dtype; the array stays where torch has none."""
     try:
-        return from_array(cast(AnyArray, array))
-    except Refused:  # Torch has no such type: its source is a numpy array.
-        return array
+        return torch.from_numpy if is_shared(torch_dtype(name)) else from_array
+    except Refused:  # Its source is a numpy array.
+        return lambda array: array
 
 
 def _array_of(value: object) -> AnyArray:

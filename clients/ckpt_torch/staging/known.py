@@ -145,7 +145,8 @@ def _fits(first: Sequence[object], devices: Devices) -> Callable[[Sequence[objec
     device where the first ones are.
     """
     # Of another dtype none is taken for what it was.
-    has_complex = any(isinstance(one, torch.Tensor) and one.is_complex() for one in first)
+    kinds = set(map(_dtype_of, first))
+    has_complex = any(isinstance(kind, torch.dtype) and kind.is_complex for kind in kinds)
 
     sizes = None
     if ARRAYS.isdisjoint(map(type, first)):
@@ -175,6 +176,7 @@ def _are_plain(found: Sequence[object], has_complex: bool, sizes: Sizes | None) 
     )
 
 
+_dtype_of: Final = attrgetter("dtype")
 _layout_of: Final = attrgetter("layout")
 _DENSE: Final = frozenset((torch.strided,))
 _ARRAY: Final = ArrayForm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import cast
 
 import msgspec
@@ -71,6 +72,8 @@ class StateParts:
     plain: dict[str, Scalar] = field(default_factory=dict)
     leaves: list[tuple[str, object]] = field(default_factory=list)
     """In the state's order."""
+    all_whole: bool = True
+    """Whether each tensor is here as a whole."""
 
     def add_all(self) -> None:
         """Raises Refused by path."""
@@ -109,6 +112,7 @@ class StateParts:
     def _tensor_of(self, leaf: object) -> _Tensor:
         found = held(leaf)
         boxes = tuple((box.offset, self.stand_ins.array(box.tensor, leaf)) for box in found.boxes)
+        self.all_whole &= [array.shape for _, array in boxes] == [found.global_shape]
         return _Tensor(found.global_shape, boxes, mesh_holders(leaf))
 
     def _check_finite(self, name: str, array: AnyArray) -> None:
@@ -148,9 +152,24 @@ class StateParts:
         lay_out: as `SaveTurn.lay_out`; this raises what it raises.
         """
         with collector_paused():
-            declared = [self._declare(name, leaf, holders) for name, leaf in self.leaves]
-            packing = lay_out(replaced(self.settled.tree, iter(declared)))
+            packing = lay_out(self._with_meaning(holders))
             return self.stand_ins.replaced(packing), self.stand_ins.wholes(packing)
+
+    def _with_meaning(self, holders: Holders) -> object:
+        """The state with the meaning of each leaf."""
+        if self.all_whole and holders.all_common:  # As of one rank, or copies: said once for all.
+            return Replicated(replaced(self.settled.tree, starmap(self._stored, self.leaves)))
+        declared = [self._declare(name, leaf, holders) for name, leaf in self.leaves]
+        return replaced(self.settled.tree, iter(declared))
+
+    def _stored(self, name: str, leaf: object) -> object:
+        """What stands for a leaf of which all is here."""
+        tensor = self.tensors.get(name)
+        if tensor is not None:
+            return tensor.boxes[0][1]
+        if name in self.plain:
+            return leaf
+        return {PICKLE_KEY: self.tensors[pickle_name(name)].boxes[0][1]}
 
     def _declare(self, name: str, leaf: object, holders: Holders) -> object:
         """The leaf with its meaning."""
