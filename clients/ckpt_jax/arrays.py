@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import islice
 from math import prod
 from typing import Final
 
@@ -26,6 +27,8 @@ from ckpt_client.save.state import AnyArray
 Extent = tuple[int, ...]
 Box = tuple[Extent, Extent]
 """(offset, shape)."""
+Part = tuple[AnyArray, SingleDeviceSharding | None]
+"""What was read, and where it goes; None: it is bound to no device."""
 SHARDINGS_MAX: Final = 256
 """With their shapes: most arrays of a model have the same."""
 _HOST_KINDS: Final = ("pinned_host", "unpinned_host")
@@ -95,7 +98,7 @@ def is_apart(sharding: jax.sharding.Sharding | None) -> bool:
 
 class WantedArray:
     """One array that a load makes: I know what to read for it, and put it together. Between `wants`
-    and `array` it needs host memory.
+    and `take` it needs host memory.
 
     Without a sharding it is bound to no device, as arrays are that a program makes by itself.
     """
@@ -162,9 +165,21 @@ class WantedArray:
             found.append(Want(self._name, array, box[0], rank, replica=box in self._shared))
         return found
 
-    def array(self) -> jax.Array:
-        """The array, once everything was read."""
-        found = self._put()
+    def take(self) -> list[Part]:
+        """What was read, for each device; it is not kept here."""
+        boxes, self._boxes = self._boxes, dict.fromkeys(self._boxes)
+        if self._sharding is None:
+            return [(_read(found), None) for found in boxes.values()]
+        kind = self._sharding.memory_kind
+        return [(_read(boxes[box]), _alone_on(device, kind)) for device, box in self._devices]
+
+    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """The array. parts: what was taken, on its devices."""
+        found = parts[0]
+        if self._sharding is not None:
+            found = jax.make_array_from_single_device_arrays(
+                self._shape, self._sharding, list(parts)
+            )
         if not self._weak_type:
             return found
         # It yields to the type of what it meets in an operation; the public functions end that.
@@ -173,14 +188,36 @@ class WantedArray:
         )
         return jax.device_put(weak, self._sharding) if self._sharding is not None else weak
 
-    def _put(self) -> jax.Array:
-        boxes, self._boxes = self._boxes, dict.fromkeys(self._boxes)
-        if self._sharding is None:
-            (whole,) = boxes.values()
-            return jax.device_put(whole)
-        kind = self._sharding.memory_kind
-        parts = [
-            jax.device_put(boxes[box], SingleDeviceSharding(device, memory_kind=kind))
-            for device, box in self._devices
-        ]
-        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, parts)
+
+def arrays_of(targets: Sequence[WantedArray]) -> list[jax.Array]:
+    """The arrays, once everything was read. JAX takes all their parts at once: to take one costs it
+    as much as two or three of many.
+    """
+    taken = [target.take() for target in targets]
+    parts = [part for each in taken for part in each]
+    placed = iter(_placed(parts))
+    return [
+        target.joined(list(islice(placed, len(each))))
+        for target, each in zip(targets, taken, strict=True)
+    ]
+
+
+def _placed(parts: Sequence[Part]) -> list[jax.Array]:
+    """On their devices, in order."""
+    free = [number for number, (_, place) in enumerate(parts) if place is None]
+    bound = [number for number, (_, place) in enumerate(parts) if place is not None]
+    found: dict[int, jax.Array] = {}
+    found.update(zip(free, jax.device_put([parts[n][0] for n in free]), strict=True))
+    places = [parts[n][1] for n in bound]
+    found.update(zip(bound, jax.device_put([parts[n][0] for n in bound], places), strict=True))
+    return [found[number] for number in range(len(parts))]
+
+
+@lru_cache(maxsize=SHARDINGS_MAX)
+def _alone_on(device: jax.Device, kind: str | None) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device, memory_kind=kind)
+
+
+def _read(found: AnyArray | None) -> AnyArray:
+    assert found is not None, "wanted, and taken once"
+    return found

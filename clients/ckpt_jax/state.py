@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import AnyArray
 from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
-from ckpt_jax.arrays import WantedArray, declared, other_shape
+from ckpt_jax.arrays import WantedArray, arrays_of, declared, other_shape
 from ckpt_jax.copying import JaxCopier, Placeholders, checked_finite
 from ckpt_jax.known import recall, remember
 from ckpt_jax.trees import check_lengths, is_plain, mapped, rebuilt
@@ -170,7 +170,7 @@ class _Reading:
     wants: list[Want] = field(default_factory=list)
     targets: dict[str, WantedArray] = field(default_factory=dict)
     made: dict[str, jax.Array] = field(default_factory=dict)
-    """Of the targets, those that have passed through host memory."""
+    """Of the targets."""
     arrays: dict[str, AnyArray] = field(default_factory=dict)
     values: dict[str, Scalar] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
@@ -203,12 +203,15 @@ class _Reading:
             if name not in alone:
                 self.wants += target.wants(rank, new_array)
         self.contents.fill(self.wants)
+        rest = {name: target for name, target in self.targets.items() if name not in alone}
+        for batch in _batches(rest):
+            self.made |= _named(batch, rest)
         for batch in _batches(alone):
             # Nothing here keeps the memory of an earlier batch.
             self.contents.fill(
                 [want for name in batch for want in alone[name].wants(rank, new_array)]
             )
-            arrays = {name: alone[name].array() for name in batch}
+            arrays = _named(batch, alone)
             jax.block_until_ready(crossing)
             crossing = list(arrays.values())
             self.made |= arrays
@@ -257,12 +260,15 @@ class _Reading:
     def _made(self, name: str, leaf: object) -> object:
         if name in self.made:
             return self.made[name]
-        if name in self.targets:
-            return self.targets[name].array()
         if name not in self.arrays:
             return self.values[name]
         array = self.arrays[name]
         return array[()] if isinstance(leaf, np.generic) else array
+
+
+def _named(batch: Sequence[str], targets: Mapping[str, WantedArray]) -> dict[str, jax.Array]:
+    """The arrays of a batch, of which all was read, by name."""
+    return dict(zip(batch, arrays_of([targets[name] for name in batch]), strict=True))
 
 
 def _batches(targets: Mapping[str, WantedArray]) -> Iterator[list[str]]:
