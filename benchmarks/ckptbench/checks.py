@@ -31,7 +31,7 @@ CPU_GOALS: Final = {"tcp": (1.6, 0.95), "unix": (1.3, 0.65)}
 """CPU s/GB of all processes in a save whose sink discards, at CPU_GOALS_CODE, by the way there."""
 CPU_GOALS_CODE: Final = "4+2"
 STAGER_GOAL_MIB: Final = 64
-DAEMON_GOAL_MIB: Final = 256
+DAEMON_GOAL_MIB: Final = 192
 
 
 def save_eta(job: JobResult) -> Spread | None:

@@ -122,6 +122,6 @@ def test_the_limits_are_those_that_must_hold_now() -> None:
     assert limits["eta_cpu"] == (0.50, 0.80)
     assert limits["stall / warm copy"] == (1.25, 1.10)
     assert limits["stager private MiB"] == (64, None)
-    assert limits["daemon MiB"] == (256, None)
+    assert limits["daemon MiB"] == (192, None)
     assert limits["healthy restore eta"] == (0.50, 0.80)
     assert limits["degraded / healthy"] == (0.80, 0.90)

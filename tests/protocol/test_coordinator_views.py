@@ -148,9 +148,8 @@ def test_targets_that_are_down_may_hold_the_copies_that_are_missing() -> None:
     assert "2 copies of index or record missing" in check["message"]
     text, _, then = check["message"].rpartition("; ")
     assert text.endswith(f"on {holder}, which is down")
-    assert then == (
-        "repair makes them again on others once that lasts for 5 min, at once where no more may be lost"
-    )
+    later = "repair makes them again on others once that lasts for 5 min"
+    assert then == f"{later}, at once where no more may be lost"
     assert check["targets"] == [holder]
 
 

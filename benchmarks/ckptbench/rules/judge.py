@@ -8,7 +8,15 @@ from typing import Final
 
 from ckpt.base.units import MiB, format_bytes
 from ckpt.erasure.code import Code
-from ckptbench.checks import degraded_ratio, load_eta, save_cpu, save_eta, stall_ratio
+from ckptbench.checks import (
+    DAEMON_GOAL_MIB,
+    STAGER_GOAL_MIB,
+    degraded_ratio,
+    load_eta,
+    save_cpu,
+    save_eta,
+    stall_ratio,
+)
 from ckptbench.figures import JudgedRule, Spread, spread
 from ckptbench.results import JobResult
 
@@ -123,7 +131,7 @@ RULES: Final = (
     SpeedRule("stall / warm copy, disk", ("disk",), _of(stall_ratio), 1.1),
     SpeedRule("stall / plain loops, small tensors", ("tensors",), _of(stall_ratio), 1.3),
     SpeedRule("the same bytes of 4 x the ranks", ("null-many", "null"), _times, 1.1),
-    SpeedRule("a stager's private memory, MiB", ("disk",), _stager_mib, 64),
-    SpeedRule("a daemon's memory, MiB", ("disk", "restore"), _daemon_mib, 192),
+    SpeedRule("a stager's private memory, MiB", ("disk",), _stager_mib, STAGER_GOAL_MIB),
+    SpeedRule("a daemon's memory, MiB", ("disk", "restore"), _daemon_mib, DAEMON_GOAL_MIB),
 )  # fmt: skip
 """In the order in which they are reported."""
