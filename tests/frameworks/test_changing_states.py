@@ -20,10 +20,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ckpt
 import ckpt_torch
 from tests.client.bits import bits_of
+from tests.frameworks.gloo import Ranks
 
 FEW, MANY = range(4), range(4, 120)
 SAVES = 8
@@ -322,6 +325,59 @@ def played_beside_dcp(store: ckpt.Store, run: str, seed: int) -> None:
                 ).upload_completion.result()
             dcp.load(into, storage_reader=ckpt_torch.CkptReader(path, store=store))
         assert bits_of(as_numpy(into)) == wanted, f"seed {seed}, step {step}: {way}, {form}"
+
+
+def cut(chance: random.Random, mesh: DeviceMesh, scale: float) -> dict[str, Any]:
+    """DTensors of a few forms, equal on all ranks as a whole."""
+    found: dict[str, Any] = {}
+    for name in chance.sample("xyz", 2):
+        whole = Values(chance).made(Leaf("tensor", torch.float32, chance.choice(((5, 3), (4, 3)))))
+        placement = chance.choice((Shard(0), Shard(0), Shard(1), Replicate()))
+        found[name] = distribute_tensor(whole * scale, mesh, [placement], src_data_rank=None)
+    return found
+
+
+def played_together(url: str, seed: int) -> None:
+    """Ranks have parts in common, parts of their own that change alone, and parts of tensors."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+    chance, alone = random.Random(seed), random.Random(1000 * seed + rank)
+    maker, own_maker = (Maker(one, keys=KEYS, plainly=False) for one in (chance, alone))
+    common, own, cuts = maker.node(), own_maker.node(), 0
+
+    def made(values: int, *, whole: bool) -> dict[str, Any]:
+        return {
+            "common": Values(random.Random(values)).made(common, whole=whole),
+            f"own{rank}": Values(random.Random(values + rank)).made(own, whole=whole),
+            "cut": cut(random.Random(cuts), mesh, values),
+        }
+
+    with ckpt.open(url) as store:
+        for step in range(1, SAVES):
+            common = maker.changed(common) if chance.random() < 0.3 else common
+            own = own_maker.changed(own) if alone.random() < 0.3 else own
+            cuts = chance.randrange(3) if chance.random() < 0.3 else cuts
+            staging = chance.choice(("copy", "overlap"))
+            state, into = made(100 * seed + step, whole=False), made(-7, whole=True)
+            name = f"together-{seed}/{step}"
+            ckpt_torch.async_save(state, checkpoint_id=name, store=store, staging=staging).result(
+                120
+            )
+            ckpt_torch.load(into, checkpoint_id=name, store=store)
+            wanted, found = (bits_of(as_numpy(local_of(one))) for one in (state, into))
+            assert found == wanted, f"seed {seed}, step {step}: {staging}, {common}, {own}"
+
+
+def local_of(state: dict[str, Any]) -> dict[str, Any]:
+    """With this rank's part of each DTensor."""
+    return {**state, "cut": {name: one.to_local() for name, one in state["cut"].items()}}
+
+
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_each_bit_is_under_its_own_name_on_each_rank(
+    cluster: str, ranks: Ranks, seeds: range
+) -> None:
+    for seed in seeds:
+        ranks.run(2, played_together, cluster, seed)
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
