@@ -23,7 +23,7 @@ from ckpt.base.units import (
     format_seconds,
     parse_bytes,
 )
-from ckpt_client.cli.main import VERBS
+from ckpt_client.cli.commands import VERBS
 from ckpt_client.cli.main import main as ckpt
 from ckptbench.cli import COMMANDS
 from ckptbench.job.flags import TOOL_FLAGS

@@ -18,9 +18,10 @@ import pytest
 
 import ckpt
 from ckpt.base.errors import Refused
+from ckpt_client.cli.commands import VERBS
 from ckpt_client.cli.exits import MEANINGS, ExitCode
 from ckpt_client.cli.given import given_seconds
-from ckpt_client.cli.main import VERBS, main
+from ckpt_client.cli.main import main
 from ckpt_client.cli.output import Output
 from tests.client.clikit import environment, run, run_installed, start
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from ckpt_client.cli.main import VERBS
+from ckpt_client.cli.commands import VERBS
 from tests.client.clikit import run
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from ckpt_client.cli.commands import VERBS
 from ckpt_client.cli.completion import SCRIPTS, CompletedCommand, completed_command
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.main import VERBS, add_common
+from ckpt_client.cli.main import add_common
 from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt completion bash >> ~/.bash_completion"
