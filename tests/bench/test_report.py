@@ -56,6 +56,11 @@ def test_the_report_is_the_golden_one(kind: str) -> None:
     assert text + "\n" == (GOLDEN / f"report.{kind}").read_text()
 
 
+def test_a_job_of_one_rank_is_not_said_to_have_ranks() -> None:
+    text = run_text(made.run(made.job(made.save(1), world_size=1)))
+    assert "  checkpoint   : ckpt, 1 rank x 95.4 MiB\n" in text
+
+
 def test_json_has_the_keys_of_fio_and_ours_under_one_more() -> None:
     document = json.loads(encode(run_document(made.run(made.job(made.save())), plus=False)))
     assert set(document) == {

@@ -175,7 +175,8 @@ def _checkpoint(found: Summary) -> Iterator[str]:
     sizes = format_bytes(found.rank_bytes_least)
     if found.rank_bytes_most != found.rank_bytes_least:
         sizes += f" to {format_bytes(found.rank_bytes_most)}"
-    yield f"  checkpoint   : {found.engine}, {found.world_size} ranks x {sizes}"
+    ranks = f"{found.world_size} rank{'s' * (found.world_size != 1)}"
+    yield f"  checkpoint   : {found.engine}, {ranks} x {sizes}"
     yield f"    durable    : {found.durability}"
     for phase in found.phases:
         yield from _phases(phase)
