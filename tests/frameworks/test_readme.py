@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -25,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import ckpt
-import ckpt_jax
 import ckpt_torch
 from tests.client.test_operations import shell
 from tests.frameworks.gloo import Ranks
@@ -195,6 +192,12 @@ def test_the_trainer_of_hugging_face_goes_on_from_the_newest_step(
 
 
 def test_jax_restores_what_its_manager_saved(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Here, since each of the ranks above would import it with this module.
+    import jax
+    import jax.numpy as jnp
+
+    import ckpt_jax
+
     monkeypatch.setenv("CKPT_STORE", cluster)
     saved = {"w": jnp.arange(12.0).reshape(3, 4), "count": jnp.int32(4)}
     for step, state in ((4, saved), (5, jax.tree.map(jnp.zeros_like, saved))):
