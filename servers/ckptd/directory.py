@@ -21,8 +21,8 @@ TARGET_FILE_NAME: Final = "target.toml"
 CLUSTER_FILE_NAME: Final = "cluster.toml"
 """Of the cluster of one machine, whose directory this is."""
 CLUSTER_ID_NAME: Final = "cluster.id"
-"""Beside a catalog, so that its loss is noticed: a new one is of the same cluster, and targets prove
-it old. Without this file a new cluster would seem to begin.
+"""Beside a catalog, so that its loss is noticed: a new one is of the same cluster, and targets
+prove it old. Without this file a new cluster would seem to begin.
 """
 #: What only a coordinator makes in its directory, or a local cluster.
 _COORDINATORS: Final = ("catalog.sqlite", "coordinator.lock", CLUSTER_FILE_NAME)

@@ -45,7 +45,7 @@ def holders_of(parts: StateParts, *others: Box) -> Holders:
 @pytest.mark.parametrize("rank", EVERYONE)
 def test_what_is_said_once_for_all_is_what_is_said_of_each(rank: int) -> None:
     mine = state()
-    once, each = parts_of(mine, allow_pickle=True), parts_of(mine, allow_pickle=True)
+    once, each = parts_of(mine, True), parts_of(mine, True)
     common, partly = holders_of(once), holders_of(each, ("zz", (0,), (4,)))
     assert common.all_common
     assert not partly.all_common

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 import ckpt
 import ckpt_torch
 from ckpt_client.save.packing import PackingPlan, plan_packing
+from ckpt_client.save.shards import Replicated
 from ckpt_client.save.state import encoded_scalar, flatten
 from ckpt_torch.place import Who
 from ckpt_torch.reading.sequences import SequenceWalk, plain_data
@@ -194,7 +195,9 @@ def test_a_key_that_comes_while_ranks_meet_moves_no_value_to_another_name(cluste
         return plan_packing(flatten(tree), 0, 1)
 
     parts.laid_out(lay_out, holders)
-    (tree,) = declared
+    (whole,) = declared
+    assert isinstance(whole, Replicated)
+    tree = whole.tree
     assert isinstance(tree, dict)
     assert list(tree) == ["metrics", "w", "b"]
     assert tree["metrics"] == {}
