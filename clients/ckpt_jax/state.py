@@ -76,8 +76,7 @@ def save(
         known = recall(store, rank, world_size)
         packing = known.packing(state) if known is not None else None
         if packing is None:
-            packing = _laid_out(turn.lay_out, state)
-            remember(store, state, packing)
+            packing = _learnt(store, turn.lay_out, state)
         turn.take(checked_finite(packing) if check_finite else packing)
         copier = JaxCopier(packing, watched=overlaps)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
@@ -97,8 +96,7 @@ def prepare(store: Store, state: object) -> Future[None]:
     known = recall(store, rank, world_size)
     packing = known.packing(state) if known is not None else None
     if packing is None:
-        packing = _laid_out(preparation.lay_out, state)
-        remember(store, state, packing)
+        packing = _learnt(store, preparation.lay_out, state)
     return preparation.begin(packing, JaxCopier(packing, watched=False))
 
 
@@ -138,6 +136,19 @@ def _struct_of(leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     return leaf
+
+
+def _learnt(store: Store, lay_out: Callable[[object], PackingPlan], state: object) -> PackingPlan:
+    """The state laid out, and its form remembered: of nodes of ours, since another thread may
+    change the caller's between two looks at them.
+    """
+    try:
+        taken = rebuilt(state, lambda _, leaf: leaf)
+    except Exception:  # Nodes of users may not be made twice; what is amiss is said below.
+        return _laid_out(lay_out, state)
+    packing = _laid_out(lay_out, taken)
+    remember(store, taken, packing)
+    return packing
 
 
 def _laid_out(lay_out: Callable[[object], PackingPlan], state: object) -> PackingPlan:

@@ -56,6 +56,24 @@ class Strict:
         return cls(weight)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Renaming:
+    """One that gives what is beside it another name when it is looked at, as a thread might."""
+
+    def __init__(self, weight: Any, beside: State) -> None:
+        self.weight = weight
+        self.beside = beside
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
+        if "early" in self.beside:
+            self.beside["late"] = self.beside.pop("early")
+        return [(jax.tree_util.GetAttrKey("weight"), self.weight)], None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: list[Any]) -> Renaming:
+        return cls(children[0], {})
+
+
 @pytest.fixture
 def store(cluster: str) -> Iterator[ckpt.Store]:
     with ckpt.open(cluster) as found:
@@ -201,3 +219,13 @@ def test_a_state_that_was_prepared_is_known_and_has_its_memory(cluster: str) -> 
         gone["twin"].delete()
         with pytest.raises(ckpt.Refused, match="donated or deleted"):
             ckpt_jax.prepare(store, gone)
+
+
+def test_a_name_that_changes_in_a_save_is_not_the_next_one_s(store: ckpt.Store) -> None:
+    state: State = {"beside": {"early": jnp.zeros(3)}}
+    state["node"] = Renaming(jnp.ones(3), state["beside"])
+    for step in (1, 2, 3):
+        ckpt_jax.save(store, "jax-renaming", step, state).wait()
+        names = list(store.load("jax-renaming", step)["beside"])
+        assert step == 1 or names == ["late"]
+        assert list(state["beside"]) == ["late"]
