@@ -29,8 +29,10 @@ from ckpt.format.table import (
 from ckpt.format.table_decoding import decode_entry
 from ckpt.native.tables import Numbers, TableArrays
 
-ODD_MAX: Final = 2048
-"""Most entries that are not plain: a table with more is decoded a slice at a time."""
+DECODED_MAX: Final = 4096
+"""Most entries that are decoded at once, some ten milliseconds: those that are not plain, and one
+of each kind. A table with more is decoded a slice at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +53,12 @@ class ArrayTable:
 
     @classmethod
     def of(cls, arrays: TableArrays) -> ArrayTable | None:
-        """None where it breaks a rule, or many entries are odd."""
+        """None where it breaks a rule, or many entries are odd, or each is of another kind."""
         plain = arrays.plain & (arrays.name_bytes <= TENSOR_NAME_BYTES_MAX)
         plain &= arrays.pieces[1] <= PAYLOAD_BYTES_MAX - arrays.pieces[2]
         odd: list[int] = np.flatnonzero(~plain).tolist()
         firsts: list[int] = np.unique(arrays.kinds).tolist()
-        if len(odd) > ODD_MAX or ranks_problem(arrays.rank, arrays.world_size):
+        if len(odd) + len(firsts) > DECODED_MAX or ranks_problem(arrays.rank, arrays.world_size):
             return None
         try:
             kinds = {number: decode_entry(arrays.entry_bytes(number)) for number in firsts}

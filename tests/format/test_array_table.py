@@ -175,7 +175,25 @@ def test_a_further_box_of_a_whole_tensor_is_merged_with_it() -> None:
 def test_a_table_of_many_odd_entries_is_left_to_the_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(array_table, "ODD_MAX", 3)
+    monkeypatch.setattr(array_table, "DECODED_MAX", 4)
     odd = [replace(ONE, name=f"é{number}") for number in range(4)]
     assert as_arrays(encode_table(RankTable(Rank(0), 1, tuple(odd[:3])))) is not None
     assert as_arrays(encode_table(RankTable(Rank(0), 1, tuple(odd)))) is None
+
+
+def test_a_table_of_many_kinds_is_left_to_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each would be decoded at once, and nobody else heard meanwhile."""
+    monkeypatch.setattr(array_table, "DECODED_MAX", 4)
+    each = [
+        replace(
+            ONE,
+            name=f"{n}",
+            global_shape=(n,),
+            offset=(0,),
+            shape=(n,),
+            pieces=(Piece(0, 0, 4 * n),),
+        )
+        for n in range(1, 6)
+    ]
+    assert as_arrays(encode_table(RankTable(Rank(0), 1, tuple(each[:4])))) is not None
+    assert as_arrays(encode_table(RankTable(Rank(0), 1, tuple(each)))) is None
