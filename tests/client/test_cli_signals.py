@@ -5,10 +5,8 @@ ends a command, with its code and without a traceback.
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,21 +42,6 @@ from ckpt_client.cli.entry import main
 sys.exit(main())
 """
 """It signals itself from such a place, at each event of that kind and name."""
-
-
-@pytest.fixture
-def silent_address() -> Iterator[str]:
-    """A port that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("ab" * 32)
-    path.chmod(0o400)
-    return path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

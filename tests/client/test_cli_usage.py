@@ -7,11 +7,8 @@ import json
 import os
 import re
 import signal
-import socket
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,27 +20,13 @@ from ckpt_client.cli.exits import MEANINGS, ExitCode
 from ckpt_client.cli.given import given_seconds
 from ckpt_client.cli.main import main
 from ckpt_client.cli.output import Output
+from tests.aio.coordinatorkit import dead_address
 from tests.client.clikit import environment, run, run_installed, start
 
 DOCUMENTED = {
     "ok": "0", "failed": "1", "usage": "2", "degraded": "3", "lost": "4", "not_found": "10",
     "busy": "11", "unauthorized": "12", "no_space": "13", "unavailable": "75",
 }  # fmt: skip
-
-
-@pytest.fixture
-def silent_address() -> Iterator[str]:
-    """A port that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_text("ab" * 32)
-    path.chmod(stat.S_IRUSR)
-    return path
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -193,14 +176,13 @@ def test_nothing_is_exported_to_standard_output() -> None:
 
 
 def test_a_coordinator_that_is_not_there_is_a_reason_to_try_later(secret: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     environ = environment(CKPT_SECRET_FILE=str(secret))
-    store = f"ckpt://127.0.0.1:{port}"
+    address = dead_address()
+    store = f"ckpt://{address}"
     ended = run("ls", "--store", store, "--timeout", "0.5", "--json", environ=environ)
     assert ended.code == 75
     assert ended.error()["code"] == 75
-    assert str(port) in str(ended.error()["message"])
+    assert address in str(ended.error()["message"])
 
 
 def test_a_missing_secret_is_not_authorized(tmp_path: Path) -> None:
