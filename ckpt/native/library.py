@@ -60,6 +60,23 @@ class SendingState(ctypes.Structure):
     )
 
 
+class FetchState(ctypes.Structure):
+    """`ckpt_fetch` of source/ckpt_native.h."""
+
+    _fields_ = (
+        ("descriptor", ctypes.c_int),
+        ("offset", ctypes.c_int64),
+        ("length", ctypes.c_size_t),
+        ("block", ctypes.c_size_t),
+        ("crcs", ctypes.c_void_p),
+        ("to", ctypes.c_void_p),
+        ("slice", ctypes.c_void_p),
+        ("slice_length", ctypes.c_size_t),
+        ("fetched", ctypes.c_size_t),
+        ("hand", ctypes.c_int32),
+    )
+
+
 class BulkState(ctypes.Structure):
     """`ckpt_bulk` of source/ckpt_native.h."""
 
@@ -169,6 +186,12 @@ class Library:
         self.send = library.ckpt_send
         self.send.argtypes = [ctypes.c_int, ctypes.POINTER(SendingState)]
         self.send.restype = ctypes.c_int
+        self.fetch = library.ckpt_fetch
+        self.fetch.argtypes = [kernels, ctypes.POINTER(FetchState)]
+        self.fetch.restype = ctypes.c_int
+        self.let_go = library.ckpt_let_go
+        self.let_go.argtypes = [ctypes.POINTER(FetchState)]
+        self.let_go.restype = None
         self.seal = library.ckpt_seal
         self.seal.argtypes = [ctypes.c_int, ctypes.POINTER(SealingState)]
         self.seal.restype = ctypes.c_int

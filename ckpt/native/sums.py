@@ -6,11 +6,14 @@ Numpy comes in with the first bytes that are summed here: commands receive answe
 from __future__ import annotations
 
 from array import array
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.native.isal import find_isal
 from ckpt.native.library import find_library
+
+if TYPE_CHECKING:
+    from ckpt.native.arrays import Crcs
 
 Buffer = bytes | bytearray | memoryview
 _UINT32: Final = "I"
@@ -29,6 +32,16 @@ class Sums(NamedTuple):
 def blocks_for(length: int) -> array[int]:
     """Room for the checksums of so many bytes' blocks."""
     return array(_UINT32, bytes(4 * -(-length // BLOCK_BYTES)))
+
+
+def joined(blocks: Crcs, length: int) -> int:
+    """CRC-32 of so many bytes, from those of their blocks, which are contiguous."""
+    assert blocks.flags.c_contiguous
+    assert len(blocks) == -(-length // BLOCK_BYTES)
+    whole: int = find_library().join_blocks(
+        blocks.__array_interface__["data"][0], length, BLOCK_BYTES
+    )
+    return whole
 
 
 def sums_of(view: Buffer) -> Sums:

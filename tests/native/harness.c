@@ -602,6 +602,44 @@ static void one_table(void)
     free(text.bytes);
 }
 
+static void one_fetch(void)
+{
+    size_t before = draw(5000), length = 1 + draw(60000), block = 1 + draw(3000);
+    size_t count = (length + block - 1) / block, slice_length = block * (1 + draw(6));
+    unsigned char *text = filled(length), *came = calloc(1, length), *slice = malloc(slice_length);
+    uint32_t *crcs = malloc(count * sizeof *crcs);
+    size_t wrong = draw(3) ? count : draw((uint32_t)count), lacks = draw(3) ? 0 : draw((uint32_t)length);
+    FILE *file = tmpfile();
+    struct ckpt_fetch fetch = {0, (int64_t)before, length, block, crcs, came, slice, slice_length, 0, 0};
+
+    check(file != NULL, "a file");
+    fetch.descriptor = fileno(file);
+    ckpt_sum_blocks(&kernels, text, length, block, crcs);
+    if (wrong < count)
+        crcs[wrong] ^= 1;
+    check(pwrite(fetch.descriptor, text, length - lacks, (off_t)before) == (ssize_t)(length - lacks), "writing");
+    int outcome = ckpt_fetch(&kernels, &fetch);
+    check(wrong < count || lacks ? outcome == CKPT_GUARD_FAILED || outcome == CKPT_CLOSED : outcome == 0,
+          "the fetch");
+    check(outcome != 0 || fetch.fetched == length, "what was fetched");
+    check(outcome != CKPT_GUARD_FAILED || wrong * block < fetch.fetched + slice_length, "where it ended");
+    check(memcmp(came, text, fetch.fetched) == 0, "what came");
+    for (size_t at = fetch.fetched; at < length; at++)
+        check(came[at] == 0, "what is not there");
+    fetch.fetched = 0;
+    ckpt_let_go(&fetch);
+    ckpt_let_go(&fetch);
+    memset(came, 0, length);
+    check(ckpt_fetch(&kernels, &fetch) == ECANCELED && fetch.fetched == 0, "what was let go");
+    for (size_t at = 0; at < length; at++)
+        check(came[at] == 0, "what came after that");
+    fclose(file);
+    free(text);
+    free(came);
+    free(slice);
+    free(crcs);
+}
+
 int main(int count, char **words)
 {
     int calls = count > 1 ? atoi(words[1]) : 100;
@@ -614,7 +652,8 @@ int main(int count, char **words)
         one_departure();
         one_sealing();
         one_table();
+        one_fetch();
     }
-    printf("%s: %d calls agree\n", ckpt_build(), 7 * calls);
+    printf("%s: %d calls agree\n", ckpt_build(), 8 * calls);
     return 0;
 }

@@ -112,6 +112,30 @@ struct ckpt_sealing {
  * Python: Sealing (ckpt/native/sealing.py); in plain Python: Sealer.add, then socket.send. */
 CKPT_API int ckpt_seal(int descriptor, struct ckpt_sealing *sealing);
 
+/* Blocks that are to come out of a file. */
+struct ckpt_fetch {
+    int descriptor; /* with O_DIRECT, or not */
+    int64_t offset; /* in the file, of the first byte */
+    size_t length;
+    size_t block;         /* the last one is of what is left */
+    const uint32_t *crcs; /* what the blocks must have */
+    unsigned char *to;
+    unsigned char *slice; /* where they are read to first; aligned, where the file wants that */
+    size_t slice_length;  /* whole blocks */
+    size_t fetched;       /* 0 at first */
+    int32_t hand;         /* 0 at first; ckpt_let_go's as well */
+};
+
+/* Read, compare and copy slice by slice, in the order of the file. What is wrong is not copied.
+ * 0 when all is there; CKPT_CLOSED where the file ends before; CKPT_GUARD_FAILED where a block is
+ * not what it must be; ECANCELED; or what pread says.
+ * Python: Fetch (ckpt/native/fetching.py); in plain Python: os.pread, then zlib.crc32. */
+CKPT_API int ckpt_fetch(const struct ckpt_kernels *kernels, struct ckpt_fetch *fetch);
+
+/* Nothing is copied any more once this has returned, from whatever thread: not even by a
+ * ckpt_fetch that a sick disk still holds up. Idempotent. */
+CKPT_API void ckpt_let_go(struct ckpt_fetch *fetch);
+
 /* What of bulks goes on at one descriptor while nobody is woken; each may be NULL. */
 struct ckpt_bulk {
     struct ckpt_landing *landing;
