@@ -59,6 +59,7 @@ class Disk(Protocol):
         self, file: str, offset: int, length: int, *, at_rest: bool = False
     ) -> memoryview: ...
     def release(self, data: Buffer) -> None: ...
+    def open_to_read(self, file: str) -> int: ...
     def list_directory(self, directory: str) -> list[str]: ...
     def make_directory(self, directory: str) -> None: ...
     def file_bytes(self, file: str) -> int: ...
@@ -269,6 +270,17 @@ class RealDisk:
             count = _read_all(descriptor, offset, whole)
             _forget_cached(descriptor, offset, len(whole))
             return count
+
+    def open_to_read(self, file: str) -> int:
+        """A descriptor of the file, the caller's now, past the page cache where that can be."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        if self.direct:
+            try:
+                return self._open_file(self._path(file), flags | os.O_DIRECT, 0)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        return self._open_file(self._path(file), flags, 0)
 
     def release(self, data: Buffer) -> None:
         """The reader is done with a view of `read_at`, or a part of it.

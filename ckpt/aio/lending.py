@@ -176,6 +176,18 @@ class Lender:
 # --------------------------------------------------------------------------- borrowing
 
 
+class ReceivedFile:
+    """A descriptor that a peer sent along; closed with the last reference to it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 class Loan:
     """A lent bulk that is used in place."""
 
@@ -192,23 +204,24 @@ class Loan:
 
 @dataclass(slots=True)
 class _Region:
-    descriptor: int
+    file: ReceivedFile
     size: int
     view: memoryview | None = None
     """All of it, while it is mapped."""
 
 
 class Borrower:
-    """The memory that one peer has lent us."""
+    """What one peer has lent us: memory, where we take that, and files."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_memory: bool = True) -> None:
         self.returned: list[int] = []
         """Bulks that we are done with and have not said so yet."""
 
+        self._takes_memory = takes_memory
+        #: Descriptors whose messages are still to come.
+        self._arrived: deque[ReceivedFile] = deque()
         #: How many bulks were ever borrowed: by now, and at the last `rest`.
         self._bulks = self._bulks_at_rest = 0
-        #: Descriptors whose LendMemory is still to come.
-        self._arrived: deque[int] = deque()
         #: What is lent, by the lender's number; at most REGIONS_MAX.
         self._regions: dict[int, _Region] = {}
 
@@ -220,19 +233,25 @@ class Borrower:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = len(data) - len(data) % _DESCRIPTOR_BYTES
-                self._arrived.extend(array.array("i", data[:whole]))
+                self._arrived.extend(map(ReceivedFile, array.array("i", data[:whole])))
         if flags & socket.MSG_CTRUNC or len(self._arrived) > REGIONS_MAX:
             raise PeerError("more descriptors than anybody lends")
         return count
 
+    def take_file(self) -> ReceivedFile:
+        """The oldest descriptor that came along. Raises PeerError where none did."""
+        if not self._arrived:
+            raise PeerError("something was lent without a descriptor")
+        return self._arrived.popleft()
+
     def take(self, message: LendMemory) -> None:
         """A region is lent. Raises PeerError unless its descriptor came and is as it must be."""
+        if not self._takes_memory:
+            raise PeerError("memory was lent to us, who did not offer to borrow")
         if message.region in self._regions or len(self._regions) >= REGIONS_MAX:
             raise PeerError(f"region {message.region} is one too many")
-        if not self._arrived:
-            raise PeerError("memory was lent without a descriptor")
-        descriptor = self._arrived.popleft()
-        self._regions[message.region] = _Region(descriptor, message.size_bytes)
+        file = self.take_file()
+        descriptor = file.descriptor
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         except OSError:
@@ -242,20 +261,19 @@ class Borrower:
         if os.fstatvfs(descriptor).f_bsize != mmap.PAGESIZE:
             # Of hugetlbfs: where it has a hole and no page is left, a look at it ends the process.
             raise PeerError("memory was lent that is of huge pages alone")
+        self._regions[message.region] = _Region(file, message.size_bytes)
 
     def forget(self, number: int) -> None:
         """Its lender takes it back; a mapping goes with the last view of it."""
-        region = self._regions.pop(number, None)
-        if region is None:
+        if self._regions.pop(number, None) is None:
             raise PeerError(f"region {number} was taken back and is not lent")
-        os.close(region.descriptor)
 
     def view(self, place: LentPlace, size: int) -> memoryview:
         """The bytes where they lie, read only."""
         region = self._find(place, size)
         if region.view is None:
             try:
-                region.view = mapped(region.descriptor, region.size, writable=False)
+                region.view = mapped(region.file.descriptor, region.size, writable=False)
             except (OSError, ValueError, OverflowError) as error:
                 raise Unavailable(f"lent memory cannot be mapped: {error}") from None
         return region.view[place.offset : place.offset + size]
@@ -277,10 +295,6 @@ class Borrower:
 
     def close(self) -> None:
         """The connection is gone. Views stay good while somebody holds them."""
-        for region in self._regions.values():
-            os.close(region.descriptor)
-        for descriptor in self._arrived:
-            os.close(descriptor)
         self._regions.clear()
         self._arrived.clear()
 

@@ -40,6 +40,8 @@ class SessionOpened(Struct, frozen=True, gc=False):
     """A target's id, or `HOST:PID` of a client; for people, never for decisions about safety."""
     version: int = PROTOCOL_VERSION
     """Of the protocol: what both ends speak."""
+    lends: bool = False
+    """Files of columns can go along on it."""
 
 
 class SessionClosed(Struct, frozen=True, gc=False):

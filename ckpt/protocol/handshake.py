@@ -122,6 +122,8 @@ class Established:
     """Where all coordinators of the cluster listen, as HOST:PORT; empty where there is one."""
     needs: int = 0
     """Who speaks less is refused there."""
+    lends: bool = False
+    """It lends columns, on this connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class ClientHandshake:
             raise Refused(f"the server is {proof.name!r}, not {caller.server_name!r}")
         return Established(
             proof.role, proof.name, proof.cluster, proof.boot, proof.epoch, self._version,
-            proof.borrows, proof.wire, proof.coordinators, proof.needs,
+            proof.borrows, proof.wire, proof.coordinators, proof.needs, proof.lends,
         )  # fmt: skip
 
 
@@ -249,7 +251,7 @@ class ServerHandshake:
 
     def __init__(
         self, *, secret: bytes, identity: Callable[[], Identity], nonce: bytes,
-        borrows: bool = False,
+        borrows: bool = False, lends: bool = False,
         wire_for: Callable[[Wire], Wire] = lambda wanted: wanted,
         admit: Callable[[Role], Failed | None] = lambda role: None,
     ) -> None:  # fmt: skip
@@ -266,6 +268,7 @@ class ServerHandshake:
         self._identity = identity
         self._nonce = nonce
         self._borrows = borrows
+        self._lends = lends
         self._wire_for = wire_for
         self._admit = admit
         self._role = Role.ADMIN
@@ -342,8 +345,9 @@ class ServerHandshake:
             return refusal
         wire = wire if tags else Wire.PLAIN
         self.established = Established(
-            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire
-        )
+            self._role, proof.name, proof.cluster, BootId(0), Epoch(0), self._version, wire=wire,
+            lends=self._lends,
+        )  # fmt: skip
         return ServerProof(
             mine.cluster,
             mine.role,
@@ -354,6 +358,7 @@ class ServerHandshake:
             wire,
             mine.coordinators,
             mine.needs,
+            self._lends,
         )
 
 

@@ -173,6 +173,14 @@ class FakeDisk:
         self._fail("read", file, changes=False)
         return memoryview(self._inode(file).read(offset, length))
 
+    def open_to_read(self, file: str) -> int:
+        """Of a copy: what is written later is not seen."""
+        self._fail("open", file, changes=False)
+        inode = self._inode(file)
+        descriptor = os.memfd_create(file)
+        os.pwrite(descriptor, inode.read(0, inode.size), 0)
+        return descriptor
+
     def release(self, data: Buffer) -> None:
         """Buffers of this disk are never used twice."""
 

@@ -31,18 +31,16 @@ from ckpt.aio.net.link import (
     LinkEvent,
     LinkOpened,
     LinkReceived,
-    LinkState,
 )
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import Corrupt, Unauthorized, Unavailable
 from ckpt.base.ids import ColumnId, ColumnNumber, TargetId
-from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.base.units import MiB
 from ckpt.format.frame import FrameHead
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import CancelRequest, Failed, Role
-from ckpt.format.messages.loading import TargetAddress
+from ckpt.format.messages.hello import CancelRequest, Failed
+from ckpt.format.messages.lending import ColumnLent, ReturnColumn
 from ckpt.format.messages.reading import (
     ManifestData,
     RangeDamaged,
@@ -53,7 +51,6 @@ from ckpt.format.messages.reading import (
 )
 from ckpt.format.runs import SpareBuffers
 from ckpt.protocol.events import Report, Ticked
-from ckpt.protocol.handshake import Caller
 from ckpt.protocol.reader.events import (
     AskAnswered,
     AskManifest,
@@ -74,14 +71,12 @@ from ckpt.protocol.reader.events import (
     ReadFailed,
     ReadStatistics,
     ReadWish,
-    Standing,
     StripeFinished,
 )
 from ckpt.protocol.reader.payload_reader import PayloadReader
 from ckpt.protocol.runs.run_sets import Owed, RunSet, total
-from ckpt.protocol.runs.wire_runs import from_wire, to_wire
+from ckpt.protocol.runs.wire_runs import to_wire
 from ckpt.transfer.assembly import Assembly, CellPool
-from ckpt.transfer.decode_worker import DecodeWorker, WorkFailed
 from ckpt.transfer.own_time import OwnTime
 from ckpt.transfer.read_job import (
     PayloadDamaged,
@@ -90,13 +85,13 @@ from ckpt.transfer.read_job import (
     ReceiverOptions,
     ReceiverStatistics,
 )
-from ckpt.transfer.target_links import nearest_address
-from ckpt.transfer.under_way import (
+from ckpt.transfer.receiving.decode_worker import DecodeWorker, WorkFailed
+from ckpt.transfer.receiving.lent_columns import LentColumns, LentRead
+from ckpt.transfer.receiving.peer_links import PeerLinks
+from ckpt.transfer.receiving.under_way import (
     Asked,
-    PeerLink,
     Read,
     is_apart,
-    is_within_cells,
     statistics_of,
 )
 
@@ -127,9 +122,10 @@ class PayloadReceiver:
         self._numbers: Iterator[int] = itertools.count(1)
         self._loop = LinkLoop()
         self._worker = DecodeWorker(self._loop.wake)
+        self._lent = LentColumns(self._loop.wake, self._numbers)
         self._pool = CellPool()
         self._apart = SpareBuffers()
-        self._peers: dict[TargetId, PeerLink] = {}
+        self._peers = PeerLinks(self._loop, options, self._sink)
         self.manifests: dict[bytes, bytes] = {}
         """By digest: those that reads have brought, and need not ask for again."""
         self._closed = False
@@ -146,7 +142,7 @@ class PayloadReceiver:
         self._asked: dict[int, Asked] = {}
         #: Payloads that were read whole.
         self._ended: list[tuple[ReadJob, ReadStatistics]] = []
-        self._verify_cpu_s = 0.0
+        self._verify_cpu_s = self._lent_cpu_s = 0.0
         #: What the first lost connection said to do.
         self._remedy = ""
 
@@ -172,7 +168,7 @@ class PayloadReceiver:
         self._progress = progress
         self._jobs = deque(job for job in jobs if job.landings)
         self._wanted_bytes = sum(job.landings.wanted_bytes for job in self._jobs)
-        self._ended, self._verify_cpu_s, self._remedy = [], 0.0, ""
+        self._ended, self._verify_cpu_s, self._lent_cpu_s, self._remedy = [], 0.0, 0.0, ""
         begun, begun_cpu, decoded_s = time.monotonic(), time.thread_time(), self._worker.cpu_s
         try:
             self._work()
@@ -183,6 +179,7 @@ class PayloadReceiver:
             "link": time.thread_time() - begun_cpu - self._verify_cpu_s,
             "verify": self._verify_cpu_s,
             "decode": self._worker.cpu_s - decoded_s,
+            "files": self._lent_cpu_s,
         }
         found = statistics_of(self._ended, self._wanted_bytes, time.monotonic() - begun, cpu_s)
         self._suspects |= found.targets_out
@@ -203,14 +200,16 @@ class PayloadReceiver:
     def forgive(self) -> None:
         """Whom reads have given up is asked again by the next one, over another connection."""
         for target in self._suspects - self._options.suspects:
-            if (peer := self._peers.pop(target, None)) is not None:
-                self._loop.close(peer.link)
+            self._peers.cut(target)
         self._suspects = self._options.suspects
 
     def close(self) -> None:
         """Cut every connection, end the worker. Idempotent."""
         if not self._closed:
             self._closed, self._progress = True, None
+            for asked in self._asked.values():
+                asked.give_up()
+            self._lent.stop()
             self._worker.stop()
             self._loop.shut()
             self._pool.close()
@@ -226,6 +225,8 @@ class PayloadReceiver:
                 self._take(event)
             for note in self._worker.notes():
                 self._note(note)
+            for lent in self._lent.notes():
+                self._fetched(lent)
             if now_us() >= tick_at_us:
                 tick_at_us = now_us() + TICK_US
                 own_us = own_time.since_last(now_us(), self._loop.waited_us)
@@ -235,6 +236,8 @@ class PayloadReceiver:
                 self._tell_progress()
         # A read that ends cancels what it asked: nothing lands in memory that is a caller's again.
         assert not self._asked
+        for column in self._lent.take_back():
+            self._peers.say(column.target, column.request, ReturnColumn(column.read_bytes))
         self._tell_progress(last=True)
 
     # ----------------------------------------------------------------------- machines
@@ -244,16 +247,9 @@ class PayloadReceiver:
             job.layout, job.landings, job.manifest_digest, self._options.checks,
             self._pool, self._apart,
         )  # fmt: skip
-        standings = tuple(
-            Standing.ABSENT if target is None
-            else Standing.AWAY if target not in job.addresses
-            else Standing.SUSPECT if target in self._suspects
-            else Standing.REACHABLE
-            for target in job.columns
-        )  # fmt: skip
         wish = ReadWish(
-            job.payload, job.layout, job.landings.ranges(), standings, self._options.limits,
-            spared=job.spared,
+            job.payload, job.layout, job.landings.ranges(), job.standings(self._suspects),
+            self._options.limits, spared=job.spared,
         )  # fmt: skip
         known = self.manifests.get(job.manifest_digest)
         if known is not None:
@@ -264,7 +260,7 @@ class PayloadReceiver:
         read = Read(job, machine, assembly)
         self._reads.append(read)
         self._perform(read, machine.begin())
-        self._dial_ahead(job)
+        self._peers.dial_ahead(job, self._suspects)
 
     def _feed(self, read: Read, event: ReaderEvent) -> None:
         self._perform(read, read.machine.handle(event))
@@ -273,9 +269,8 @@ class PayloadReceiver:
         for action in actions:
             match action:
                 case AskRanges(request, column, runs):
-                    column_id = ColumnId(read.job.payload, column)
-                    message: Message = ReadRanges(column_id, to_wire(runs))
-                    self._ask(read, column, request, message, Owed(runs))
+                    if not self._fetch(read, column, request, runs):
+                        self._ask_ranges(read, column, request, runs)
                 case AskManifest(request, column):
                     message = ReadManifest(ColumnId(read.job.payload, column))
                     self._ask(read, column, request, message, None)
@@ -304,7 +299,46 @@ class PayloadReceiver:
         assert code == "unavailable"
         raise Unavailable(message, hint=self._remedy or _REMEDY)
 
+    # ----------------------------------------------------------------------- lent columns
+
+    def _fetch(self, read: Read, column: ColumnNumber, request: int, runs: RunSet) -> bool:
+        """Whether the column's file gives them, which its target has lent, or is asked for now."""
+        id, target = ColumnId(read.job.payload, column), read.job.columns[column]
+        link = self._peers.get(target)
+        if target is None or link is None or not self._options.borrows:
+            return False
+        lent = self._lent.find(id, target, read.job, link)
+        if lent is None:
+            return False
+        begun = self._lent.begin(lent, request, runs, partial(read.assembly.land, column))
+        if begun is not None:
+            self._asked[request] = Asked(read, column, target, Owed(runs), begun)
+        return begun is not None
+
+    def _fetched(self, lent: LentRead) -> None:
+        """Its target is asked for what its file did not give, and finds out why."""
+        asked = self._asked.get(lent.request)
+        if asked is None or asked.lent is not lent:
+            return
+        now, read, runs = now_us(), asked.read, lent.runs
+        del self._asked[lent.request]
+        self._lent_cpu_s += lent.cpu_s
+        lent.column.read_bytes += total(runs)
+        if not lent.is_whole:
+            self._lent.refuse(lent.column)
+            self._ask_ranges(read, asked.column, lent.request, runs)
+            return
+        for (start, end), crc in zip(runs, lent.sums, strict=True):
+            read.assembly.store(asked.column, start, end - start, crc, crc)
+        self._feed(read, RangesStored(now, lent.request, runs))
+        self._note_turns(read, asked.target, total(runs))
+        self._feed(read, AskAnswered(now, lent.request))
+
     # ----------------------------------------------------------------------- targets
+
+    def _ask_ranges(self, read: Read, column: ColumnNumber, request: int, runs: RunSet) -> None:
+        message = ReadRanges(ColumnId(read.job.payload, column), to_wire(runs))
+        self._ask(read, column, request, message, Owed(runs))
 
     def _ask(
         self, read: Read, column: ColumnNumber, request: int, message: Message, owed: Owed | None
@@ -312,44 +346,14 @@ class PayloadReceiver:
         target = read.job.columns[column]
         assert target is not None
         self._asked[request] = Asked(read, column, target, owed)
-        peer = self._peers.get(target)
-        if peer is None:
-            peer = self._peers[target] = PeerLink(self._dial(read.job.addresses[target]))
-        if peer.link.state is LinkState.OPEN and not peer.waiting:
-            if not peer.link.try_send(request, message):
-                self._loop.close(peer.link)
-                self._gone(target, f"target {target} takes no questions")
-        else:
-            peer.waiting.append((request, message))
-
-    def _dial_ahead(self, job: ReadJob) -> None:
-        """The targets that its next questions go to, all at once: a load reads a payload's tree
-        first, which lies on one of them.
-        """
-        for target in job.columns[: job.layout.code.k]:
-            known = target in self._peers or target in self._suspects
-            if target is not None and target in job.addresses and not known:
-                self._peers[target] = PeerLink(self._dial(job.addresses[target]))
-
-    def _dial(self, where: TargetAddress) -> Link:
-        options = self._options
-        caller = Caller(
-            options.secret, options.role, options.name, server_role=Role.TARGET,
-            cluster=options.cluster, server_name=where.target,
-        )  # fmt: skip
-        sink, unchecked = partial(self._sink, where.target), frozenset({RangeData})
-        return self._loop.connect(nearest_address(where), caller, sink=sink, unchecked=unchecked)
+        if not self._peers.ask(read.job.addresses[target], request, message):
+            self._gone(target, f"target {target} takes no questions")
 
     def _sink(self, target: TargetId, head: FrameHead, message: Message) -> memoryview | None:
         """Where a range lands: in its place, if this target owes exactly it."""
         asked = self._asked.get(head.request)
-        if asked is None or asked.target != target or asked.owed is None:
-            return None
-        runs = from_wire(message.ranges) if isinstance(message, RangeData) else None
-        # No more of them are looked at than bytes come.
-        if not runs or total(runs) != head.bulk_bytes:
-            return None
-        if not is_within_cells(asked.read.job.layout, runs) or not asked.owed.take(runs):
+        runs = asked.owed_of(target, head, message) if asked is not None else ()
+        if asked is None or not runs:
             return None
         if is_apart(runs):
             place = self._apart.take(head.bulk_bytes)
@@ -361,34 +365,30 @@ class PayloadReceiver:
     def _take(self, event: LinkEvent) -> None:
         match event:
             case LinkOpened(link):
-                peer = self._peers.get(self._target_of(link) or TargetId(""))
-                if peer is not None:
-                    waiting, peer.waiting = peer.waiting, []
-                    for request, message in waiting:
-                        link.try_send(request, message)
+                self._peers.opened(link)
             case LinkReceived():
                 self._receive(event.link, event.request, event.message, event.bulk)
             case LinkClosed(link, error):
                 if isinstance(error, Unauthorized):
                     raise error
                 self._remedy = self._remedy or error.hint
-                target = self._target_of(link)
+                target = self._peers.target_of(link)
                 if target is not None:
                     self._gone(target, error.message)
             case LinkDrained():
                 # Questions are small; nobody waits for room.
                 return
 
-    def _target_of(self, link: Link) -> TargetId | None:
-        """None when the link was cut while this event waited for its turn."""
-        return next((target for target, peer in self._peers.items() if peer.link is link), None)
-
     def _receive(self, link: Link, request: int, message: Message, bulk: Bulk | None) -> None:
+        if isinstance(message, ColumnLent) and bulk is not None and bulk.file is not None:
+            self._lent.lent(
+                self._peers.target_of(link), request, bulk.file, message.first, bulk.view
+            )
+            return
         asked = self._asked.get(request)
         if asked is None:
             return
-        peer = self._peers.get(asked.target)
-        if peer is None or peer.link is not link:
+        if self._peers.get(asked.target) is not link:
             self._cut_off(link, "answers what another one was asked")
             return
         now, read = now_us(), asked.read
@@ -397,9 +397,9 @@ class PayloadReceiver:
                 whole = self._store(asked, runs, bulk, crc)
                 kind = RangesStored if whole else RangesBroken
                 self._feed(read, kind(now, request, runs))
-                for other in self._reads:
-                    if other is not read:
-                        other.note_turn(asked.target, len(bulk.view), now)
+                self._note_turns(read, asked.target, len(bulk.view))
+            case _ if asked.lent:
+                self._cut_off(link, "answers what it was not asked")
             case RangeDamaged(start, end, reason) if asked.owed is not None:
                 if start < end and asked.owed.take(((start, end),)):
                     self._feed(read, RangeErased(now, request, start, end, reason))
@@ -417,9 +417,15 @@ class PayloadReceiver:
             case _:
                 self._cut_off(link, "answers out of turn")
 
+    def _note_turns(self, read: Read, target: TargetId, size: int) -> None:
+        """So much came of the target for this read, and nothing for all others."""
+        for other in self._reads:
+            if other is not read:
+                other.note_turn(target, size, now_us())
+
     def _cut_off(self, link: Link, what: str) -> None:
         """Nothing that comes from there is believed any more."""
-        target = self._target_of(link)
+        target = self._peers.target_of(link)
         self._loop.close(link)
         if target is not None:
             self._gone(target, f"target {target} {what}")
@@ -439,25 +445,17 @@ class PayloadReceiver:
         self, request: int, asked: Asked, total: int, offset: int, bulk: Bulk | None
     ) -> None:
         """One part of a manifest, in ascending order; the last one makes it whole."""
-        now, read, document = now_us(), asked.read, asked.document
-        reason = ""
-        if offset != len(document) or total > MANIFEST_BYTES_MAX:
-            reason = "its parts do not fit"
-        elif bulk is not None:
-            document += bulk.view
-        if not reason and len(document) < total:
-            return
-        del self._asked[request]
+        now, read = now_us(), asked.read
+        event: ManifestRead | ManifestWrong = ManifestRead(now, request)
         try:
-            if not reason:
-                read.assembly.take_manifest(document)
+            if not asked.collect(total, offset, None if bulk is None else bulk.view):
+                return
+            read.assembly.take_manifest(asked.document)
+            self.manifests[read.job.manifest_digest] = bytes(asked.document)
         except Corrupt as error:
-            reason = error.message
-        if reason:
-            self._feed(read, ManifestWrong(now, request, reason))
-        else:
-            self.manifests[read.job.manifest_digest] = bytes(document)
-            self._feed(read, ManifestRead(now, request))
+            event = ManifestWrong(now, request, error.message)
+        del self._asked[request]
+        self._feed(read, event)
 
     def _note(self, note: tuple[object, StripeFinished | WorkFailed]) -> None:
         """The worker has done something."""
@@ -469,22 +467,24 @@ class PayloadReceiver:
 
     def _cancel(self, request: int) -> None:
         asked = self._asked.pop(request, None)
-        if asked is not None and asked.target in self._peers:
-            self._peers[asked.target].link.try_send(request, CancelRequest())
+        if asked is not None and not asked.give_up():
+            self._peers.say(asked.target, request, CancelRequest())
 
     def _cut(self, read: Read, column: ColumnNumber, reason: str) -> None:
         target = read.job.columns[column]
         assert target is not None
-        peer = self._peers.get(target)
-        if peer is not None:
-            self._loop.close(peer.link)
+        if self._peers.get(target) is not None:
             self._gone(target, reason)
 
     def _gone(self, target: TargetId, reason: str) -> None:
-        """The connection is closed: tell every read that asked something there."""
-        self._peers.pop(target, None)
+        """The connection is closed, if it is not yet: tell every read that asked something
+        there.
+        """
+        self._peers.cut(target)
+        self._lent.take_back(target)
         lost = [(r, a) for r, a in self._asked.items() if a.target == target]
-        for request, _ in lost:
+        for request, asked in lost:
+            asked.give_up()
             del self._asked[request]
         for read, column in dict.fromkeys((a.read, a.column) for _, a in lost):
             if read in self._reads:

@@ -11,7 +11,7 @@ from ckpt.format.layout import Layout
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.protocol.events import Report
-from ckpt.protocol.reader.events import ReadLimits
+from ckpt.protocol.reader.events import ReadLimits, Standing
 from ckpt.transfer.assembly import Checks
 from ckpt.transfer.landings import Landings
 
@@ -40,6 +40,16 @@ class ReadJob:
     spared: frozenset[ColumnNumber] = frozenset()
     """Columns that are read only where the others do not suffice."""
 
+    def standings(self, suspects: frozenset[TargetId]) -> tuple[Standing, ...]:
+        """Of its columns, before anybody is asked."""
+        return tuple(
+            Standing.ABSENT if target is None
+            else Standing.AWAY if target not in self.addresses
+            else Standing.SUSPECT if target in suspects
+            else Standing.REACHABLE
+            for target in self.columns
+        )  # fmt: skip
+
     def within(self, spans: Iterable[tuple[int, int]]) -> ReadJob:
         """The same, of payload bytes in the spans only."""
         return replace(self, landings=self.landings.within(spans))
@@ -66,6 +76,8 @@ class ReceiverOptions:
     checks: Checks = field(default_factory=Checks)
     suspects: frozenset[TargetId] = frozenset()
     """Targets that earlier reads gave up: asked only when the others do not suffice."""
+    borrows: bool = False
+    """Columns of this host are read from their files, where much of them is wanted."""
     report: Callable[[Report], None] | None = None
     """Warnings of the machines: damage, columns given up."""
 

@@ -90,6 +90,7 @@ def serving(
     secret: bytes = SECRET,
     handler: RecordingHandler | None = None,
     borrows: bool = False,
+    lends: bool = False,
     wire: WirePolicy = WirePolicy.AUTO,
     turn_away: TurnAway = lambda _role: None,
 ) -> Iterator[ServerThread]:
@@ -107,7 +108,7 @@ def serving(
             identity=identity,
             pool=pool,
             limits=limits,
-            bulks=BulkRules(borrows=borrows, wire=wire),
+            bulks=BulkRules(borrows=borrows, lends=lends, wire=wire),
             turn_away=turn_away,
         )
 

@@ -19,10 +19,10 @@ from ckpt.format.messages.hello import Role
 from ckpt.protocol.handshake import Caller
 from ckpt.protocol.reader.events import FinishStripe
 from ckpt.transfer.assembly import Assembly
-from ckpt.transfer.decode_worker import DecodeWorker
 from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt.transfer.peer_server import PeerServer
+from ckpt.transfer.receiving.decode_worker import DecodeWorker
 from tests.no_threads import SAYS, no_threads
 from tests.protocol.reading import Columns
 

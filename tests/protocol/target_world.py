@@ -50,6 +50,7 @@ from ckpt.protocol.runs.wire_runs import from_wire
 from ckpt.protocol.target.core import TargetIdentity, TargetLimits
 from ckpt.protocol.target.disk_events import (
     DiskAction,
+    LendFile,
     ReleaseBulk,
     SessionDrained,
     SpaceMeasured,
@@ -85,6 +86,7 @@ class TargetWorld:
         self.machine = TargetMachine(identity, SECRET, limits)
         self.now_us = now_us
         self.sent: list[Send] = []
+        self.lent: list[LendFile] = []
         self.closed: list[CloseSession] = []
         self.reports: list[Report] = []
         self.released: list[int] = []
@@ -121,6 +123,9 @@ class TargetWorld:
                         if len(bulk):
                             drained[session] = None
                         self.sent.append(Send(session, action.request, action.message, bytes(bulk)))
+                    case LendFile(session=session):
+                        drained[session] = None
+                        self.lent.append(action)
                     case CloseSession():
                         self.closed.append(action)
                     case Report():

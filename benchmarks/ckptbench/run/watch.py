@@ -69,14 +69,17 @@ class RunWatch:
         return {**drains, **self._shelf.storage.stages()}
 
     def _movers(self) -> dict[str, int]:
-        """Processes whose reads and writes are counted: the drain, else targets, else the ranks."""
+        """Processes whose reads and writes are counted: the drain; else targets, and the ranks
+        where these read columns of their host by themselves; else the ranks.
+        """
         if self._drain is not None:
             return {"drain": self._drain}
-        cluster: BenchCluster | None = self._shelf.cluster
-        if cluster is not None:
-            return cluster.living_targets()
         pids = () if self._ranks is None else self._ranks.pids
-        return {f"rank {rank}": pid for rank, pid in enumerate(pids)}
+        ranks = {f"rank {rank}": pid for rank, pid in enumerate(pids)}
+        cluster: BenchCluster | None = self._shelf.cluster
+        if cluster is None:
+            return ranks
+        return cluster.living_targets() | (ranks if self._direction == "read" else {})
 
     def _expected(self, payload_bytes: int) -> float:
         cluster = self._shelf.cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpt.aio.lending import Loan
+from ckpt.aio.lending import Loan, ReceivedFile
 from ckpt.aio.net.wire_policy import WirePolicy, WireRule
 from ckpt.aio.slots import Slot
 from ckpt.format.checksum import crc32
@@ -17,10 +17,15 @@ class Bulk:
     Whoever gets one calls `release` exactly once when done: from any thread, but for a Loan.
     """
 
-    __slots__ = ("slot", "sums", "view")
+    __slots__ = ("file", "slot", "sums", "view")
 
-    def __init__(self, view: memoryview, slot: Slot | Loan | None, sums: Sums | None) -> None:
+    def __init__(
+        self, view: memoryview, slot: Slot | Loan | None, sums: Sums | None,
+        file: ReceivedFile | None = None,
+    ) -> None:  # fmt: skip
         self.view = view
+        self.file = file
+        """What came along with a ColumnLent."""
         self.sums = sums
         """Of what came, not of what was sent, taken as it landed; None: it came with its message,
         or is lent, and nobody has looked at it."""
@@ -46,5 +51,7 @@ class BulkRules:
     borrows: bool = False
     """Those of peers on the Unix path may stay where they lie (`lending`); the handler then
     releases what it got on the loop's thread."""
+    lends: bool = False
+    """Readers on the Unix path may ask for the files of columns."""
     wire: WireRule = WirePolicy.AUTO
     """Which connections have tags on theirs, or are encrypted."""

@@ -29,7 +29,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan
+from ckpt.aio.lending import Borrower, Lendable, Lendables, Lender, Loan, ReceivedFile
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.incoming import IncomingBulk
 from ckpt.aio.net.send_queue import SendQueue, Sent
@@ -43,7 +43,12 @@ from ckpt.base.limits import PAGE_BYTES, UNAUTHENTICATED_BYTES_MAX
 from ckpt.format.frame import PREFIX_BYTES, FrameHead, FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import ClientProof, Failed, ServerHello, ServerProof
-from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
+from ckpt.format.messages.lending import (
+    ColumnLent,
+    LendMemory,
+    MemoryReturned,
+    TakeBackMemory,
+)
 from ckpt.native.landing import Landing, LandingGuard
 from ckpt.native.polling import BulkPoll
 from ckpt.protocol.events import Buffer, Session
@@ -306,7 +311,8 @@ class Channel:
         if view is not None:
             if head.guarded:
                 self._check_tag(head, view, landing)
-            bulk = Bulk(view, slot, None if landing is None else landing.sums())
+            sums = None if landing is None else landing.sums()
+            bulk = Bulk(view, slot, sums, self._file_of(message))
             if type(message) not in self._unchecked:
                 self._reader.check_bulk(head, message, bulk.crc())
         self._head = self._message = self._bulk = self._slot = None
@@ -316,6 +322,14 @@ class Channel:
             self._hear_of_lending(message)
         else:
             self._owner.arrived(self, head.request, message, bulk)
+
+    def _file_of(self, message: Message) -> ReceivedFile | None:
+        """What came along with the message. Raises PeerError where that is missing."""
+        if not isinstance(message, ColumnLent):
+            return None
+        if self.borrower is None:
+            raise PeerError("a column was lent to us, who did not ask for it")
+        return self.borrower.take_file()
 
     def _begin_tag(self, head: FrameHead) -> LandingGuard | None:
         """What the bulk is added to as it comes; None where it has no tag."""
@@ -415,8 +429,9 @@ class Channel:
         *,
         epoch: Epoch = Epoch(0),
         sent: Sent | None = None,
+        descriptor: int = -1,
     ) -> None:
-        """Queue one frame and push what the socket takes.
+        """Queue one frame and push what the socket takes. The descriptor goes along, and is mine.
 
         Never raises for the peer: `flush` does, later.
         """
@@ -428,7 +443,7 @@ class Channel:
             self._queue_lent(message, request, view, epoch, sent, place)
         else:
             head = memoryview(self._writer.encode(message, request, bulk, epoch))
-            self._queue.put(head, None if len(view) else sent)
+            self._queue.put(head, None if len(view) else sent, descriptor)
             if len(view) and self._guard.sealer is not None:
                 self._queue.put_sealed(view, sent, self._guard.sealer, self._writer.number)
             elif len(view):

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
-from ckpt.aio.lending import Lendable, Lendables
+from ckpt.aio.lending import Borrower, Lendable, Lendables
 from ckpt.aio.net.address import UnixAddress, note_answered, parse_address
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.channel import Channel
@@ -92,10 +92,11 @@ class LinkLoop:
         *,
         sink: Sink | None = None,
         unchecked: frozenset[type] = frozenset(),
+        takes_files: bool = False,
         connect_timeout_us: int = CONNECT_TIMEOUT_US,
     ) -> Link:
         """Begin to connect; LinkOpened or LinkClosed follows. Coordinators may be several, with
-        commas between them.
+        commas between them. `takes_files`: from a server of this host, that is no coordinator.
 
         Raises Refused for a malformed address or a short secret. A host name asks the system's
         resolver, which may block: give numbers where that matters.
@@ -106,7 +107,7 @@ class LinkLoop:
             handshake = ClientHandshake(caller, os.urandom(NONCE_BYTES))
             link = Link(self.watch, where, deadline_us, sink, search)
             try:
-                self._begin(link, handshake, unchecked)
+                self._begin(link, handshake, unchecked, takes_files=takes_files)
             except Unavailable as error:
                 if search is not None:
                     self.close(link)
@@ -124,18 +125,23 @@ class LinkLoop:
         search.tick()
         return link
 
-    def _begin(self, link: Link, handshake: ClientHandshake, unchecked: frozenset[type]) -> None:
+    def _begin(
+        self, link: Link, handshake: ClientHandshake, unchecked: frozenset[type], *,
+        takes_files: bool,
+    ) -> None:  # fmt: skip
         """Raises Refused for a malformed address, Unavailable."""
         where = parse_address(link.address)
         begun_us = now_us()
         sock, code = reach(where)
         self._excuse(link, now_us() - begun_us)
+        is_near = isinstance(where, UnixAddress)
         link.channel = Channel(
             sock,
             handshake,
             self,
             unchecked=unchecked,
-            lendables=self.lendables if isinstance(where, UnixAddress) else None,
+            borrower=Borrower(takes_memory=False) if takes_files and is_near else None,
+            lendables=self.lendables if is_near else None,
             bulks=self._selector.bulks,
         )
         self._links[link.session] = link

@@ -13,6 +13,8 @@ the file that defines it.
     the data plane:
     lending.py     stager  -> target   LendMemory, TakeBackMemory (of one host)
                    target  -> stager   MemoryReturned
+                   reader  -> target   LendColumn, ReturnColumn (of one host)
+                   target  -> reader   ColumnLent
     writing.py     stager  -> target   BeginColumn, Fragment, SealColumn, AskPace, AbandonColumn
                    target  -> stager   ColumnAccepted, CreditGranted, ColumnSealed
     reading.py     reader  -> target   ReadRanges, ReadManifest, ReadDocument, VerifyColumn
@@ -115,7 +117,14 @@ from ckpt.format.messages.hello import (
 )
 from ckpt.format.messages.keeping import KeepSteps, StepsKept
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined, TrainerLeft
-from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
+from ckpt.format.messages.lending import (
+    ColumnLent,
+    LendColumn,
+    LendMemory,
+    MemoryReturned,
+    ReturnColumn,
+    TakeBackMemory,
+)
 from ckpt.format.messages.loading import (
     AskMoves,
     ConfirmLoad,
@@ -216,7 +225,7 @@ from ckpt.format.messages.writing import (
 
 Message = (
     ClientHello | ServerHello | ClientProof | ServerProof | Failed | CancelRequest
-    | LendMemory | TakeBackMemory | MemoryReturned
+    | LendMemory | TakeBackMemory | MemoryReturned | LendColumn | ColumnLent | ReturnColumn
     | BeginColumn | ColumnAccepted | Fragment | CreditGranted | SealColumn | ColumnSealed | AbandonColumn | AskPace
     | ReadRanges | RangeData | RangeDamaged | RangesDone | ReadManifest | ManifestData
     | ReadDocument | DocumentData | VerifyColumn | ColumnVerified
@@ -268,6 +277,7 @@ MESSAGE_TYPES: Final[dict[int, type[Message]]] = {
     146: ListHoldings, 147: HoldingsListed,
     148: KeepMap, 149: MapKept, 150: AskMap, 151: MapTold,
     152: SpaceStands, 153: ClaimSpace, 154: CoordinatorsNamed,
+    155: LendColumn, 156: ColumnLent, 157: ReturnColumn,
 }  # fmt: skip
 """Frame type number -> message. A number is never given to another message."""
 

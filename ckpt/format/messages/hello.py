@@ -104,6 +104,8 @@ class ServerProof(Struct, frozen=True, gc=False):
     """
     needs: int = 0
     """Peers that speak less are refused here; 0: none is."""
+    lends: bool = False
+    """Whether it lends columns to its readers, see LendColumn."""
 
 
 class Failed(Struct, frozen=True, gc=False):

@@ -22,7 +22,7 @@ from ckpt.format.messages.targets import PutDocument
 
 #: Numbers of messages that 0.1.0 did not know, and those of them that came with columns that move.
 _SECOND: Final = frozenset({10, 11, 23, *range(109, 124)})
-_THIRD: Final = frozenset({*range(124, 155)})
+_THIRD: Final = frozenset({*range(124, 158)})
 _SINCE: Final = {
     kind: MOVES_VERSION if number in _THIRD else TAGS_VERSION
     for number, kind in MESSAGE_TYPES.items()

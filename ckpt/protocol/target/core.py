@@ -30,6 +30,7 @@ from ckpt.protocol.target.disk_events import (
     DiskAction,
     DiskDone,
     DiskFailed,
+    LendFile,
     ProbeFile,
     ReleaseBulk,
     RemoveFile,
@@ -37,7 +38,7 @@ from ckpt.protocol.target.disk_events import (
 )
 from ckpt.protocol.target.pace import Pace, StepHeard
 
-TargetAction = DiskAction | ReleaseBulk | Send | CloseSession | Report
+TargetAction = DiskAction | ReleaseBulk | LendFile | Send | CloseSession | Report
 
 COLUMNS = "columns"
 DOCUMENTS = "documents"

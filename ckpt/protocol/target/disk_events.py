@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ckpt.format.messages.lending import ColumnLent
 from ckpt.protocol.events import Buffer, Session
 
 # --------------------------------------------------------------------------- actions
@@ -101,6 +102,18 @@ class ReleaseBulk(Struct, frozen=True, gc=False):
     """The buffer of this operation (see above) may be used again. Not answered."""
 
     op: int
+
+
+class LendFile(Struct, frozen=True, gc=False):
+    """Send the file along with the message and the bulk, to be read only. Where it cannot be
+    opened, refuse the request, and feed its return back.
+    """
+
+    session: Session
+    request: int
+    file: str
+    message: ColumnLent
+    bulk: bytes
 
 
 DiskAction = (

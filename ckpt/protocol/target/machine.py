@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ckpt.base.ids import Epoch, TargetId
 from ckpt.format.messages.hello import CancelRequest, Failed, Role
+from ckpt.format.messages.lending import LendColumn, ReturnColumn
 from ckpt.format.messages.reading import ReadDocument, ReadManifest, ReadRanges, VerifyColumn
 from ckpt.format.messages.scrubbing import AskScrub
 from ckpt.format.messages.targets import (
@@ -245,6 +246,7 @@ class TargetMachine:
 
     def _session_opened(self, event: SessionOpened) -> None:
         stays = self._needs.opened(event)
+        self._reads.session_opened(event)
         if event.role is Role.DRAIN:
             self._workers.opened(event.session)
         if event.role is not Role.COORDINATOR:
@@ -285,6 +287,10 @@ class TargetMachine:
                 self._reads.read_ranges(session, request, message)
             case ReadManifest():
                 self._reads.read_manifest(session, request, message)
+            case LendColumn():
+                self._reads.lend(session, request, message)
+            case ReturnColumn():
+                self._reads.returned(session, request, message)
             case VerifyColumn():
                 self._verifying.verify(session, request, message)
             case AskScrub(begin=begin):

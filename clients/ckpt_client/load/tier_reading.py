@@ -169,6 +169,7 @@ class TierReading:
             name=self._pinned.context.name,
             cluster=self._pinned.record.cluster,
             limits=ReadLimits(timeout_us=timeout_us),
+            borrows=True,
             report=_log_report,
         )
 

@@ -235,7 +235,9 @@ async def _serve(
     server = serve(
         relay, listen=(host, port), unix=unix, secret=secret, pool=pool,
         identity=Identity(known.cluster, Role.TARGET, known.target, boot),
-        bulks=BulkRules(frozenset({Fragment}), borrows=True, wire=WirePolicy.parse(config.wire)),
+        bulks=BulkRules(
+            frozenset({Fragment}), borrows=True, lends=True, wire=WirePolicy.parse(config.wire)
+        ),
     )  # fmt: skip
     address = str(TcpAddress(_reachable(config.advertise or host), server.port))
     machine = TargetMachine(

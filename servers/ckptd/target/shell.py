@@ -24,9 +24,11 @@ from ckpt.aio.disk import Disk
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.serving.server import Server
+from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
+from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.lending import ReturnColumn
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -42,6 +44,7 @@ from ckpt.protocol.target.disk_events import (
     DiskAction,
     DiskDone,
     DiskFailed,
+    LendFile,
     ReadAt,
     ReleaseBulk,
     SessionDrained,
@@ -185,7 +188,7 @@ class TargetShell:
             # The coordinator is dialed, never let in: only then its word is a command.
             self._close(CloseSession(session, f"a {peer.role.value} has no business here"))
             return
-        self.feed(SessionOpened(now_us(), session, peer.role, peer.name, peer.version))
+        self.feed(SessionOpened(now_us(), session, peer.role, peer.name, peer.version, peer.lends))
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
         if bulk is None:
@@ -256,6 +259,8 @@ class TargetShell:
                     self._release(op)
                 case Send():
                     self._send(action)
+                case LendFile():
+                    self._lend(action)
                 case CloseSession():
                     self._close(action)
                 case Report(level=level, text=text, fields=fields):
@@ -297,6 +302,23 @@ class TargetShell:
         peer = self.dialer if session == self._coordinator else self.server
         if peer is not None:
             peer.send(session, action.request, action.message, action.bulk, sent=sent)
+
+    def _lend(self, action: LendFile) -> None:
+        """Also to one whose session has just ended: then the file goes nowhere."""
+        session, request = action.session, action.request
+        assert self.server is not None, "it came from there"
+        self._unsent[session] = self._unsent.get(session, 0) + 1
+        sent = lambda: self._sent(session)  # noqa: E731
+        try:
+            descriptor = self._disk.open_to_read(action.file)
+        except OSError as error:
+            why = f"{action.file} cannot be opened: {error.strerror}"
+            self.server.send(session, request, Failed(Unavailable.code, why), sent=sent)
+            self._events.append((Received(now_us(), session, request, ReturnColumn(0)), None))
+            return
+        self.server.send(
+            session, request, action.message, action.bulk, sent=sent, descriptor=descriptor
+        )
 
     def _sent(self, session: Session) -> None:
         """A bulk has left, or never will."""

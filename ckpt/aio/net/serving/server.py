@@ -189,12 +189,14 @@ class Server:
             self._cuts[Cut.GONE] += 1
             sock.close()
             return
-        borrows = self._bulks.borrows and sock.family == socket.AF_UNIX
+        is_near = sock.family == socket.AF_UNIX
+        borrows = self._bulks.borrows and is_near
         handshake = ServerHandshake(
             secret=self._secret,
             identity=lambda: replace(self.identity, epoch=self.epoch),
             nonce=os.urandom(NONCE_BYTES),
             borrows=borrows,
+            lends=self._bulks.lends and is_near,
             wire_for=wire_for,
             admit=self._admit,
         )
@@ -303,15 +305,11 @@ class Server:
     # ----------------------------------------------------------------------- the handler's side
 
     def send(
-        self,
-        session: Session,
-        request: int,
-        message: Message,
-        bulk: Buffer = b"",
-        *,
-        sent: Sent | None = None,
-    ) -> None:
-        """Queue one frame; dropped silently when the session is gone.
+        self, session: Session, request: int, message: Message, bulk: Buffer = b"", *,
+        sent: Sent | None = None, descriptor: int = -1,
+    ) -> None:  # fmt: skip
+        """Queue one frame; dropped silently when the session is gone. The descriptor, on a session
+        that lends, goes along and is mine.
 
         The bulk is not copied: it must stay as it is until `sent` is called, which happens exactly
         once. Raises Refused when the message does not fit one frame.
@@ -320,11 +318,13 @@ class Server:
         if watch is None or watch.channel.closed:
             if sent is not None:
                 sent()
+            if descriptor >= 0:
+                os.close(descriptor)
             return
         channel = watch.channel
         if not channel.queued_bytes:
             watch.sent_at_us = now_us()
-        channel.send(request, message, bulk, epoch=self.epoch, sent=sent)
+        channel.send(request, message, bulk, epoch=self.epoch, sent=sent, descriptor=descriptor)
         if channel.queued_bytes > self.limits.queued_bytes_max:
             self._end(channel, Cut.UNREAD, "it does not read what is sent to it")
         else:

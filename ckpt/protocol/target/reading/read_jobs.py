@@ -64,4 +64,15 @@ class CheckJob:
     cancelled: bool = False
 
 
-Job = ReadQuestion | StreamJob | ManifestJob | CheckJob
+@dataclass(slots=True, eq=False)
+class LendJob:
+    """One question for a column's file, which goes along with its block table."""
+
+    session: Session
+    request: int
+    column: SealedColumn
+    loading: bool = False
+    cancelled: bool = False
+
+
+Job = ReadQuestion | StreamJob | ManifestJob | CheckJob | LendJob

@@ -56,6 +56,8 @@ class Reader:
     """In unsent frames, in memory of their own."""
     kept_bytes: int = 0
     """Of an answer that is in memory and not in frames yet."""
+    loans: set[int] = field(default_factory=set)
+    """Requests whose columns it reads by itself."""
     since_us: int = 0
     """When something was sent while nothing was unsent."""
     is_slow: bool = False
@@ -64,6 +66,11 @@ class Reader:
     def held_bytes(self) -> int:
         """In memory because of the session."""
         return self.reading_bytes + self.sent_bytes
+
+    @property
+    def is_reading(self) -> bool:
+        """It has asked for something that is not sent, or reads a column by itself."""
+        return bool(self.jobs or self.held_bytes or self.loans)
 
 
 class ReadMemory:
@@ -203,12 +210,22 @@ class ReadingSessions:
         self.memory.let_go(operations)
         self.memory.give_back(reader.copied_bytes)
         reader.copied_bytes = 0
-        if reader.jobs or reader.reading_bytes:
+        if reader.jobs or reader.reading_bytes or reader.loans:
             self.wake(session)
         else:
             self._live.pop(session, None)
             self._sleep(session)
         return operations
+
+    def returned(self, reader: Reader, request: int) -> bool:
+        """It reads that column no more; False where it was not lent."""
+        if request not in reader.loans:
+            return False
+        reader.loans.remove(request)
+        if not reader.is_reading:
+            del self._live[reader.session]
+            self._sleep(reader.session)
+        return True
 
     def close(self, session: Session, now_us: int) -> list[int]:
         """Nothing is sent any more: whose buffers its frames used."""
@@ -217,6 +234,7 @@ class ReadingSessions:
             return []
         for job in reader.jobs:
             job.cancelled = True
+        reader.loans.clear()
         self.keep(reader, -reader.kept_bytes)
         if reader.reading_bytes:
             self._gone[session] = reader

@@ -23,6 +23,7 @@ from functools import partial
 
 from ckpt.base.ids import ColumnId
 from ckpt.format.column import FRAGMENTS_OFFSET
+from ckpt.format.messages.lending import LendColumn, ReturnColumn
 from ckpt.format.messages.reading import (
     ManifestData,
     RangeDamaged,
@@ -30,12 +31,13 @@ from ckpt.format.messages.reading import (
     ReadManifest,
     ReadRanges,
 )
-from ckpt.protocol.events import Buffer, CloseSession, Session
+from ckpt.protocol.events import Buffer, CloseSession, Session, SessionOpened
 from ckpt.protocol.runs.range_frames import range_frames
 from ckpt.protocol.runs.run_sets import spans_of
 from ckpt.protocol.runs.wire_runs import runs_of
 from ckpt.protocol.target.core import Completion, Core, SealedColumn
 from ckpt.protocol.target.disk_events import DiskFailed, ReadAt, ReleaseBulk
+from ckpt.protocol.target.reading.loans import Loans
 from ckpt.protocol.target.reading.pieces import (
     BlockTable,
     DiskPiece,
@@ -48,6 +50,7 @@ from ckpt.protocol.target.reading.pieces import (
 from ckpt.protocol.target.reading.read_jobs import (
     CheckJob,
     Job,
+    LendJob,
     ManifestJob,
     ReadQuestion,
     StreamJob,
@@ -72,6 +75,7 @@ class Reads:
         self._readers = ReadingSessions(core.limits)
         #: The most that one step took: a trailer or a part of a document may be more than a piece.
         self._step_bytes_max = 0
+        self._loans = Loans(core, self._readers, workers)
         self._shared = SharedReads(core.limits.read_keep_bytes)
         #: How many use the buffer of each operation: sessions with unsent frames, and `_shared`.
         #: The last one releases it.
@@ -98,6 +102,17 @@ class Reads:
         column = self._find(session, request, message.column)
         if column is not None:
             self.queue(ManifestJob(session, request, column))
+
+    def lend(self, session: Session, request: int, message: LendColumn) -> None:
+        """Give a column's file to a reader of this host, which compares its blocks by itself."""
+        column = self._find(session, request, message.column)
+        if column is not None and self._loans.may_ask(session, request):
+            self.queue(LendJob(session, request, column))
+
+    def returned(self, session: Session, request: int, message: ReturnColumn) -> None:
+        """The reader is done with a column, or does not want it any more."""
+        self.cancel(session, request)
+        self._loans.returned(session, request, message)
 
     def parts(self, start: int, end: int) -> deque[tuple[int, int]]:
         """[start, end) in pieces; one empty piece when there is nothing."""
@@ -134,8 +149,13 @@ class Reads:
                 assert reader is not None
                 self._readers.cancel(reader, job)
 
+    def session_opened(self, event: SessionOpened) -> None:
+        """Note who may be lent columns."""
+        self._loans.opened(event)
+
     def session_closed(self, session: Session) -> None:
         """Nothing is sent any more: buffers of unsent frames are free."""
+        self._loans.closed(session)
         self._let_go(self._readers.close(session, self._core.now_us))
 
     def drained(self, session: Session) -> None:
@@ -181,7 +201,7 @@ class Reads:
     def _is_used_by_others(self) -> bool:
         """Not by workers alone."""
         reads = (
-            session not in self._workers and (reader.jobs or reader.held_bytes)
+            session not in self._workers and reader.is_reading
             for session, reader in self._readers.items()
         )
         return any(reads) or self._workers.are_beside_writers
@@ -221,6 +241,12 @@ class Reads:
                 return job.fetch(job)
             if isinstance(job, ManifestJob):
                 return self._load(reader, job, partial(self._manifest_loaded, reader, job))
+            if isinstance(job, LendJob):
+                table = self._tables.get(job.column)
+                if table is None:
+                    return self._load(reader, job, partial(self._loans.give, reader, job))
+                self._loans.give(reader, job, table)
+                return 0
             if job.table is None:
                 job.table = self._tables.get(job.column)
             if job.table is None:
@@ -234,7 +260,7 @@ class Reads:
         return None
 
     def _load(
-        self, reader: Reader, job: ReadQuestion | ManifestJob,
+        self, reader: Reader, job: ReadQuestion | ManifestJob | LendJob,
         then: Callable[[BlockTable | None, bytes], None],
     ) -> int | None:  # fmt: skip
         """Read the column's trailer; it counts like a piece while it is in a buffer."""
@@ -423,7 +449,7 @@ class Reads:
     @property
     def is_idle(self) -> bool:
         """Whether nobody has asked for anything that is not sent."""
-        return not any(reader.jobs or reader.held_bytes for _, reader in self._readers.items())
+        return not any(reader.is_reading for _, reader in self._readers.items())
 
     def read_part(
         self, job: StreamJob | CheckJob, file: str, offset: int, length: int,

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckpt.aio.net.link import Link
+from ckpt.base.errors import Corrupt
 from ckpt.base.ids import ColumnNumber, TargetId
+from ckpt.base.limits import MANIFEST_BYTES_MAX
 from ckpt.format.combs import ranges_of
+from ckpt.format.frame import FrameHead
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
+from ckpt.format.messages.reading import RangeData
 from ckpt.protocol.reader.events import ReadStatistics
 from ckpt.protocol.reader.payload_reader import PayloadReader
-from ckpt.protocol.runs.run_sets import Owed, RunSet, is_plain
+from ckpt.protocol.runs.run_sets import Owed, RunSet, is_plain, total
+from ckpt.protocol.runs.wire_runs import from_wire
 from ckpt.transfer.assembly import Assembly
 from ckpt.transfer.read_job import ReadJob, ReceiverStatistics
+from ckpt.transfer.receiving.lent_columns import LentRead
 
 
 @dataclass(slots=True, eq=False)
@@ -41,9 +46,22 @@ class Asked:
     target: TargetId
     owed: Owed | None
     """What may still land; None: the manifest, which is collected in `document`."""
+    lent: LentRead | None = None
+    """Who reads them from their file; None: the target is asked."""
     document: bytearray = field(default_factory=bytearray)
     places: list[tuple[RunSet, memoryview]] = field(default_factory=list)
     """Runs of frames that were given this place and are not heard of yet, in their order."""
+
+    def owed_of(self, target: TargetId, head: FrameHead, message: Message) -> RunSet:
+        """What of it this frame of a target brings; none: what no target owes lands nowhere."""
+        if self.owed is None or self.lent is not None or target != self.target:
+            return ()
+        runs = from_wire(message.ranges) if isinstance(message, RangeData) else None
+        # No more of them are looked at than bytes come.
+        if not runs or total(runs) != head.bulk_bytes:
+            return ()
+        is_owed = is_within_cells(self.read.job.layout, runs) and self.owed.take(runs)
+        return runs if is_owed else ()
 
     def landed(self, bulk: memoryview) -> RunSet:
         """The runs whose place this is, once; none: it lies elsewhere, and nobody vouches for
@@ -53,14 +71,19 @@ class Asked:
             return ()
         return self.places.pop(0)[0]
 
+    def give_up(self) -> bool:
+        """Nothing that is read from a file lands any more; whether something was."""
+        if self.lent is not None:
+            self.lent.cancel()
+        return self.lent is not None
 
-@dataclass(slots=True, eq=False)
-class PeerLink:
-    """The connection to one target."""
-
-    link: Link
-    waiting: list[tuple[int, Message]] = field(default_factory=list)
-    """Requests for when it stands."""
+    def collect(self, total: int, offset: int, part: memoryview | None) -> bool:
+        """One part of a manifest, in ascending order: whether it is whole. Raises Corrupt."""
+        if offset != len(self.document) or total > MANIFEST_BYTES_MAX:
+            raise Corrupt("its parts do not fit")
+        if part is not None:
+            self.document += part
+        return len(self.document) >= total
 
 
 def is_apart(runs: RunSet) -> bool:

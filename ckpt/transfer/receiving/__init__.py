@@ -1,0 +1,1 @@
+"""What a `PayloadReceiver` consists of: connections, lent columns, the thread that decodes."""
