@@ -234,15 +234,16 @@ class Borrower:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = len(data) - len(data) % _DESCRIPTOR_BYTES
                 self._arrived.extend(map(ReceivedFile, array.array("i", data[:whole])))
-        if flags & socket.MSG_CTRUNC or len(self._arrived) > REGIONS_MAX:
+        lacks = self._takes_memory and flags & socket.MSG_CTRUNC
+        if lacks or len(self._arrived) > REGIONS_MAX:
             raise PeerError("more descriptors than anybody lends")
         return count
 
-    def take_file(self) -> ReceivedFile:
-        """The oldest descriptor that came along. Raises PeerError where none did."""
-        if not self._arrived:
-            raise PeerError("something was lent without a descriptor")
-        return self._arrived.popleft()
+    def take_file(self) -> ReceivedFile | None:
+        """The oldest descriptor that came along; None where none did, as where this process has no
+        more room for one.
+        """
+        return self._arrived.popleft() if self._arrived else None
 
     def take(self, message: LendMemory) -> None:
         """A region is lent. Raises PeerError unless its descriptor came and is as it must be."""
@@ -251,6 +252,8 @@ class Borrower:
         if message.region in self._regions or len(self._regions) >= REGIONS_MAX:
             raise PeerError(f"region {message.region} is one too many")
         file = self.take_file()
+        if file is None:
+            raise PeerError("memory was lent without a descriptor")
         descriptor = file.descriptor
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK

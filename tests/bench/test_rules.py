@@ -61,7 +61,8 @@ def test_the_jobs_are_those_that_the_rules_are_stated_for() -> None:
     assert set(shapes.values()) == {(4, 512 * MiB)}
     assert {job.options.loops for job in jobs.values()} == {7}
     assert jobs["tensors"].options.tensor_size == (KiB, 64 * KiB)
-    assert {name for name, job in jobs.items() if not job.options.tcp} == {"null-lent", "save-lent"}
+    lent = {name for name, job in jobs.items() if not job.options.tcp}
+    assert lent == {"null-lent", "save-lent", "load-lent"}
 
 
 def test_what_is_compared_takes_turns_and_what_kills_targets_comes_last() -> None:
@@ -119,7 +120,7 @@ def test_without_torch_its_rules_are_skipped_by_name(
     found = capsys.readouterr()
     assert "torch" not in found.out
     assert "--name=save-direct" in found.out
-    for name in ("durable / torch.save + fsync, lent", "cold load / torch.load"):
+    for name in ("durable / torch.save + fsync, lent", "cold load / torch.load, TCP"):
         assert f"torch is not installed: SKIPPED: {name}" in found.err or f"; {name}" in found.err
     # Whoever names such a job wants it.
     assert main(["rules", "--section=save", "--section=save-torch"]) != 0

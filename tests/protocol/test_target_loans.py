@@ -107,7 +107,9 @@ def test_while_a_column_is_lent_its_device_is_in_use() -> None:
     assert not reads.is_idle
     world.tell(NEAR, ReturnColumn(234), request=10)
     assert reads.is_idle
-    assert world.machine.counters["bytes_read"] == 1234
+    counters = world.machine.counters
+    assert counters["bytes_read"] == counters["bytes_given"] == 1234
+    assert counters["columns_lent"] == 2
 
 
 def test_the_end_of_a_session_returns_all() -> None:

@@ -33,6 +33,7 @@ SECTIONS: Final = (
     ("save-torch", "interleave rw=save ioengine=torch_save warmups=1"),
     ("save-direct", "interleave rw=save ioengine=posix direct bs=4Mi warmups=1"),
     ("load", f"stonewall interleave rw=load {TIER} warmups=1"),
+    ("load-lent", f"interleave rw=load {TIER} tcp=0 warmups=1"),
     ("load-file", "interleave rw=load ioengine=posix bs=4Mi warmups=1"),
     ("load-torch", "interleave rw=load ioengine=torch_save warmups=1"),
     ("restore", f"stonewall rw=degraded {TIER} roofline baseline"),

@@ -324,7 +324,7 @@ class Channel:
             self._owner.arrived(self, head.request, message, bulk)
 
     def _file_of(self, message: Message) -> ReceivedFile | None:
-        """What came along with the message. Raises PeerError where that is missing."""
+        """What came along with the message, where something should. Raises PeerError."""
         if not isinstance(message, ColumnLent):
             return None
         if self.borrower is None:

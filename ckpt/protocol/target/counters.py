@@ -18,7 +18,9 @@ class Counters:
     bytes_read: int = 0
     """Bytes from the disk: whole blocks, also those that are only verified."""
     bytes_given: int = 0
-    """Bytes of columns sent to readers."""
+    """Bytes of columns sent to readers, or that these read from lent files."""
+    columns_lent: int = 0
+    """Columns whose files were lent to readers of this host."""
     columns_sealed: int = 0
     """Columns put on stable storage, and proved to their stagers."""
     columns_refused: int = 0

@@ -33,6 +33,7 @@ from ckpt.aio.slots import untouched_memory
 from ckpt.aio.threads import start_thread
 from ckpt.base.ids import ColumnId, TargetId
 from ckpt.base.limits import BLOCK_BYTES
+from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
 from ckpt.format.layout import Layout, blocks_of
 from ckpt.format.messages.lending import LendColumn
@@ -170,16 +171,16 @@ class LentColumns:
         place: Callable[[int, int], memoryview],
     ) -> LentRead | None:  # fmt: skip
         """Read the runs, each of one cell, to where `place(start, size)` says; None where the file
-        does not have them as they are wanted. Raises Scarce where the system gives no thread.
+        does not have them as they are wanted, or the system has no thread for it.
         """
         if not is_plain(runs):
             return None
         crcs = [found for at, end in runs if (found := column.crcs_of(at, end)) is not None]
         if len(crcs) < len(runs):
             return None
-        device = self._devices.get(column.target)
+        device = self._devices.get(column.target) or self._begin_device(column)
         if device is None:
-            device = self._devices[column.target] = _Device(self._note)
+            return None
         read = LentRead(column, request, runs, crcs)
         read.place([place(at, end - at) for at, end in runs], device.slice)
         device.put(read)
@@ -209,6 +210,14 @@ class LentColumns:
         for device in self._devices.values():
             device.stop()
         self._devices.clear()
+
+    def _begin_device(self, column: LentColumn) -> _Device | None:
+        try:
+            device = self._devices[column.target] = _Device(self._note)
+        except Scarce:
+            self.refuse(column)
+            return None
+        return device
 
     def _note(self, read: LentRead) -> None:
         """On the thread that did it."""

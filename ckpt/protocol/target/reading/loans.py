@@ -66,6 +66,7 @@ class Loans:
             self._core.fail(job.session, job.request, "corrupt", text)
             return
         reader.loans.add(job.request)
+        self._core.counters.columns_lent += 1
         crcs, answer = table.astype("<u4").tobytes(), ColumnLent(FRAGMENTS_OFFSET)
         self._core.out.append(LendFile(job.session, job.request, job.column.file, answer, crcs))
         self._readers.gave_copy(reader, len(crcs), self._core.now_us)
@@ -75,3 +76,4 @@ class Loans:
         reader = self._readers.get(session)
         if reader is not None and self._readers.returned(reader, request):
             self._core.counters.bytes_read += max(0, message.read_bytes)
+            self._core.counters.bytes_given += max(0, message.read_bytes)
