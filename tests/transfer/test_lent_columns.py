@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ckpt.base.ids import BootId
 from ckpt.base.limits import BLOCK_BYTES
@@ -22,9 +24,10 @@ from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
+from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.lending import ColumnLent, LendColumn, ReturnColumn
-from ckpt.format.messages.reading import RangesDone, ReadRanges
+from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
 from ckpt.native.sums import sums_of
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.reader.events import ReadLimits
@@ -52,8 +55,8 @@ NEAR = replace(
 class Lender(SmallHolder):
     """One target that lends its column, from a file. `how`, besides what its base knows: rotten,
     short, pipe: what file it lends; other-table, no-table: what goes along; lying: file and table
-    fit each other, and are no column's; refuses; twice; meddles: it answers what it was not asked;
-    naked: no descriptor comes.
+    fit each other, and are no column's; refuses; twice; naked: no descriptor comes; leaves: its
+    session ends once.
     """
 
     def __init__(self, number: int, data: Columns, how: str, folder: Path) -> None:
@@ -88,10 +91,6 @@ class Lender(SmallHolder):
                 self._lend(heard)
             case ReturnColumn(read_bytes):
                 self.returned.append(read_bytes)
-            case ReadRanges() if self.how == "meddles" and self.lent_count:
-                for request in range(heard.request, heard.request + 40):
-                    self._send(replace(heard, request=request), RangesDone())
-                super()._answer(heard)
             case _:
                 super()._answer(heard)
 
@@ -105,9 +104,8 @@ class Lender(SmallHolder):
             self.server.send(
                 heard.session, heard.request, ColumnLent(BEFORE), self.table, descriptor=descriptor
             )
-        if self.how == "meddles":
-            for request in range(heard.request + 1, heard.request + 40):
-                self._send(replace(heard, request=request), RangesDone())
+        if self.how == "leaves" and self.lent_count == 1:
+            self.server.close_session(heard.session, "for a moment")
 
     def _open(self) -> int:
         if self.how != "pipe":
@@ -159,6 +157,14 @@ def read(data: Columns, made: list[Lender], skip: int = 0) -> ReceiverStatistics
     return found
 
 
+def end_fetching() -> None:
+    """Those that were held up go on, and end."""
+    for thread in threading.enumerate():
+        if thread.name == "ckpt-fetch":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
 def by_socket(made: list[Lender]) -> int:
     """Bytes that targets were asked for."""
     return sum(each.asked_bytes for each in made)
@@ -204,11 +210,8 @@ def test_what_a_file_does_not_give_its_target_does(data: Columns, folder: Path, 
     assert found.rebuilt_bytes == found.damaged_bytes == 0
 
 
-@pytest.mark.parametrize("fault", ["lying", "meddles"])
-def test_a_target_that_lies_costs_its_column_and_nothing_else(
-    data: Columns, folder: Path, fault: str
-) -> None:
-    with lenders(data, {1: fault}, folder) as made:
+def test_a_target_that_lies_costs_its_column_and_nothing_else(data: Columns, folder: Path) -> None:
+    with lenders(data, {1: "lying"}, folder) as made:
         found = read(data, made)
     assert found.rebuilt_bytes > 0
     assert "t1" in found.targets_out
@@ -234,6 +237,55 @@ def test_a_file_that_is_dropped_meanwhile_is_read_on(data: Columns, folder: Path
     assert memory.tobytes() == data.payload
 
 
+@pytest.mark.parametrize(
+    "word", [RangesDone(), RangeData((ByteRuns(0, 1),), 0), Failed("busy", "")]
+)
+def test_who_answers_what_its_file_was_asked_is_cut_off_and_that_read_writes_nothing(
+    data: Columns, folder: Path, monkeypatch: pytest.MonkeyPatch, word: Message
+) -> None:
+    """The last one waits for its device, and its target answers in its place."""
+    free, held, usual = threading.Event(), threading.Event(), LentRead.perform
+    memory, landings = np.zeros(SIZE, np.uint8), Landings()
+    landings.add_range(0, memory)
+    with lenders(data, {}, folder) as made:
+
+        def answer(read: LentRead) -> None:
+            (session, _), (start, end) = made[1].handler.opened_[0], read.runs[0]
+            said, bulk = word, b""
+            if isinstance(word, RangeData):
+                bulk = bytes(end - start)
+                said = RangeData((ByteRuns(start, end),), crc32(bulk))
+            made[1].server.send(session, read.request, said, bulk)
+
+        def perform(read: LentRead) -> None:
+            if read.column.target == "t1" and not held.is_set():
+                held.set()
+                made[1].do(partial(answer, read))
+                free.wait(PATIENCE_S)
+            usual(read)
+
+        monkeypatch.setattr(LentRead, "perform", perform)
+        monkeypatch.setattr(lent_columns, "END_S", 0.01)
+        # It would be silent for longer than the test is patient.
+        options = replace(NEAR, limits=structs.replace(NEAR.limits, hedge_us=10_000_000))
+        found = read_payloads([job(data, list(made), landings)], options)
+    assert held.is_set()
+    assert memory.tobytes() == data.payload
+    assert "t1" in found.targets_out
+    memory[:] = 7
+    free.set()
+    end_fetching()
+    assert (memory == 7).all()
+
+
+def test_a_target_that_comes_back_is_asked_for_its_file_again(data: Columns, folder: Path) -> None:
+    faults = {1: "leaves", 4: "absent", 5: "absent"}
+    with lenders(data, faults, folder) as made:
+        found = read(data, made)
+        assert [each.lent_count for each in made[:4]] == [1, 2, 1, 1]
+    assert found.rebuilt_bytes == 0
+
+
 def test_a_device_that_holds_a_read_up_holds_up_nobody_and_writes_nothing_afterwards(
     data: Columns, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,10 +309,7 @@ def test_a_device_that_holds_a_read_up_holds_up_nobody_and_writes_nothing_afterw
     assert "t2" in found.targets_out
     memory[:] = 7
     mended.set()
-    for thread in threading.enumerate():
-        if thread.name == "ckpt-fetch":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+    end_fetching()
     assert (memory == 7).all()
 
 
