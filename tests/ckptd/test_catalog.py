@@ -292,6 +292,17 @@ def test_after_an_error_no_ticket_is_acknowledged_and_submit_raises_it(tmp_path:
     assert read_image(tmp_path)[1].rows == {}
 
 
+def test_an_entry_that_no_table_takes_ends_the_writing_as_any_other_error(tmp_path: Path) -> None:
+    failed: SimpleQueue[CkptError] = SimpleQueue()
+    numbered = LaunchNumbered(RunName("run"), LaunchNumber(1 << 64), None, 1)
+    with opened(tmp_path, None, "c1") as catalog:
+        catalog.start(lambda _ticket: None, failed.put)
+        catalog.submit(Persist(1, (numbered,)))
+        assert "too large" in failed.get(timeout=30).message
+        with pytest.raises(CkptError, match="cannot be written"):
+            catalog.submit(Persist(2, ()))
+
+
 def test_a_catalog_that_was_made_of_targets_remembers_how_many_were_named(tmp_path: Path) -> None:
     create_catalog(tmp_path, "c1", CatalogImage(50, rebuilt_from=7), keep_old=False)
     assert read_image(tmp_path)[1].rebuilt_from == 7

@@ -179,6 +179,19 @@ class SqliteCatalog:
     def _write_all(
         self, on_durable: Callable[[int], None], on_failed: Callable[[CkptError], None]
     ) -> None:
+        try:
+            failure = self._write_on(on_durable)
+        except Exception as defect:
+            # Nobody sees what a thread raises: tickets would wait for it for ever.
+            failure = CkptError(f"the catalog cannot be written: {defect!r}")
+        if failure is not None:
+            with self._changed:
+                self._failure = failure
+                self._waiting.clear()
+            on_failed(failure)
+
+    def _write_on(self, on_durable: Callable[[int], None]) -> CkptError | None:
+        """Until it is closed; returns what ends the writing before."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._copies or self._closing)
@@ -186,14 +199,10 @@ class SqliteCatalog:
                 self._waiting.clear()
                 self._copies = []
             if not batch and not copies:
-                return
+                return None
             failure = self._stored([entry for persist in batch for entry in persist.entries])
             if failure is not None:
-                with self._changed:
-                    self._failure = failure
-                    self._waiting.clear()
-                on_failed(failure)
-                return
+                return failure
             for persist in batch:
                 on_durable(persist.ticket)
             for path, done in copies:
