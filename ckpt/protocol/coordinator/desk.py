@@ -31,6 +31,11 @@ NO_ANSWER: Final = Failed("unavailable", "no answer in time")
 the peer's own word.
 """
 
+FIRST_QUESTION: Final = 1 << 32
+"""My questions have numbers from this on: above every one that a peer chooses for its own requests
+on the same session.
+"""
+
 LATE_ANSWERS: Final = (Failed, DocumentStored, DocumentData, Attested, MapKept)
 """What a target may still answer when nobody waits for it any more: of each question that is asked
 with patience, but Reserved, which is given back.
@@ -83,8 +88,7 @@ class Desk:
         self._questions: dict[int, _Question] = {}
         #: Their numbers, by whom I asked.
         self._asked: dict[Session, dict[int, None]] = {}
-        #: Above every number that a peer chooses for its own requests on the same session.
-        self._next_request = 1 << 32
+        self._next_request = FIRST_QUESTION
         #: What to do when each Persist is acknowledged, by its ticket.
         self._tickets: dict[int, Then] = {}
         self._next_ticket = 1

@@ -22,7 +22,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.serving.server import Server
 from ckpt.aio.net.serving.server_limits import Pressure
-from ckpt.base.errors import CkptError, Corrupt, NoSpace, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, RunName, Step
 from ckpt.base.limits import STANDSTILL_US
 from ckpt.base.units import US_PER_S
@@ -32,7 +32,7 @@ from ckpt.format.messages.hello import Failed, Role
 from ckpt.native.version import release
 from ckpt.protocol.coordinator import catalog as entries
 from ckpt.protocol.coordinator.catalog import Persist, Persisted
-from ckpt.protocol.coordinator.desk import Action, Worked, WorkLeft, nothing
+from ckpt.protocol.coordinator.desk import FIRST_QUESTION, Action, Worked, WorkLeft, nothing
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy, Event
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import check, connections_full
@@ -253,7 +253,7 @@ class CoordinatorShell:
         assert self._server is not None
         match action:
             case Send():
-                self._server.send(action.session, action.request, action.message, action.bulk)
+                self._send(action)
             case CloseSession():
                 self._server.close_session(action.session, action.reason)
             case Report():
@@ -263,6 +263,21 @@ class CoordinatorShell:
             case WorkLeft():
                 # After what the loop has heard meanwhile.
                 self._loop.call_soon(self._go_on)
+
+    def _send(self, action: Send) -> None:
+        """Who cannot be sent something hears that, or is cut off: it is nobody else's business, and
+        what follows in the same event is done.
+        """
+        assert self._server is not None
+        session, request = action.session, action.request
+        try:
+            self._server.send(session, request, action.message, action.bulk)
+        except Refused as error:
+            self._report("error", "cannot be sent", {"session": session, "why": error.message})
+            if 0 < request < FIRST_QUESTION:
+                self._fail(session, request, error)
+            else:
+                self._server.close_session(session, error.message)
 
     def _go_on(self) -> None:
         self.feed(Worked(now_us()))
