@@ -44,6 +44,7 @@ from ckpt.protocol.coordinator.facts import (
     RequestConfirmed,
     TargetVouched,
 )
+from ckpt.protocol.coordinator.holding import HeldRequest, HeldRequests, kept
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
@@ -62,9 +63,8 @@ class _Round:
     obeying: set[TargetId] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Held:
-    event: Received
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held(HeldRequest):
     due_us: int
 
 
@@ -99,9 +99,9 @@ class Confirming:
         self._next: list[Then] = []
         #: Requests without an answer, oldest first: their round is under way or to come, or has
         #: ended and they are in `_confirmed` too.
-        self._held: list[_Held] = []
+        self._held: HeldRequests[_Held] = HeldRequests()
         #: Those of `_held` whose round has ended, and which wait until no commit is owed.
-        self._confirmed: list[_Held] = []
+        self._confirmed: HeldRequests[_Held] = HeldRequests()
 
     def confirm(self, then: Then) -> None:
         """`then` runs once enough targets have obeyed after this call; that may be never."""
@@ -127,16 +127,13 @@ class Confirming:
         """Keep a request until this coordinator is confirmed; one that waits in vain fails with the
         reason.
         """
-        kept = Received(
-            event.now_us, event.session, event.request, event.message, bytes(event.bulk)
-        )
-        held = _Held(kept, self._desk.now_us + _patience_us(event.message))
-        self._held.append(held)
+        held = _Held(kept(event), self._desk.now_us + _patience_us(event.message))
+        self._held.add(held)
         self.confirm(lambda: self._release(held))
 
     def session_closed(self, session: Session) -> None:
-        for kept in (self._held, self._confirmed):
-            kept[:] = [held for held in kept if held.event.session != session]
+        for held in (self._held, self._confirmed):
+            held.session_closed(session)
 
     def target_vouched(self, _fact: TargetVouched) -> None:
         """Ask this target what the others were asked."""
@@ -155,14 +152,13 @@ class Confirming:
         self._release_confirmed()
         for held in [held for held in self._held if self._desk.now_us >= held.due_us]:
             self._give_up(held.event)
-            self._held.remove(held)
-            if held in self._confirmed:
-                self._confirmed.remove(held)
+            self._held.take(held)
+            self._confirmed.take(held)
 
     def refuse_all(self, problem: CkptError) -> None:
         """Refuse all requests that wait: this coordinator will never be confirmed."""
-        held, self._held, self._confirmed = self._held, [], []
-        for each in held:
+        self._confirmed.take_all()
+        for each in self._held.take_all():
             self._desk.fail(each.event.session, each.event.request, problem)
 
     # ----------------------------------------------------------------------- inside
@@ -220,17 +216,16 @@ class Confirming:
 
     def _release_confirmed(self) -> None:
         if self._confirmed and not self._owes():
-            confirmed, self._confirmed = self._confirmed, []
-            for held in confirmed:
+            for held in self._confirmed.take_all():
                 self._release(held)
 
     def _release(self, held: _Held) -> None:
         if held not in self._held:
             return
         if self._owes():
-            self._confirmed.append(held)
+            self._confirmed.add(held)
             return
-        self._held.remove(held)
+        self._held.take(held)
         waited_us = self._desk.now_us - held.event.now_us
         message = held.event.message
         if isinstance(message, Resolve):

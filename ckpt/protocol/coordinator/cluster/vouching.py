@@ -61,6 +61,7 @@ from ckpt.protocol.coordinator.cluster.membership import (
 )
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CatalogVouched, TargetListed, TargetVouched
+from ckpt.protocol.coordinator.holding import HeldRequest, HeldRequests, kept
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.events import Buffer, Received, Session
@@ -111,12 +112,9 @@ class CatalogStanding(Enum):
     OLD = "old"
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A request that waits; its bulk is a copy."""
-
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held(HeldRequest):
     role: Role
-    event: Received
 
 
 class KnownGenerations(Protocol):
@@ -167,10 +165,8 @@ class Vouching:
         self._unable: set[TargetId] = set()
         #: Of every target that registered, taken in or not, for the command that mends.
         self._addresses: dict[TargetId, str] = {}
-        #: Requests that wait until service begins, in order; at most HELD_COUNT_MAX.
-        self._held: list[_Held] = []
-        #: The bulk bytes of `_held`; at most HELD_BYTES_MAX.
-        self._held_bytes = 0
+        #: Requests that wait until service begins: at most HELD_COUNT_MAX, of HELD_BYTES_MAX.
+        self._held: HeldRequests[_Held] = HeldRequests()
         #: When the first tick came; None before. Targets have GATHERING_US from here to come.
         self._born_us: int | None = None
 
@@ -268,15 +264,11 @@ class Vouching:
         if self._is_refused(role, event):
             self._refuse(event)
             return
-        size = len(event.bulk)
-        if len(self._held) >= HELD_COUNT_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+        held_bytes = self._held.bulk_bytes + len(event.bulk)
+        if len(self._held) >= HELD_COUNT_MAX or held_bytes > HELD_BYTES_MAX:
             self._desk.close(event.session, "too much waits for the targets to come")
-            return
-        kept = Received(
-            event.now_us, event.session, event.request, event.message, bytes(event.bulk)
-        )
-        self._held.append(_Held(role, kept))
-        self._held_bytes += size
+        else:
+            self._held.add(_Held(kept(event), role))
 
     def _is_refused(self, role: Role, event: Received) -> bool:
         """Whether the answer is that the catalog is old. Not for what a stager asks about a save
@@ -297,17 +289,11 @@ class Vouching:
         return self._desk.now_us - born_us >= GATHERING_US
 
     def session_closed(self, session: Session) -> None:
-        self._keep([held for held in self._held if held.event.session != session])
+        self._held.session_closed(session)
 
     def release(self) -> list[Received]:
         """The requests that waited, in their order."""
-        released = [held.event for held in self._held]
-        self._keep([])
-        return released
-
-    def _keep(self, held: list[_Held]) -> None:
-        self._held = held
-        self._held_bytes = sum(len(each.event.bulk) for each in held)
+        return [held.event for held in self._held.take_all()]
 
     def _refuse(self, event: Received) -> None:
         problem = self.problem()
@@ -438,16 +424,11 @@ class Vouching:
             self._refuse_all()
         if self.standing is not CatalogStanding.GATHERING:
             return
-        due = [
-            held
-            for held in self._held
-            if held.role is not Role.STAGER
-            and self._desk.now_us - held.event.now_us >= GATHERING_US
-        ]
-        for held in due:
-            self._refuse(held.event)
-        if due:
-            self._keep([held for held in self._held if held not in due])
+        for held in self._held:
+            waited_us = self._desk.now_us - held.event.now_us
+            if held.role is not Role.STAGER and waited_us >= GATHERING_US:
+                self._held.take(held)
+                self._refuse(held.event)
 
     def _count(self) -> None:
         if self.standing is not CatalogStanding.GATHERING or self._are_few():
@@ -478,10 +459,10 @@ class Vouching:
             self._refuse_all()
 
     def _refuse_all(self) -> None:
-        refused = [held for held in self._held if self._is_refused(held.role, held.event)]
-        self._keep([held for held in self._held if held not in refused])
-        for held in refused:
-            self._refuse(held.event)
+        for held in self._held:
+            if self._is_refused(held.role, held.event):
+                self._held.take(held)
+                self._refuse(held.event)
 
 
 def is_of_people(message: Message) -> bool:
