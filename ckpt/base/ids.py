@@ -177,3 +177,15 @@ def check_step(step: SupportsIndex) -> Step:
     if number is None or not 0 <= number < 1 << 63:
         raise Refused(f"step {step!r} is not an integer from 0 to 2**63 - 1")
     return Step(number)
+
+
+def check_checkpoint(id: CheckpointId) -> CheckpointId:
+    """The same, or Refused for one that no coordinator can have begun: a catalog has no room for
+    it.
+    """
+    check_run_name(id.run)
+    check_step(id.step)
+    term, counter = id.generation.term, id.generation.counter
+    if not (0 <= term < 1 << 63 and 0 <= counter < 1 << 63):
+        raise Refused(f"{id.generation} is no generation")
+    return id

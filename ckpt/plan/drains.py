@@ -21,6 +21,7 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, RunName, Step
+from ckpt.format.messages.keeping import COUNT_MAX
 from ckpt.plan.keeping.retention import expired
 
 
@@ -49,6 +50,15 @@ class StorePolicy:
     def wants(self, run: RunName) -> bool:
         """Whether this store is for that run."""
         return any(fnmatchcase(run, pattern) for pattern in self.runs)
+
+
+def check_policy(policy: StorePolicy) -> StorePolicy:
+    """The same, or Refused for counts that nobody can go by, or no catalog has room for."""
+    keep = 1 if policy.keep is None else policy.keep
+    if not (1 <= policy.every <= COUNT_MAX and 1 <= keep <= COUNT_MAX):
+        text = f"object store {policy.url!r}: every={policy.every}, keep={policy.keep}"
+        raise Refused(text, hint=f"both are whole numbers from 1 to {COUNT_MAX}")
+    return policy
 
 
 def parse_policies(text: str) -> tuple[StorePolicy, ...]:
@@ -123,13 +133,14 @@ def _policy(word: str) -> StorePolicy:
         values[name] = text
     if values.get("checksum", "md5") not in _CHECKSUMS:
         raise Refused(f"object store {word!r}: {values['checksum']!r} is no checksum", hint=_HINT)
-    return StorePolicy(
+    policy = StorePolicy(
         url.rstrip("/"),
         _count(word, values.get("every", "1")),
         _count(word, values["keep"]) if "keep" in values else None,
         tuple(values.get("runs", "*").split(",")),
         values.get("checksum", ""),
     )
+    return check_policy(policy)
 
 
 def _count(word: str, text: str) -> int:

@@ -93,3 +93,10 @@ def test_steps_that_are_gone_count_among_each_nth_and_are_not_wanted() -> None:
     assert steps_of(due(policy, all_[5:], stored(all_, 10), gone)) == [60]
     assert steps_of(due(policy, all_[5:], stored(all_, 10, 40), gone)) == [70]
     assert steps_of(due(policy, all_[6:], [], gone)) == [70], "the first went before it was drained"
+
+
+@pytest.mark.parametrize("option", ["every", "keep"])
+def test_a_count_that_no_catalog_has_room_for_is_refused(option: str) -> None:
+    assert parse_policies(f"s3://b?{option}={(1 << 63) - 1}")
+    with pytest.raises(Refused, match="9223372036854775808"):
+        parse_policies(f"s3://b?{option}={1 << 63}")

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import CheckpointId, TargetId, check_run_name, check_step
+from ckpt.base.ids import CheckpointId, TargetId, check_checkpoint
 from ckpt.base.limits import COMMIT_RECORD_BYTES_MAX, INDEX_BYTES_MAX, PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.checksum import XXH3_BYTES, Buffer
@@ -107,11 +107,7 @@ def _decode(magic: bytes, decoder: msgspec.msgpack.Decoder[_Fact], document: Buf
 
 
 def _check_checkpoint(checkpoint: CheckpointId) -> None:
-    generation = checkpoint.generation
     try:
-        check_run_name(checkpoint.run)
-        check_step(checkpoint.step)
+        check_checkpoint(checkpoint)
     except Refused as error:
         raise Corrupt(error.message) from None
-    if generation.term < 0 or generation.counter < 0:
-        raise Corrupt(f"generation {generation} is negative")

@@ -16,11 +16,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.errors import Fenced, Refused
 from ckpt.base.ids import CheckpointId
 from ckpt.format.messages.drains import PartTaken, TakePart, Turn
 
+PARTS_MAX: Final = 1 << 22
+"""Of one checkpoint: more than a worker can report receipts of in one frame."""
 Slot = tuple[str, int]
 """A worker and the number of its thread."""
 
@@ -53,14 +56,16 @@ class DrainJob:
         return len(self.done) == self.part_count and not self._committer
 
     def begin(self, worker: str, part_count: int, done: Collection[int]) -> None:
-        """Note that a worker has the plan and has looked at its receipts. Raises Fenced,
-        Refused.
+        """Note that a worker has the plan and has looked at its receipts. Raises Fenced, or Refused
+        for what is no plan, or another than the first one's.
         """
         self._check_leased(worker)
+        if not 0 <= part_count <= PARTS_MAX or any(not 0 <= part < part_count for part in done):
+            raise Refused(f"{self.checkpoint}: these are not among {part_count} parts")
         if self.part_count is None:
             self.part_count = part_count
             self._free = list(range(part_count))
-        if part_count != self.part_count or any(not 0 <= part < part_count for part in done):
+        if part_count != self.part_count:
             raise Refused(f"{self.checkpoint} has {self.part_count} parts, not {part_count}")
         held = set(self._held.values())
         self.done |= set(done) - held

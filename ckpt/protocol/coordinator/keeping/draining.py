@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 
 from ckpt.base.errors import Busy, Fenced, NotFound
-from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.ids import CheckpointId, Generation, RunName, Step, check_checkpoint
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.drains import (
     BeginParts,
@@ -41,7 +42,7 @@ from ckpt.format.messages.drains import (
     decode_parts,
     decode_stored,
 )
-from ckpt.plan.drains import Committed, StorePolicy, due, surplus
+from ckpt.plan.drains import Committed, StorePolicy, check_policy, due, surplus
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (
     RowState,
@@ -211,6 +212,8 @@ class DrainQueue:
                 if message.version not in (0, store.version):
                     raise Busy(f"{message.url} changed meanwhile", hint="look at it again")
                 stored = tuple(sorted(decode_stored(bulk)))
+                for one in stored:
+                    check_checkpoint(CheckpointId(message.run, *one))
                 entry = StoreHolds(store.policy.url, message.run, stored)
                 self._note_change(store, session, request, entry)
             case LeaseDrain():
@@ -256,7 +259,7 @@ class DrainQueue:
     # ----------------------------------------------------------------------- stores
 
     def _open(self, session: Session, request: int, message: OpenStore) -> None:
-        policy = StorePolicy(message.url, message.every, message.keep, message.runs)
+        policy = check_policy(StorePolicy(message.url, message.every, message.keep, message.runs))
         store = self.stores.get(message.url)
         known = store is not None and store.policy == policy
         if store is None:
@@ -359,7 +362,8 @@ class DrainQueue:
         self, store: ServedStore, session: Session, request: int, message: RenewDrain
     ) -> None:
         worker = store.workers[message.worker]
-        worker.bytes_per_s = message.bytes_per_s
+        # What is no rate would be no number to who reads the status.
+        worker.bytes_per_s = message.bytes_per_s if isfinite(message.bytes_per_s) else 0.0
         if message.checkpoint is not None:
             job = self._job(store, message.checkpoint)
             if message.worker not in job.workers:
@@ -368,6 +372,7 @@ class DrainQueue:
         self._answer(store, session, request)
 
     def _end(self, store: ServedStore, session: Session, request: int, message: EndDrain) -> None:
+        check_checkpoint(message.checkpoint)
         job = store.jobs.get(message.checkpoint)
         self._release(store, message.worker)
         if not message.error:
