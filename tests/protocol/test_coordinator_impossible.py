@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    Generation,
+    LaunchNumber,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.format.messages import Message
 from ckpt.format.messages.drains import (
     BeginParts,
@@ -21,10 +30,16 @@ from ckpt.format.messages.drains import (
     encode_stored,
 )
 from ckpt.format.messages.hello import Failed, Role
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed, Resolve, Resolved
+from ckpt.format.messages.preempting import GuardStanding
+from ckpt.format.messages.saving import OpenPayload
+from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
 from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.keeping.drain_jobs import PARTS_MAX
 from ckpt.protocol.coordinator.reading.answers import StatusView
-from tests.protocol.coordinating import RUN, Bench
+from ckpt.protocol.events import CloseSession
+from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, team
 from tests.protocol.test_coordinator_draining import URL, WorkerFake, part
 
 NO_COLUMN = 1 << 63
@@ -106,3 +121,141 @@ def test_a_rate_that_is_none_is_not_shown(rate: float) -> None:
     (noted,) = bench.tell(worker.session, replace(RenewDrain(URL, "a", id, 5), bytes_per_s=rate))
     assert isinstance(noted, DrainNoted)
     assert status(bench).stores[0].bytes_per_s == 0.0
+
+
+# --------------------------------------------------------------------------- ranks that load
+
+
+class Readers:
+    """Ranks of a launch that load the newest step."""
+
+    def __init__(self, bench: Bench, count: int = 2) -> None:
+        self.bench = bench
+        self.id = bench.save(1)
+        self.sessions = [bench.session() for _ in range(count)]
+        for rank, session in enumerate(self.sessions):
+            (joined,) = bench.tell(session, JoinLaunch(RUN, "load", Rank(rank), count, f"p/{rank}"))
+            assert isinstance(joined, LaunchJoined)
+            self.launch = joined.launch
+
+    def resolve(self, rank: int, turn: int = 0) -> list[Message]:
+        asked = Resolve(RUN, None, self.launch, Rank(rank), len(self.sessions), turn=turn)
+        return self.bench.tell(self.sessions[rank], asked)
+
+    def confirm(self, rank: int, turn: int = 0) -> list[Message]:
+        asked = ConfirmLoad(RUN, self.launch, Rank(rank), turn, self.id, SECOND_US)
+        return self.bench.tell(self.sessions[rank], asked)
+
+
+@pytest.mark.parametrize("turn", [-1, 1 << 31, NO_COLUMN, HUGE])
+def test_a_turn_that_cannot_be_is_refused_and_the_launch_keeps_its_rounds(turn: int) -> None:
+    bench = Bench()
+    readers = Readers(bench)
+    assert isinstance(readers.resolve(0)[0], Resolved)
+    mark = bench.mark()
+    assert refused(bench, readers.resolve(1, turn), mark)
+    assert refused(bench, readers.confirm(1, turn), mark)
+    assert isinstance(readers.resolve(1)[0], Resolved)
+    assert readers.confirm(1) == [LoadConfirmed()]
+
+
+def test_who_has_no_rank_of_the_launch_holds_nobody_up() -> None:
+    bench = Bench()
+    readers = Readers(bench)
+    readers.resolve(0)
+    bench.tell(readers.sessions[1], LoadBegan(RUN, readers.launch, Rank(2), 0))
+    assert readers.confirm(0) == [LoadConfirmed()]
+    readers.resolve(1)
+    bench.tell(readers.sessions[1], LoadBegan(RUN, readers.launch, Rank(1), 0))
+    assert readers.confirm(1) == [LoadConfirmed()], "this one was settled"
+
+
+# --------------------------------------------------------------------------- ranks that save
+
+
+@pytest.mark.parametrize("number", [0, -1, -NO_COLUMN, HUGE])
+def test_a_launch_that_nobody_numbered_is_none(number: int) -> None:
+    """0 is that of files: a rank's attempt in it would commit without the others."""
+    bench = Bench()
+    joining = JoinLaunch(RUN, None, Rank(0), 2, "p", LaunchNumber(number))
+    mark = bench.mark()
+    assert refused(bench, bench.tell(bench.session(Role.STAGER), joining), mark)
+
+
+def test_files_are_no_launch_also_after_a_restart() -> None:
+    bench = Bench()
+    writer = bench.session(Role.STAGER)
+    file = OpenPayload(RUN, Step(1), LaunchNumber(0), Rank(0), 0, "p", 1000, member="f")
+    bench.tell(writer, file)
+    bench.restart(*bench.targets)
+    joining = JoinLaunch(RUN, None, Rank(0), 64, "p", LaunchNumber(0))
+    mark = bench.mark()
+    assert refused(bench, bench.tell(bench.session(Role.STAGER), joining), mark)
+
+
+def test_a_certificate_whose_words_no_record_has_room_for_is_refused() -> None:
+    bench = Bench()
+    rank = RankFake(bench)
+    rank.open(1)
+    rank.seal_all()
+    mark = bench.mark()
+    long = replace(rank.certificate(), slowest_target=TargetId("t" * 5000))
+    assert refused(bench, rank.certify(long), mark)
+    rank.certify()
+    assert len(rank.commits()) == 1
+
+
+@pytest.mark.parametrize("field", ["reached", "stop", "saves"])
+@pytest.mark.parametrize("step", [-1, NO_COLUMN, HUGE])
+def test_a_guard_at_no_step_stops_nobody(field: str, step: int) -> None:
+    bench = Bench()
+    ranks = team(bench, 2)
+    standings = [GuardStanding(RUN, rank.launch, rank.rank, "SIGTERM") for rank in ranks]
+    bench.tell(ranks[0].session, standings[0])
+    bench.tell(ranks[1].session, standings[1])
+    mark = bench.mark()
+    bad = replace(standings[0], holds=True, **{field: Step(step)})
+    assert refused(bench, bench.tell(ranks[0].session, bad), mark)
+    assert bench.to(ranks[1].session, mark) == []
+
+
+# --------------------------------------------------------------------------- targets
+
+
+def registration(bench: Bench, **fields: object) -> RegisterTarget:
+    made = RegisterTarget(
+        TargetId("t9"), BootId(9), "t9:1", "", "p/r/h9/d9", "d/t9", 1, 1 << 40, 1 << 40, 0, 0
+    )
+    return replace(made, **fields)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"target": ""}, {"target": "t" * 65}, {"boot": 0}, {"boot": -1}, {"incarnation": b"short"},
+        {"directory": "/" * 8193}, {"address": "h" * 8193}, {"place": "p" * 8193},
+        {"domain": "p/r/h/" + "d" * 8193},
+    ],
+)  # fmt: skip
+def test_a_target_that_cannot_be_is_not_taken_in(field: dict[str, object]) -> None:
+    bench = Bench()
+    session, mark = bench.session(Role.TARGET), bench.mark()
+    assert refused(bench, bench.tell(session, registration(bench, **field)), mark)
+    bench.tick(1)
+    assert len(status(bench).targets) == len(bench.targets)
+
+
+@pytest.mark.parametrize("period_s", [nan, inf, -inf])
+def test_a_scrub_s_period_that_is_no_number_leaves_the_status_readable(period_s: float) -> None:
+    bench = Bench()
+    target = bench.targets[TargetId("t0")]
+    assert target.session is not None
+    report = ScrubReport(period_s, 1, 2, 3, late_s=5)
+    renewal = RenewLease(target.id, target.boot, 1 << 40, 0, scrub=report)
+    bench.tell(target.session, renewal)
+    found = status(bench)
+    shown = found.targets[0].scrub
+    assert shown is not None
+    assert (shown.period_s, shown.late_s) == (0.0, 5)
+    assert "SCRUB_LATE" in {one.name for one in found.checks}
+    assert not [action for action in bench.log if isinstance(action, CloseSession)]

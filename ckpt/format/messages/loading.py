@@ -5,8 +5,11 @@ What is resolved is pinned until it is released. The ranks of one launch load on
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
+from ckpt.base.errors import Refused
 from ckpt.base.ids import (
     BootId,
     CheckpointId,
@@ -19,6 +22,9 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.format.messages.saving import CommitInfo
+
+TURN_MAX: Final = (1 << 31) - 1
+"""Nobody loads that often in one launch."""
 
 
 class Resolve(Struct, frozen=True, gc=False):
@@ -152,3 +158,9 @@ class DamageJudged(Struct, frozen=True, gc=False):
 
     proved: bool
     reason: str
+
+
+def check_turn(turn: int) -> None:
+    """Raises Refused for what is no count of loads."""
+    if not 0 <= turn <= TURN_MAX:
+        raise Refused(f"turn {turn} of a launch's loads: 0 to {TURN_MAX} are allowed")

@@ -26,7 +26,7 @@ from typing import Final
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import TargetId
-from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
+from ckpt.base.limits import INCARNATION_BYTES, LEASE_US, TARGET_ID_BYTES_MAX
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
@@ -35,6 +35,8 @@ from ckpt.protocol.coordinator.desk import Desk
 CLAIM_US: Final = 8_000_000
 """A process that was refused dials again within a second; one that does not has gone."""
 CLAIMS_MAX: Final = 64
+TEXT_BYTES_MAX: Final = 8192
+"""Of what a target says of where it is: a path has 4096, with a word on its machine before it."""
 REMOVED_RETRY_S: Final = 60.0
 """Only a catalog of before the removal, put back by somebody, would take such a target in."""
 
@@ -128,8 +130,8 @@ class Claims:
         """
         if self._born_us is None:
             self._born_us = now_us
-        if len(message.incarnation) not in (0, INCARNATION_BYTES):
-            return Refused(f"an incarnation has {INCARNATION_BYTES} bytes")
+        if problem := _misfit(message):
+            return Refused(problem)
         known = self._known.get(message.target)
         if known is not None and known.standing is TargetStanding.REMOVED:
             return removed(message.target, retry_after_s=REMOVED_RETRY_S)
@@ -281,6 +283,22 @@ class Claims:
             *key, message.directory, message.domain, message.address, message.pid, replaces,
             error.message, now_us,
         )  # fmt: skip
+
+
+def _misfit(message: RegisterTarget) -> str:
+    """Why nobody can be that target, whatever is known of it; empty if nothing speaks against it.
+    Its name and the rest are in the catalog, in the map that each target keeps, and in indexes.
+    """
+    if not 1 <= len(message.target.encode()) <= TARGET_ID_BYTES_MAX:
+        return f"a target's id has 1 to {TARGET_ID_BYTES_MAX} bytes"
+    if not 0 < message.boot < 1 << 64:
+        return f"boot id {message.boot} is none"
+    if len(message.incarnation) not in (0, INCARNATION_BYTES):
+        return f"an incarnation has {INCARNATION_BYTES} bytes"
+    texts = message.address, message.unix, message.domain, message.directory, message.place
+    if max(len(text.encode()) for text in texts) > TEXT_BYTES_MAX:
+        return f"it says in more than {TEXT_BYTES_MAX} bytes where it is"
+    return ""
 
 
 def _key(message: RegisterTarget) -> tuple[TargetId, bytes, str]:

@@ -23,6 +23,7 @@ from typing import Final
 from ckpt.base.errors import Busy, Fenced, Refused, Unavailable
 from ckpt.base.ids import LaunchNumber, Rank, RunName, Step, check_run_name
 from ckpt.base.limits import WORLD_SIZE_MAX
+from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry
@@ -281,7 +282,9 @@ class Launches:
         return launch
 
     def recover_begun(self, row: CatalogRow) -> None:
-        """A launch that has opened an attempt before this coordinator started."""
+        """A launch that has opened an attempt before this coordinator started; files have none."""
+        if row.launch == NO_LAUNCH:
+            return
         known, number = self.runs.setdefault(row.checkpoint.run, Run()), row.launch
         fresh = Launch(number, row.launch_key, row.world_size, closed=True, numbered=False)
         launch = known.launches.setdefault(number, fresh)
@@ -381,7 +384,7 @@ class Launches:
         """The launch of a rank that has joined before, under the number `said`."""
         number = run.renumbered.get(said, said)
         known = run.launches.get(number)
-        if known is None and number >> 32 >= self._term:
+        if known is None and not 0 < number < self._term << 32:
             raise Refused(f"launch {number} was never given out by this coordinator")
         keyless = known is None or not known.numbered
         same = _of_key(run, message.key) if keyless and message.key is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt.base.ids import LaunchNumber, Rank, RunName
+from ckpt.base.ids import LaunchNumber, Rank, RunName, check_step
 from ckpt.format.messages.preempting import GuardStanding
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.desk import Desk
@@ -19,7 +19,12 @@ class Preempting:
         self._speaking: dict[Session, set[tuple[RunName, LaunchNumber, Rank]]] = {}
 
     def heard(self, session: Session, standing: GuardStanding) -> None:
-        """Of a process that has not joined the launch as that rank, or not any more, nothing."""
+        """Of a process that has not joined the launch as that rank, or not any more, nothing.
+        Raises Refused for what is no step.
+        """
+        for step in (standing.reached, standing.stop, standing.saves):
+            if step is not None:
+                check_step(step)
         launch = self._launches.get(standing.run, standing.launch)
         member = launch.members.get(standing.rank) if launch is not None else None
         if launch is None or member is None or session not in member.sessions:

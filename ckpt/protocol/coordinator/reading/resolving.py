@@ -28,6 +28,7 @@ from ckpt.format.messages.loading import (
     MovesFound,
     Resolve,
     Resolved,
+    check_turn,
 )
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
@@ -70,7 +71,8 @@ class Resolver:
         )
 
     def resolve(self, session: Session, request: int, message: Resolve) -> None:
-        """A new question; answered now if it can be."""
+        """A new question; answered now if it can be. Raises Refused for a turn that cannot be."""
+        check_turn(message.turn)
         now_us = self._desk.now_us
         waiting = WaitingLoad(session, request, message, now_us)
         if self._try(waiting):
@@ -113,13 +115,15 @@ class Resolver:
             self._unpin(pin)
 
     def load_began(self, session: Session, message: LoadBegan) -> None:
+        """Of a rank that its launch does not have, nothing: nobody would wait for it in vain."""
         launch = self._launches.get(message.run, message.launch)
-        if launch is not None:
+        if launch is not None and 0 <= message.rank < launch.world_size:
             self.rounds.began(session, launch, message)
 
     def confirm(self, session: Session, request: int, message: ConfirmLoad) -> None:
         """A rank has loaded what its launch resolved. Raises Unavailable or Refused for an unknown
-        launch."""
+        launch, or for a turn that cannot be."""
+        check_turn(message.turn)
         launch = self._launches.joined(message.run, message.launch)
         self.rounds.confirm(session, request, launch, message)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from ckpt.base.ids import TargetId
 from ckpt.base.units import format_age, format_seconds
 from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
@@ -49,7 +51,7 @@ def _whole_since_s(members: Membership, id: TargetId) -> int:
 
 def scrub_view(report: ScrubReport) -> ScrubView:
     return ScrubView(
-        period_s=report.period_s,
+        period_s=_period_s(report),
         pass_began_s=report.pass_began_s,
         pass_ended_s=report.pass_ended_s,
         oldest_s=report.oldest_s,
@@ -58,6 +60,11 @@ def scrub_view(report: ScrubReport) -> ScrubView:
         rot=tuple(_rot_view(one) for one in report.rot[:ROT_NAMED_MAX]),
         whole_since_s=report.whole_since_s,
     )
+
+
+def _period_s(report: ScrubReport) -> float:
+    """What is no number would leave the whole status unreadable."""
+    return report.period_s if isfinite(report.period_s) else 0.0
 
 
 def _rot_view(rot: Rot) -> RotView:
@@ -79,7 +86,7 @@ def _rot_view(rot: Rot) -> RotView:
 def late_check(target: Target) -> Check:
     """A file of the target waits for its scrub longer than it should."""
     assert target.scrub is not None
-    late, period = format_seconds(target.scrub.late_s), format_age(int(target.scrub.period_s))
+    late, period = format_seconds(target.scrub.late_s), format_age(int(_period_s(target.scrub)))
     text = f"{target.id}: a file was to be read {late} ago, within a period of {period}"
     remedy = "have it read while nobody saves or loads; where that is too slow give it more of the"
     remedy += " device (--scrub-percent), or a longer period (--scrub-period-s)"

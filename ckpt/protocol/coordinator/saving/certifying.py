@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.limits import TABLE_BYTES_MAX
+from ckpt.base.limits import TABLE_BYTES_MAX, TARGET_ID_BYTES_MAX
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.saving import (
@@ -200,6 +200,8 @@ class Certifying:
         same = same and 0 <= message.document_offset <= document_end <= layout.payload_bytes
         if not same or message.launch != attempt.launch:
             raise Refused(f"{payload.id}: certify does not fit what was opened")
+        if len(message.slowest_target.encode()) > TARGET_ID_BYTES_MAX:
+            raise Refused(f"{payload.id}: its slowest target has no target's name")
         for proof in message.proofs:
             fits = (proof.code, proof.payload_bytes) == (message.code, message.payload_bytes)
             column_exists = 0 <= proof.column.column < layout.code.n
