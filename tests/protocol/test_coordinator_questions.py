@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.base.ids import TargetId
+from ckpt.base.ids import Rank, Step, TargetId
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.format.messages.loading import ConfirmLoad, Resolve, Resolved
 from ckpt.format.messages.targets import Attest
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
 from ckpt.protocol.events import Received, Send
@@ -66,4 +68,36 @@ def test_a_crowd_that_asked_in_vain_is_refused_without_a_look_at_each_for_each(
     make: Callable[[], Bench],
 ) -> None:
     few, many = (calls_in_vain(make, count) / count for count in (FEW, MANY))
+    assert many < 1.2 * few
+
+
+def calls_to_meet(count: int) -> int:
+    """All ranks of a launch load a step by its number that was saved again since."""
+    bench = Bench()
+    bench.save(1)
+    sessions = [bench.session() for _ in range(count)]
+    for rank, session in enumerate(sessions):
+        bench.tell(session, JoinLaunch(RUN, "load", Rank(rank), count, f"p/{rank}"))
+    (launch,) = {joined.launch for joined in bench.sent(LaunchJoined)[-count:]}
+
+    def load(turn: int, by: int = count) -> None:
+        for rank, session in enumerate(sessions[:by]):
+            asked = Resolve(RUN, Step(1), launch, Rank(rank), count, turn=turn)
+            bench.feed(Received(bench.now_us, session, 10 + turn, asked))
+
+    load(1)
+    (first,) = {one.info.checkpoint for one in bench.sent(Resolved)}
+    for rank, session in enumerate(sessions):
+        bench.tell(session, ConfirmLoad(RUN, launch, Rank(rank), 1, first, 0, Step(1)))
+    again = bench.save(1, key="other")
+    mark = bench.mark()
+    _, calls = counted(lambda: load(2, count - 1))
+    assert bench.sent(Resolved, mark) == [], "the last one may want the older"
+    load(2)
+    assert {one.info.checkpoint for one in bench.sent(Resolved, mark)} == {again}
+    return calls
+
+
+def test_a_crowd_that_meets_in_a_newer_generation_is_not_looked_at_whole_by_each() -> None:
+    few, many = (calls_to_meet(count) / count for count in (20, 160))
     assert many < 1.2 * few

@@ -68,11 +68,39 @@ class Round:
     """By number: how many loads of the step each rank has had confirmed."""
     told: dict[Rank, int] = field(default_factory=dict)
     """By number: for which of its loads each rank had this round as the answer."""
+    #: As `not_at` has answered last, until something of it changes.
+    _not_at: tuple[int, frozenset[Rank]] | None = None
 
     @property
     def step(self) -> Step | None:
         """The step that the ranks asked for; None when they asked for the newest."""
         return self.id.step if self.by_number else None
+
+    def tell(self, rank: Rank, turn: int) -> None:
+        """By number: the rank has this round as the answer for that one of its loads."""
+        self.told[rank] = turn
+        self._not_at = None
+
+    def confirm(self, rank: Rank, turn: int) -> None:
+        """The rank may return it, for that one of its loads where it was asked for by number."""
+        self.confirmed.add(rank)
+        self.counts[rank] = max(self.counts.get(rank, 0), turn)
+        self._not_at = None
+
+    def not_at(self, count: int) -> frozenset[Rank]:
+        """By number: ranks of the launch whose next load is not the one after so many. Asked after
+        each event while ranks come for that: looked at once.
+        """
+        if self._not_at is None or self._not_at[0] != count:
+            unknown = count if self.recovered else 0
+            ranks = map(Rank, range(self.launch.world_size))
+            odd = (
+                rank
+                for rank in ranks
+                if self.counts.get(rank, unknown) != count or self.told.get(rank, count) > count
+            )
+            self._not_at = count, frozenset(odd)
+        return self._not_at[1]
 
     def is_due(self, now_us: int) -> bool:
         """Whether one of those who wait, of whom there are some, has waited for as long as it

@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from msgspec.structs import replace
 
 from ckpt.base.errors import CkptError, Lost, Unavailable
-from ckpt.base.ids import Generation, Rank
+from ckpt.base.ids import Generation
 from ckpt.base.limits import RESOLVE_WAIT_US, STAGER_AWAY_US
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import (
@@ -329,7 +329,7 @@ class Resolver:
     def _all_move_on(self, waiting: WaitingLoad, given: Round) -> bool:
         """Every rank asks for the step by its number, for the same of its loads, and there is a
         newer generation: no rank can be left with the older one."""
-        return self._is_newer(waiting.message, given) and not self._missing(waiting, given)
+        return self._is_newer(waiting.message, given) and not self._lacks_any(waiting, given)
 
     def _should_meet(self, waiting: WaitingLoad, given: Round | None) -> bool:
         """There is a newer one, and all other ranks may be about to ask for it as well."""
@@ -339,17 +339,19 @@ class Resolver:
             return False
         if given.is_of_files or (given.recovered and not before):
             return False  # Somebody has had it, who will not ask for its first load again.
-        unknown = before if given.recovered else 0
-        missing = [Rank(r) for r in self._missing(waiting, given)]
-        have = [given.counts.get(r, unknown) for r in missing]
-        told = [given.told.get(r, before) for r in missing]
-        return bool(missing) and set(have) == {before} and max(told) <= before
+        asking = self._waiting.asking(load_of(message))
+        come = all(rank == message.rank or rank in asking for rank in given.not_at(before))
+        return come and self._lacks_any(waiting, given)
 
-    def _missing(self, waiting: WaitingLoad, given: Round) -> set[int]:
-        """Ranks of its launch that do not ask for the same of their loads."""
-        mine = waiting.message
+    def _lacks_any(self, waiting: WaitingLoad, given: Round) -> bool:
+        """Whether ranks of its launch do not ask for the same of their loads. Of who asks some may
+        be no ranks of it: only when so many ask that they may be all, each is looked at.
+        """
+        mine, size = waiting.message, given.launch.world_size
         asking = self._waiting.asking(load_of(mine))
-        return set(range(given.launch.world_size)) - asking - {mine.rank}
+        if len(asking) + 1 < size:
+            return True
+        return bool(set(range(size)) - asking - {mine.rank})
 
     def _is_newer(self, message: Resolve, given: Round) -> bool:
         if message.step is None or self._is_repeated(message, given):

@@ -159,7 +159,7 @@ class LaunchRounds:
             fresh = Round(launch, 0 if by_number else turn, chosen.id, chosen, by_number, skipped)
             one = self._choose(fresh, one)
         if by_number:
-            one.told[rank] = turn
+            one.tell(rank, turn)
         # What some have from the tier and others from a store is the same generation.
         one.from_store = chosen.state is RowState.DAMAGED
         one.ranks.add(rank)
@@ -281,8 +281,7 @@ class LaunchRounds:
 
     def _confirm_all(self, one: Round) -> None:
         for each in one.confirming:
-            one.confirmed.add(each.rank)
-            one.counts[each.rank] = max(one.counts.get(each.rank, 0), each.turn)
+            one.confirm(each.rank, each.turn)
             self._desk.send(each.session, each.request, LoadConfirmed())
         self._forget_asked(one)
 
