@@ -20,10 +20,12 @@ from ckpt.base.errors import Busy, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt_client.cli.main import main
+from ckpt_client.cli.verbs import import_
 from ckpt_client.exchange.claims import FolderClaim
 from ckpt_client.exchange.dcp_directory import write_dcp
 from ckpt_client.exchange.tensors import named_arrays
 from tests.frameworks.warm import Warm
+from tests.objects.incomings import Harm
 from tests.objects.sources import MemorySource, random_bits
 from tests.small_disk import small_files
 
@@ -112,6 +114,29 @@ def test_a_directory_that_is_damaged_is_refused_by_name(
     assert "dcp" in capsys.readouterr().err
     (tmp_path / "dcp" / ".metadata").write_bytes(b"no pickle")
     assert main(line) == Corrupt.exit_code
+
+
+@pytest.mark.parametrize("opened", [2, 5])
+def test_a_directory_that_is_written_again_meanwhile_is_not_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: int
+) -> None:
+    """Half of it was old, and half new."""
+    folder, store = tmp_path / "dcp", tmp_path / "store"
+    source = MemorySource({f"w{n}": np.full(1000, n, "<f4") for n in range(3)})
+    arrays = named_arrays(source, "", ".")
+    write_dcp(source, arrays, folder)
+
+    def again() -> None:
+        for data in folder.glob("*.distcp"):
+            data.write_bytes(data.read_bytes())
+
+    harm = Harm(again, opened)
+    real = import_.incoming
+    monkeypatch.setattr(import_, "incoming", lambda *place: harm.around(real(*place)))
+    line = ["import", str(folder), "in@0", "--to", f"file://{store}", "--allow-pickle"]
+    assert main(line) == Busy.exit_code
+    assert harm.countdown <= 0, "else this test shows nothing"
+    assert not [path for path in store.rglob("*") if path.is_file()]
 
 
 def test_a_pickle_that_nobody_allowed_is_not_run(

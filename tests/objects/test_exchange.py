@@ -24,12 +24,13 @@ from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Wish
 from ckpt.objects.writer import WriteJob, WriteLimits, write_checkpoint
 from ckpt_client.cli.main import main
-from ckpt_client.exchange.mapped_source import MappedSource
+from ckpt_client.exchange.incoming_source import IncomingSource
 from ckpt_client.exchange.npz_file import read_npz, write_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
 from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays, pieces
 from ckpt_client.exchange.zarr_group import read_zarr
+from tests.objects.incomings import whole
 from tests.objects.sources import HEADER, MemorySource, random_bits, same_bits
 
 WEIGHTS = {
@@ -50,7 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    return {array.name: array.mapped() for array in read_directory(folder)}
+    return {array.name: whole(array) for array in read_directory(folder)}
 
 
 def test_weights_are_exported_below_a_prefix_as_hugging_face_names_them(
@@ -252,7 +253,7 @@ def test_an_import_of_other_bytes_is_neither_taken_for_done_nor_mixed_in(
     if ended:
         imported(one, tmp_path / "store")
     else:
-        source = MappedSource(read_npz(one), "in", 0, "npz")
+        source = IncomingSource(read_npz(one), "in", 0, "npz")
         limits = WriteLimits()
         job = WriteJob.begin(FileSink(tmp_path / "store"), source, WriteOptions(), limits)
         assert job is not None
@@ -313,7 +314,7 @@ def test_a_zarr_group_of_another_writer_is_taken_in(tmp_path: Path, version: int
     group.create_array("w", data=random_bits("<f4", (300, 400)), chunks=(64, 64))
     group.create_group("deep").create_array("b", data=np.arange(10))
     group.create_array("scalar", data=np.array(2.5))
-    assert {one.name: one.mapped().shape for one in read_zarr(str(tmp_path / "g"))} == {
+    assert {one.name: whole(one).shape for one in read_zarr(str(tmp_path / "g"))} == {
         "w": (300, 400),
         "deep/b": (10,),
         "scalar": (),

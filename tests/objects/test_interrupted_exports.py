@@ -19,6 +19,7 @@ from ckpt_client.exchange.npz_file import write_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
 from ckpt_client.exchange.safetensors_file import INDEX_NAME, read_directory
 from ckpt_client.exchange.tensors import named_arrays
+from tests.objects.incomings import whole
 from tests.objects.sources import HEADER, MemorySource
 from tests.small_disk import small_files
 from tests.tree import ROOT
@@ -79,7 +80,7 @@ def test_two_exports_to_one_place_at_once_are_refused(tmp_path: Path, export: Ex
     sum(export(tmp_path, 3))
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     if export is weights:
-        assert all(np.all(array.mapped() == 3) for array in read_directory(tmp_path))
+        assert all(np.all(whole(array) == 3) for array in read_directory(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_folder_that_was_half_put_in_its_place_is_not_taken_for_whole(
     with pytest.raises(Corrupt, match=r"3 of the 4 files model-\*-of-00004\.safetensors"):
         read_directory(tmp_path)
     sum(weights(tmp_path, 2))
-    assert all(np.all(array.mapped() == 2) for array in read_directory(tmp_path))
+    assert all(np.all(whole(array) == 2) for array in read_directory(tmp_path))
 
 
 @pytest.mark.parametrize("format", ["safetensors", "npz", "zarr"])

@@ -7,7 +7,7 @@ written, and let go after that. Needs torch, but never a GPU.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,7 @@ from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source, Wish
 from ckpt_client.exchange.arrays import HeldArray
 from ckpt_client.exchange.claims import FOLDER, FolderClaim
+from ckpt_client.exchange.seen_file import SeenFile, check_all
 from ckpt_client.exchange.tensors import NamedArray
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
     """Every tensor of a directory that `dcp.save` wrote; other values are left out.
 
     torch unpickles the metadata, as its own `dcp.load` does: only for a folder that the user
-    trusts. Raises NotFound, Corrupt, Refused.
+    trusts. Raises NotFound, Corrupt, Refused, ChangedMeanwhile.
     """
     with needing("--format dcp"):
         import torch
@@ -116,11 +117,15 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     if not (folder / METADATA).exists():
         raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
+    seen = SeenFile.see(folder / METADATA)
     try:
         metadata = FileSystemReader(folder).read_metadata()
         entries = metadata.state_dict_metadata
     except Exception as error:  # Whatever pickle raises for other bytes.
+        seen.check()
         raise Corrupt(f"{folder / METADATA} cannot be read: {error!r:.200}") from None
+    files = _files_of(metadata, folder)
+    seen.check()
     reader = _reader_with(metadata, folder)
     found = []
     for name, entry in sorted(entries.items()):
@@ -128,11 +133,25 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
             dtype = entry.properties.dtype
             ours = _our_dtype(folder, name, dtype)
             shape = tuple(int(n) for n in entry.size)
-            load = partial(_tensor, reader, name, torch.Size(shape), dtype, ours)
+            load = partial(
+                _tensor, reader, name, torch.Size(shape), dtype, ours, files.get(name, ())
+            )
             found.append(HeldArray(name, ours, shape, load))
     if not found:
         raise NotFound(f"{folder} has no tensors")
     return found
+
+
+def _files_of(metadata: Metadata, folder: Path) -> Mapping[str, Sequence[SeenFile]]:
+    """What holds each tensor, as it is now. Raises NotFound."""
+    seen: dict[str, SeenFile] = {}
+    found: dict[str, dict[str, SeenFile]] = {}
+    for index, place in metadata.storage_data.items():
+        file = str(place.relative_path)
+        if file not in seen:
+            seen[file] = SeenFile.see(folder / file)
+        found.setdefault(index.fqn, {})[file] = seen[file]
+    return {name: tuple(files.values()) for name, files in found.items()}
 
 
 def _reader_with(metadata: Metadata, folder: Path) -> FileSystemReader:
@@ -147,8 +166,9 @@ def _reader_with(metadata: Metadata, folder: Path) -> FileSystemReader:
 
 
 def _tensor(
-    reader: FileSystemReader, name: str, shape: torch.Size, dtype: torch.dtype, ours: str
-) -> Array:
+    reader: FileSystemReader, name: str, shape: torch.Size, dtype: torch.dtype, ours: str,
+    files: Sequence[SeenFile],
+) -> Array:  # fmt: skip
     import torch
     from torch.distributed import checkpoint as dcp
 
@@ -162,7 +182,9 @@ def _tensor(
         cause = _cause(error)
         if not isinstance(cause, Exception):
             raise cause from None
+        check_all(files)
         raise Corrupt(f"{reader.path}: {name}: {cause!r:.200}") from None
+    check_all(files)
     if not tensor.numel():
         return np.empty(tuple(shape), dtype_of(ours))
     raw: Array = tensor.reshape(-1).view(torch.uint8).numpy()

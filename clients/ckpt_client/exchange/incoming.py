@@ -1,7 +1,7 @@
 """What can be taken in: arrays by name, of whatever format, one at a time.
 
-safetensors   a directory (Hugging Face) or a file       mapped, never held
-npz           numpy's archive                            mapped; a compressed entry is held
+safetensors   a directory (Hugging Face) or a file       read in place, never held
+npz           numpy's archive                            likewise; a compressed entry is held
 dcp           a directory of torch.distributed.checkpoint   held one at a time; needs torch
 zarr          a group of any Zarr reader, by path or URL    held one at a time
 """

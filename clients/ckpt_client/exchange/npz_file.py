@@ -11,17 +11,21 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from ckpt.base.errors import Corrupt, NotFound, Refused
+from ckpt.base.errors import Corrupt, Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.objects.source import Array, Source
 from ckpt_client.exchange.arrays import HeldArray, Incoming
-from ckpt_client.exchange.safetensors_file import StoredArray
+from ckpt_client.exchange.seen_file import SeenFile
+from ckpt_client.exchange.stored_array import StoredArray
 from ckpt_client.exchange.tensors import NamedArray, pieces
 from ckpt_client.exchange.whole_file import WholeFile
 
@@ -68,22 +72,36 @@ def read_npz(path: Path) -> Sequence[Incoming]:
 
     Objects are refused: numpy would have to run what the file says (pickle).
     """
+    seen = SeenFile.see(path)
+    with _archive_of(seen) as archive:
+        entries = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+        logical = {}
+        if LOGICAL in archive.namelist():
+            logical = json.loads(archive.read(LOGICAL))
+        return [_entry(seen, archive, info, logical) for info in entries]
+
+
+@contextmanager
+def _archive_of(seen: SeenFile) -> Iterator[zipfile.ZipFile]:
+    """The archive, and at the end: was all that was read of it as it was seen? Raises
+    ChangedMeanwhile, Corrupt.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-            logical = {}
-            if LOGICAL in archive.namelist():
-                logical = json.loads(archive.read(LOGICAL))
-            return [_entry(path, archive, info, logical) for info in entries]
-    except FileNotFoundError:
-        raise NotFound(f"there is no {path}") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        raise Corrupt(f"{path}: {error}") from None
+        with zipfile.ZipFile(seen.path) as archive:
+            yield archive
+    except Corrupt:
+        seen.check()
+        raise
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError) as error:
+        seen.check()
+        raise Corrupt(f"{seen.path}: {error}") from None
+    seen.check()
 
 
 def _entry(
-    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, logical: Mapping[str, str]
+    seen: SeenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo, logical: Mapping[str, str]
 ) -> Incoming:
+    path = seen.path
     name = info.filename.removesuffix(".npy")
     with archive.open(info) as entry:
         version = np.lib.format.read_magic(entry)
@@ -98,29 +116,30 @@ def _entry(
     if dtype_of(ours).itemsize != dtype.itemsize:
         raise Corrupt(f"{path}: {name} is called {ours} and has elements of {dtype.itemsize} bytes")
     if info.compress_type == zipfile.ZIP_STORED and not is_fortran:
-        start = _data_offset(path, info) + header_bytes
+        start = _data_offset(seen, info) + header_bytes
         end = start + math.prod(shape) * dtype.itemsize
-        if end - start != info.file_size - header_bytes:
+        if end - start != info.file_size - header_bytes or end > seen.size:
             raise Corrupt(f"{path}: {name} has not the bytes that its header says")
-        return StoredArray(name, path, ours, shape, start, end)
-    return HeldArray(name, ours, shape, lambda: _loaded(path, info.filename, ours))
+        return StoredArray(name, seen, ours, shape, start, end)
+    return HeldArray(name, ours, shape, partial(_loaded, seen, info.filename, ours, shape))
 
 
-def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+def _data_offset(seen: SeenFile, info: zipfile.ZipInfo) -> int:
     """Where an entry's bytes begin: its local header may be longer than the directory says."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        local = file.read(LOCAL_HEADER_BYTES)
+    with seen.opened() as file:
+        header = np.empty(LOCAL_HEADER_BYTES, np.uint8)
+        file.fill(info.header_offset, header)
+    local = header.tobytes()
     if local[:4] != b"PK\3\4":
-        raise Corrupt(f"{path}: {info.filename} has no local header")
+        raise Corrupt(f"{seen.path}: {info.filename} has no local header")
     name_bytes, extra_bytes = struct.unpack("<HH", local[26:30])
     return info.header_offset + LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)
 
 
-def _loaded(path: Path, entry: str, dtype: str) -> Array:
-    with zipfile.ZipFile(path) as archive, archive.open(entry) as file:
+def _loaded(seen: SeenFile, entry: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    with _archive_of(seen) as archive, archive.open(entry) as file:
         found = np.lib.format.read_array(file, allow_pickle=False)
-    return np.ascontiguousarray(found).view(dtype_of(dtype)).reshape(found.shape)
+    return np.ascontiguousarray(found).view(dtype_of(dtype)).reshape(shape)
 
 
 def _npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:

@@ -14,7 +14,6 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,8 @@ import numpy as np
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
-from ckpt.objects.source import Array
+from ckpt_client.exchange.seen_file import SeenFile
+from ckpt_client.exchange.stored_array import StoredArray
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -43,74 +43,60 @@ CODES: Final = {
 _NAMES: Final = {code: name for name, code in CODES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """One array in a file."""
-
-    name: str
-    path: Path
-    dtype: str
-    """Ours."""
-    shape: tuple[int, ...]
-    start: int
-    """Of its bytes in the file."""
-    end: int
-
-    def mapped(self) -> Array:
-        """The array's bytes where they lie in the file: the page cache's memory, not ours."""
-        dtype = dtype_of(self.dtype)
-        if self.start == self.end:
-            return np.empty(self.shape, dtype)
-        raw = np.memmap(self.path, np.uint8, "r", self.start, (self.end - self.start,))
-        return np.asarray(raw).view(dtype).reshape(self.shape)
-
-
 def read_directory(folder: Path) -> list[StoredArray]:
     """Every array of a Hugging Face directory, by its index, its one file, or all `*.safetensors`.
 
     Raises NotFound, Corrupt naming the file and what is wrong, Refused for weights that are there
-    twice.
+    twice, ChangedMeanwhile when somebody writes them.
     """
+    index = folder / INDEX_NAME
+    seen = SeenFile.see(index) if index.exists() else None
     paths, expected = _paths(folder)
     found: dict[str, StoredArray] = {}
     for path in paths:
         for array in read_header(path):
             if array.name in found:
-                raise Corrupt(f"{array.name} is in {found[array.name].path.name} and {path.name}")
+                raise Corrupt(
+                    f"{array.name} is in {found[array.name].file.path.name} and {path.name}"
+                )
             found[array.name] = array
     for name, file in expected.items():
-        if name not in found or found[name].path.name != file:
-            raise Corrupt(f"{folder / INDEX_NAME} has {name} in {file}, where it is not")
+        if name not in found or found[name].file.path.name != file:
+            raise Corrupt(f"{index} has {name} in {file}, where it is not")
+    if seen is not None:
+        seen.check()
     return [found[name] for name in sorted(found)]
 
 
 def read_header(path: Path) -> list[StoredArray]:
     """The arrays of one file. Raises NotFound, Corrupt."""
-    header, base = _header(path)
-    size = path.stat().st_size
-    return [
-        _stored(path, name, entry, base, size) for name, entry in header.items() if name != METADATA
-    ]
+    seen = SeenFile.see(path)
+    header, base = _header(seen)
+    return [_stored(seen, name, entry, base) for name, entry in header.items() if name != METADATA]
 
 
 def read_metadata(path: Path) -> Mapping[str, object]:
     """What its writer said of the file itself. Raises NotFound, Corrupt."""
-    found = _header(path)[0].get(METADATA)
+    found = _header(SeenFile.see(path))[0].get(METADATA)
     return found if isinstance(found, dict) else {}
 
 
-def _header(path: Path) -> tuple[dict[str, object], int]:
-    """The names, and where the bytes begin. Raises NotFound, Corrupt."""
+def _header(seen: SeenFile) -> tuple[dict[str, object], int]:
+    """The names, and where the bytes begin. Raises Corrupt, ChangedMeanwhile."""
+    path, size = seen.path, seen.size
+    with seen.opened() as file:
+        start = np.zeros(8, np.uint8)
+        length = size + 1
+        if size >= len(start):
+            file.fill(0, start)
+            length = struct.unpack("<Q", start.tobytes())[0]
+        if length > min(HEADER_BYTES_MAX, size - 8):
+            raise Corrupt(f"{path}: a header of {length} bytes in a file of {size}")
+        text = np.empty(length, np.uint8)
+        file.fill(8, text)
+        file.check()
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size + 1
-            if length > min(HEADER_BYTES_MAX, size - 8):
-                raise Corrupt(f"{path}: a header of {length} bytes in a file of {size}")
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise NotFound(f"there is no {path}") from None
+        header = json.loads(text.tobytes())
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path}: its header does not parse: {error}") from None
     if not isinstance(header, dict):
@@ -118,7 +104,8 @@ def _header(path: Path) -> tuple[dict[str, object], int]:
     return header, 8 + length
 
 
-def _stored(path: Path, name: str, entry: object, base: int, size: int) -> StoredArray:
+def _stored(seen: SeenFile, name: str, entry: object, base: int) -> StoredArray:
+    path, size = seen.path, seen.size
     with suppress(KeyError, TypeError, ValueError):
         assert isinstance(entry, Mapping)
         shape = tuple(int(n) for n in entry["shape"])
@@ -128,7 +115,7 @@ def _stored(path: Path, name: str, entry: object, base: int, size: int) -> Store
         dtype = _NAMES[entry["dtype"]]
         wanted = int(np.prod(shape, dtype=object)) * dtype_of(dtype).itemsize
         if 0 <= start <= end <= size - base and end - start == wanted and min((0, *shape)) == 0:
-            return StoredArray(name, path, dtype, shape, base + start, base + end)
+            return StoredArray(name, seen, dtype, shape, base + start, base + end)
     raise Corrupt(f"{path}: {name}: its entry cannot be: {entry!r:.80}")
 
 

@@ -20,12 +20,17 @@ from ckpt.format.dtypes import dtype_name
 from ckpt.objects.names import COMMITTED
 from ckpt.objects.source import Array
 from ckpt_client.exchange.arrays import HeldArray
+from ckpt_client.exchange.seen_file import SeenFile, changed, check_all
 
 Value = TypeVar("Value")
 
 
 def read_zarr(place: str) -> Sequence[HeldArray]:
-    """Every array below a group; its path is its name. Raises NotFound, Corrupt, Refused."""
+    """Every array below a group; its path is its name. Raises NotFound, Corrupt, Refused.
+
+    Whether somebody writes it meanwhile is seen where it lies in files; a store by URL says
+    nothing of that.
+    """
     with needing("reading Zarr"):
         import zarr
 
@@ -40,7 +45,9 @@ def read_zarr(place: str) -> Sequence[HeldArray]:
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"{place}: {error}") from None
 
+    files = _Files(place)
     members = _in_our_words(place, opened)
+    files.check_group()
     arrays = [(name, node) for name, node in members if isinstance(node, zarr.Array)]
     if not arrays:
         raise NotFound(f"{place} has no arrays")
@@ -49,16 +56,59 @@ def read_zarr(place: str) -> Sequence[HeldArray]:
             name,
             _dtype(place, name, node.dtype),
             tuple(node.shape),
-            partial(_load, place, node, tuple(node.shape)),
+            partial(_load, place, node, name, tuple(node.shape), files),
         )
         for name, node in sorted(arrays)
     ]
 
 
-def _load(place: str, node: object, shape: tuple[int, ...]) -> Array:
+class _Files:
+    """The files of a group as they were before anything of it was read."""
+
+    def __init__(self, place: str) -> None:
+        self._root = Path(place)
+        #: By the group's or array's path in the group: all that lies below it, sorted.
+        self._below: dict[str, list[SeenFile]] = {}
+        #: All of it, where it is one file.
+        self._alone = SeenFile.see(self._root) if self._root.is_file() else None
+        if "://" in place:
+            return
+        for path in _paths_below(self._root):
+            seen = SeenFile.see(path)
+            for folder in path.relative_to(self._root).parents:
+                self._below.setdefault(str(folder), []).append(seen)
+
+    def check_group(self) -> None:
+        """Of what lies in the group itself: it may say what the arrays are."""
+        check_all([one for one in self._below.get(".", ()) if one.path.parent == self._root])
+
+    def check(self, name: str) -> None:
+        """Of one array, whose chunks may have become more. Raises ChangedMeanwhile."""
+        if self._alone is not None:
+            self._alone.check()
+            return
+        seen = self._below.get(name, ())
+        check_all(seen)
+        known = {one.path for one in seen}
+        for path in _paths_below(self._root / name) if known else ():
+            if path not in known:
+                raise changed(path)
+
+
+def _paths_below(folder: Path) -> Sequence[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+
+
+def _load(place: str, node: object, name: str, shape: tuple[int, ...], files: _Files) -> Array:
     read = partial(operator.getitem, node, ...)  # zarr.Array
+    try:
+        found = _in_our_words(place, read)
+    except Exception:  # Whatever a codec raises for half a chunk.
+        files.check(name)
+        raise
+    files.check(name)
     # Of one element without axes numpy makes an axis here.
-    return np.ascontiguousarray(_in_our_words(place, read)).reshape(shape)
+    return np.ascontiguousarray(found).reshape(shape)
 
 
 def _in_our_words(place: str, once: Callable[[], Value]) -> Value:

@@ -11,6 +11,9 @@ of them for that time. With --to they go straight into an object store in the dr
 array at a time; `ckpt.load("URL/RUN@STEP")` reads them there. What a killed import left there is
 finished by the next one of the same bytes; where others are, it is refused. The state is a flat
 dict of arrays that are the same for all ranks: any number of ranks loads them, whole or in parts.
+
+Files that somebody writes or cuts meanwhile are not taken in (11), and nothing is left of them: no
+checkpoint is half old, half new. Of a Zarr group by URL nobody can see that.
 """
 
 from __future__ import annotations
@@ -18,17 +21,21 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import format_bytes, format_seconds
+from ckpt.format.dtypes import dtype_of
+from ckpt.format.tree import path_text
 from ckpt_client.cli.cluster import parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
 from ckpt_client.cli.output import Output, counted
 from ckpt_client.exchange.arrays import Incoming, byte_count
 from ckpt_client.exchange.incoming import FORMATS, guess_format, incoming
-from ckpt_client.exchange.mapped_source import MappedSource
+from ckpt_client.exchange.incoming_source import IncomingSource
+from ckpt_client.exchange.seen_file import ChangedMeanwhile
 
 EXAMPLE = "ckpt import ./llama-7b llama/pretrained@0"
 COMMIT_TIMEOUT_S = 3600.0
@@ -65,7 +72,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     begun_s = time.monotonic()
     with output.waiting(f"importing {arguments.place}"):
         if arguments.to:
-            _write(arguments, MappedSource(arrays, run_name, step, kind))
+            _write(arguments, IncomingSource(arrays, run_name, step, kind))
         else:
             _save(arguments, arrays, run_name, step)
     seconds = time.monotonic() - begun_s
@@ -92,15 +99,23 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _save(
     arguments: argparse.Namespace, arrays: Sequence[Incoming], run_name: RunName, step: Step
 ) -> None:
+    from ckpt_client.exchange.incoming_copier import IncomingCopier
+    from ckpt_client.load.contents import shape_alone
     from ckpt_client.store import open as open_store
 
-    state = {array.name: array.mapped() for array in arrays}
+    state = {array.name: shape_alone(array.shape, dtype_of(array.dtype)) for array in arrays}
+    by_path = {path_text((array.name,)): array for array in arrays}
     with open_store(arguments.store) as store:
-        save = store.save(run_name, step, state, rank=0, world_size=1, replicated=True)
-        save.wait(COMMIT_TIMEOUT_S)
+        turn = store.turn(run_name, step, rank=0, world_size=1)
+        with turn:
+            packing = turn.lay_out(state, replicated=True, keep_form=False)
+            incoming_arrays = tuple([by_path[name] for name in packing.layout.names])
+            turn.take(replace(packing, arrays=incoming_arrays))
+        turn.stage(IncomingCopier()).wait(COMMIT_TIMEOUT_S)
 
 
-def _write(arguments: argparse.Namespace, source: MappedSource) -> None:
+def _write(arguments: argparse.Namespace, source: IncomingSource) -> None:
+    from ckpt.objects.leftovers import delete_unfinished
     from ckpt.objects.planning import WriteOptions
     from ckpt.objects.sinks.stores import open_sink
     from ckpt.objects.stored_steps import stored_generations
@@ -115,4 +130,11 @@ def _write(arguments: argparse.Namespace, source: MappedSource) -> None:
                 f"{arguments.to} has {run_name}@{step} of a cluster, which readers would be given",
                 hint="name another step, or another store",
             )
-    write_checkpoint(sink, source, options, WriteLimits())
+    try:
+        write_checkpoint(sink, source, options, WriteLimits())
+    except ChangedMeanwhile:
+        # Nobody can finish it: those bytes are gone.
+        delete_unfinished(sink, run_name, step, generation)
+        raise
+    finally:
+        source.close()
