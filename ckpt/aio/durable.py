@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -27,8 +28,10 @@ def sync_names(directory: Path) -> None:
             raise
 
 
-def make_directories(directory: Path, mode: int = 0o777) -> None:
+def make_directories(directory: Path, mode: int = 0o777) -> list[Path]:
     """Make it, with what is missing above it, unless it is there. What is made stays, each.
+
+    Returns what was missing, the outermost first.
 
     Raises OSError, FileExistsError where something else has the name.
     """
@@ -42,6 +45,14 @@ def make_directories(directory: Path, mode: int = 0o777) -> None:
             one.mkdir(mode)
         sync_names(one.parent)
     directory.mkdir(mode, exist_ok=True)
+    return missing[::-1]
+
+
+def remove_empty(made: Sequence[Path]) -> None:
+    """Take away what `make_directories` made and nobody has put anything into."""
+    for folder in reversed(made):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def sync_tree(directory: Path) -> None:

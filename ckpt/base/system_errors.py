@@ -20,6 +20,7 @@ LOCKS_REMEDY: Final = (
 )
 _ROOM: Final = "make room there"
 _RIGHTS: Final = "this user needs the right to write there"
+_NO_FOLDER: Final = "a file is where a directory has to be: name another place"
 _KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {
     errno.ENOSPC: (NoSpace, _ROOM),
     errno.EDQUOT: (NoSpace, _ROOM),
@@ -27,6 +28,9 @@ _KNOWN: Final[Mapping[int, tuple[type[CkptError], str]]] = {
     errno.EROFS: (Refused, "mount it for writing, or name another directory"),
     errno.EACCES: (Refused, _RIGHTS),
     errno.EPERM: (Refused, _RIGHTS),
+    errno.EEXIST: (Refused, _NO_FOLDER),
+    errno.ENOTDIR: (Refused, _NO_FOLDER),
+    errno.ENAMETOOLONG: (Refused, "its file system takes no name of that length"),
     errno.EMFILE: (Scarce, "raise this process's limit of open files: ulimit -n"),
     errno.ENFILE: (Scarce, "no file can be opened on this machine: raise fs.file-max"),
     errno.ENOMEM: (NoSpace, "give it more memory: ulimit -v, or its cgroup's limit"),

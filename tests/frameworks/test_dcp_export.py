@@ -179,7 +179,7 @@ def test_what_ends_an_export_is_said_as_it_was_and_nothing_is_left(
     arrays = named_arrays(source, "", ".")
     with pytest.raises(error, match="the third"):
         write_dcp(source, arrays, tmp_path / "dcp")
-    assert not list((tmp_path / "dcp").iterdir())
+    assert not (tmp_path / "dcp").exists()
     write_dcp(small_source(), arrays, tmp_path / "dcp")
 
 
@@ -219,7 +219,7 @@ def test_ctrl_c_in_the_middle_of_a_file_is_ctrl_c(
     source = small_source()
     with pytest.raises(KeyboardInterrupt, match="in a file"):
         write_dcp(source, named_arrays(source, "", "."), tmp_path / "dcp")
-    assert not list((tmp_path / "dcp").iterdir())
+    assert not (tmp_path / "dcp").exists()
 
 
 def test_a_disk_without_room_is_named_and_nothing_is_left(
@@ -232,8 +232,11 @@ def test_a_disk_without_room_is_named_and_nothing_is_left(
     with small_files(100_003):
         assert main(line) == NoSpace.exit_code
     assert str(to) in capsys.readouterr().err
-    assert not list(to.iterdir())
+    assert not to.exists()
     assert main(line) == 0
+    (tmp_path / "plain").write_text("mine")
+    assert main([*line[:-1], str(tmp_path / "plain")]) == Refused.exit_code
+    assert (tmp_path / "plain").read_text() == "mine"
 
 
 class Killed(Interrupted):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ckpt.base.errors import Busy, Corrupt, NoSpace
+from ckpt.base.errors import Busy, Corrupt, NoSpace, Refused
 from ckpt_client.cli.main import main
 from ckpt_client.exchange.npz_file import write_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
@@ -115,4 +115,24 @@ def test_a_disk_without_room_is_named_and_nothing_is_left(
     assert str(to / "x") in said
     assert "ulimit" in said
     assert not [name for _, _, names in os.walk(to) for name in names if "part" in name]
+    if format != "zarr":  # Whose items stay: the next one goes on from there.
+        assert not to.exists(), "nor an empty directory"
     assert main(line) == 0
+
+
+@pytest.mark.parametrize("format", ["safetensors", "npz", "zarr"])
+@pytest.mark.parametrize("below", ["", "deep/x"])
+def test_a_file_in_the_place_of_an_exports_directory_is_refused_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, below: str
+) -> None:
+    """It was a failure (1), or nothing that could be found (10)."""
+    if format == "npz":
+        below = below or "x"  # A file is what it replaces.
+    stored, taken = tmp_path / "stored", tmp_path / "taken"
+    np.savez(tmp_path / "in.npz", w=np.arange(9))
+    assert main(["import", str(tmp_path / "in.npz"), "r@1", "--to", f"file://{stored}"]) == 0
+    taken.write_text("mine")
+    line = ["export", f"file://{stored}/r@1", "--format", format, str(taken / below)]
+    assert main(line) == Refused.exit_code
+    assert "a file is where a directory has to be" in capsys.readouterr().err
+    assert taken.read_text() == "mine"

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from ckpt.base.errors import NotFound, Refused
+from ckpt.base.errors import Refused
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.fsspec_sink import FsspecSink
 from ckpt.objects.sinks.sink import Sink
@@ -55,7 +55,7 @@ class TestDirectory(SinkContract):
     def test_a_directory_that_is_a_file_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         for place in (tmp_path / "file", tmp_path / "file/below"):
-            with pytest.raises(NotFound, match=f"folder {place} cannot be made"):
+            with pytest.raises(Refused, match=f"folder {place} cannot be made"):
                 FileSink(place).put("a", b".")
 
     def test_a_file_system_without_links_is_named_before_a_marker_is_made(

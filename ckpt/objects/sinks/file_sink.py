@@ -173,9 +173,10 @@ class _FileUpload:
                 return os.open(self._aside, flags, 0o644)
             except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
                 if not left:
-                    blocked = isinstance(error, FileExistsError)
-                    reason = "a file is there" if blocked else error.strerror
-                    raise NotFound(f"the folder {folder} cannot be made: {reason}") from None
+                    what = f"the folder {folder} cannot be made"
+                    if isinstance(error, FileNotFoundError):
+                        raise NotFound(f"{what}: {error.strerror}") from None
+                    raise system_error(what, error) from None
         raise AssertionError("the last try returns or raises")
 
     def part(self, data: Buffer) -> None:

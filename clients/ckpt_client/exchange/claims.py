@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from ckpt.aio.durable import make_directories
+from ckpt.aio.durable import make_directories, remove_empty
 from ckpt.base.errors import Busy
 
 PART: Final = ".part"
@@ -70,7 +70,7 @@ class FolderClaim:
 
     def __enter__(self) -> Self:
         """Raises Busy, OSError."""
-        make_directories(self._folder)
+        self._made = make_directories(self._folder)
         self._claim = FileClaim(self._folder / FOLDER, self._folder)
         return self
 
@@ -84,6 +84,7 @@ class FolderClaim:
             if not self._is_half:
                 with suppress(OSError):
                     self.path.unlink(missing_ok=True)
+                remove_empty(self._made)  # Nothing came of it.
         finally:
             os.close(self._claim.descriptor)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ckpt.aio.durable import make_directories, sync_names
+from ckpt.aio.durable import make_directories, remove_empty, sync_names
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
 from ckpt_client.exchange.claims import PART, FileClaim
@@ -29,7 +29,7 @@ class WholeFile:
 
     def __enter__(self) -> Self:
         """Raises Busy while another process writes it."""
-        make_directories(self.path.parent)
+        self._made = make_directories(self.path.parent)
         aside = self.path.with_name(f".{self.path.name}{PART}")
         claim = FileClaim(aside, self.path, self._mode)
         self._aside = claim.path
@@ -48,6 +48,7 @@ class WholeFile:
         self._aside.unlink(missing_ok=True)
         with suppress(OSError):  # A full disk, which does not take the last bytes either.
             self._file.close()
+        remove_empty(self._made)
 
     def write(self, data: Buffer) -> None:
         """Append."""

@@ -13,7 +13,9 @@ Weights of an earlier export in DEST are replaced once the new ones are all writ
 need space there; weights that no export made are refused.
 
 While one export writes safetensors, npz or dcp to a place, another one to it is refused (11); what
-a killed one left there, `.NAME.part`, goes with the next one.
+a killed one left there, `.NAME.part`, goes with the next one. A place below a file, or a file where
+a directory is to be, is refused (2). An export that fails, as where no room is left (13), leaves
+DEST as it was, and makes none; of zarr the parts that are done stay for the next one.
 """
 
 from __future__ import annotations
