@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, SupportsFloat
 
+from ckpt.base.errors import Refused
 from ckpt_client.handlers import refuse_inside
 from ckpt_client.save.handle import Save
 from ckpt_client.store import GRACE_S, SIGNALS, Store
@@ -64,12 +65,24 @@ def load(
 ) -> object:
     """`Store.load` on the store that $CKPT_STORE names; opened as by `save`.
 
-    run: a run's name, or the URL of a drained checkpoint, `s3://BUCKET/RUN@STEP`. A URL asks no
-        cluster. Each process fetches all that it wants, since ranks share reads through a cluster.
+    run: a run's name; the URL of a checkpoint in a cluster, `ckpt+local:///DIR/RUN/STEP` or
+        `ckpt://HOST:PORT/RUN/STEP`, without STEP the newest; or that of a drained one,
+        `s3://BUCKET/RUN@STEP`, which asks no cluster. There each process fetches all that it wants,
+        since ranks share reads through a cluster.
     storage_options: for the library that reads the object store of such a URL.
 
     Raises what `open` and `Store.load` do; for a URL Refused, NotFound, Corrupt, Unavailable.
     """
+    if run.startswith(("ckpt://", "ckpt+local://")):
+        from ckpt_client.step_url import parse_step_url
+
+        url = parse_step_url(run)
+        if step is not None and url.step is not None:
+            raise Refused(f"{run} and step={step} both name a step")
+        return process_store(url.store).load(
+            url.run, step if url.step is None else url.step, like,
+            rank=rank, world_size=world_size, strict=strict, whole=whole,
+        )  # fmt: skip
     if "://" in run:
         from ckpt_client.load import from_store
 

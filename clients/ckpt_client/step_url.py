@@ -3,16 +3,18 @@
     ckpt://HOST:PORT/RUN/STEP          ckpt+local:///DIR/RUN/STEP
     RUN/STEP                           in the store that $CKPT_STORE names
 
-Without STEP the newest is meant. The grammar is the filesystem's (`ckpt_client.fs.paths`).
+Without STEP the newest is meant; RUN@STEP, as commands write it, is taken as well. The grammar is
+the filesystem's (`ckpt_client.fs.paths`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import RunName, Step, check_run_name
+from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt_client.fs import paths
 
 _HINT: Final = "write ckpt://HOST:PORT/RUN/STEP, ckpt+local:///DIR/RUN/STEP, or RUN/STEP"
@@ -33,7 +35,7 @@ def parse_step_url(text: str) -> StepUrl:
     """The parts of a checkpoint's name. Raises Refused saying how to write it."""
     if paths.is_url(paths.LOCAL, text):
         directory, path = paths.split_local(text)
-        return _with_run(text, f"ckpt+local://{directory}", path)
+        return _with_run(text, f"ckpt+local://{quote(directory)}", path)
     if paths.is_url(paths.REMOTE, text):
         address, path = paths.split_remote(text)
         return _with_run(text, f"ckpt://{address}", path)
@@ -50,6 +52,9 @@ def parse_step_url(text: str) -> StepUrl:
 def _with_run(text: str, store: str | None, path: str) -> StepUrl:
     if not path:
         raise Refused(f"{text!r} names no run", hint=_HINT)
+    run, at, number = path.rpartition("@")
+    if at and number.isascii() and number.isdigit():
+        return StepUrl(store, check_run_name(run), check_step(int(number)))
     found = paths.step_of(path)
     if found is None:
         return StepUrl(store, check_run_name(path), None)

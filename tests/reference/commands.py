@@ -33,9 +33,10 @@ _HEAD: Final = """# Commands and options
 For whoever looks up a command or an option: what each is for, in the words of its `--help`.
 
 Every `ckpt` command takes `--store URL` (or `$CKPT_STORE`), `--timeout TIME`, `--json` and
-`--debug`. Every option of a daemon is also a key of its TOML file (`--config FILE`) and a variable,
-`CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is in force, and
-`--print-toml` (or `ckpt init`) prints a file with every key to start from.
+`--debug`. RUN@STEP may also be a URL that names the store as well: `ckpt+local:///DIR/RUN/STEP`,
+`ckpt://HOST:PORT/RUN/STEP`. Every option of a daemon is also a key of its TOML file (`--config
+FILE`) and a variable, `CKPT_TARGET__POOL_BYTES` for `--pool-bytes`; `--print-config` shows what is
+in force, and `--print-toml` (or `ckpt init`) prints a file with every key to start from.
 [Operations](operations.md) shows most of them at work, and has the exit codes.
 """
 

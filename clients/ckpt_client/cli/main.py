@@ -23,6 +23,7 @@ from ckpt.base.near import did_you_mean, hint_of
 from ckpt_client.cli.commands import VERBS
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
 from ckpt_client.cli.given import given_seconds
+from ckpt_client.cli.named_store import name_store
 from ckpt_client.cli.output import Output, show_error
 
 TIMEOUT_S: Final = 30.0
@@ -156,6 +157,7 @@ def _run_verb(given: list[str], output: Output) -> int:
     verb.configure(own)
     add_common(own)
     given_to_verb = own.parse_args(rest, arguments)
+    name_store(given_to_verb)
     with _logged(output):
         return verb.run(given_to_verb, output)
 
@@ -183,6 +185,7 @@ def _top_parser() -> CommandParser:
         "example:\n  ckpt ls --store ckpt+local:///scratch/burst\n\n"
         "environment:\n  CKPT_STORE, CKPT_SECRET_FILE, CKPT_WIRE, NO_COLOR\n\n"
         f"exit codes:\n{exit_code_lines()}\n\n"
+        "RUN@STEP may also be a URL: ckpt+local:///DIR/RUN/STEP, ckpt://HOST:PORT/RUN/STEP.\n"
         "`ckpt COMMAND --help` says more. A name that begins with - goes after --.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
