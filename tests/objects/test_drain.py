@@ -68,6 +68,17 @@ def test_every_commit_arrives_and_loads_without_the_cluster(
     assert list(own) == list(mine)
 
 
+def test_a_run_whose_name_is_longer_than_a_file_systems_arrives_too(
+    store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    """80 letters of three bytes are 720 of a file's name: the drain failed again and again."""
+    sink, name = FileSink(places[0]), "all" + "模" * 80
+    save(store, name, 1)
+    wait_drained(sink, name, 1)
+    assert_once_and_whole(sink, name, 1)
+    assert_same(ckpt.load(f"{sink.url}/{name}@1", whole=True), 1)
+
+
 def test_each_store_has_its_own_retention(store: ckpt.Store, places: tuple[Path, Path]) -> None:
     for step in (1, 2, 3):
         save(store, "keep", step)

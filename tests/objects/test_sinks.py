@@ -69,6 +69,31 @@ class TestDirectory(SinkContract):
             sink.put_if_absent("run/MARK", b".")
         assert (list(sink.list("")), sink.pending_uploads("")) == ([], [])
 
+    @pytest.mark.parametrize("length", [254, 255, 256, 300, 508, 509, 765])
+    def test_a_segment_of_any_length_is_kept_listed_and_deleted(
+        self, tmp_path: Path, length: int
+    ) -> None:
+        """File systems take 255 bytes: a run of 90 letters that are no ASCII was never drained."""
+        sink, above = FileSink(tmp_path), f"deep/{'r' * (length - 2)}"
+        keys = [f"{above}@{step}/0.1/{name}" for step in (1, 2) for name in ("a", "b/c")]
+        for key in keys:
+            sink.put(key, key.encode())
+        sink.put(f"{above}@1/mark", b".")
+        assert not sink.put_if_absent(f"{above}@1/mark", b"another")
+        assert [sink.get(key).decode() for key in keys] == keys
+        names = [f"{'r' * (length - 2)}@{step}" for step in (1, 2)]
+        assert list(sink.children("deep/")) == [f"{name}/" for name in names]
+        assert list(sink.children(f"{above}@1/")) == ["0.1/", "mark"]
+        assert list(sink.list("")) == sorted([*keys, f"{above}@1/mark"])
+        assert list(sink.list(f"{above}@2/0")) == keys[2:]
+        with sink.upload(f"{above}@3/half") as upload:
+            upload.part(b"half")
+            (pending,) = sink.pending_uploads(f"{above}@3/")
+            assert pending.key == f"{above}@3/half"
+        sink.settle(keys[0])
+        sink.delete([*keys, f"{above}@1/mark", f"{above}@3/half"])
+        assert list(tmp_path.iterdir()) == []
+
     def test_names_below_a_directory_that_is_not_synced_are_shown_as_they_are(self) -> None:
         FileSink(Path("/proc")).settle("self/status")  # The kernel syncs no directory of it.
 

@@ -1,6 +1,8 @@
 """A directory as an object store: whole files or none, durable before they are visible.
 
     KEY.part-XXXX   being written: synced, then renamed (put) or linked (put_if_absent) to KEY
+    HEAD=+/REST     a segment HEADREST of a key, longer than file systems take: a run of 90 letters
+                    that are no ASCII is one. No key has `=+` of its own
 
 A link fails where the name exists, which makes creation atomic on every file system that has
 links; NFS too. Objects go around the page cache (direct_file.py), documents do not.
@@ -26,6 +28,10 @@ from ckpt.objects.sinks.direct_file import Blocks, DirectWriter, checksum, read_
 from ckpt.objects.sinks.sink import PendingUpload, Upload, at_once
 
 PART: Final = ".part-"
+NAME_BYTES_MAX: Final = 255
+"""Of a file or directory, on nearly all file systems."""
+CUT: Final = "=+"
+"""At the end of a directory's name: the segment goes on below it."""
 FOLDER_TRIES: Final = 64
 """Tries to make a folder that others remove."""
 _LINKLESS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -89,11 +95,15 @@ class FileSink:
             return []
         except OSError as error:
             raise Unavailable(f"{folder} cannot be listed: {error.strerror}") from None
-        return [
-            f"{entry.name}/" if entry.is_dir() else entry.name
-            for entry in entries
-            if PART not in entry.name
-        ]
+        found: list[str] = []
+        for entry in entries:
+            if entry.name.endswith(CUT):
+                head = entry.name.removesuffix(CUT)
+                rests = self.children(f"{prefix.rstrip('/')}/{entry.name}/".lstrip("/"))
+                found += [head + rest for rest in rests]
+            elif PART not in entry.name:
+                found.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+        return found
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -112,7 +122,7 @@ class FileSink:
             key, part, _ = name.rpartition(PART)
             if part:
                 with suppress(FileNotFoundError):  # It was completed meanwhile.
-                    begun_s = (self._root / name).stat().st_mtime
+                    begun_s = self._path(name).stat().st_mtime
                     found.append(PendingUpload(key, name, begun_s))
         return found
 
@@ -124,9 +134,9 @@ class FileSink:
 
     def _files(self, prefix: str) -> Iterator[str]:
         """Ascending. What another worker removes meanwhile may be left out."""
-        top = self._root / prefix.rpartition("/")[0]
+        top = self._path(prefix.rpartition("/")[0])
         keys = (
-            Path(folder, name).relative_to(self._root).as_posix()
+            Path(folder, name).relative_to(self._root).as_posix().replace(f"{CUT}/", "")
             for folder, _, files in os.walk(top, onerror=_raise_unless_gone)
             for name in files
         )
@@ -135,7 +145,16 @@ class FileSink:
     def _path(self, key: str) -> Path:
         if any(part in (".", "..") for part in key.split("/")) or key.startswith("/"):
             raise Refused(f"key {key!r} leaves the store")
-        return self._root / key
+        return self._root / "/".join(map(_cut, key.split("/")))
+
+
+def _cut(segment: str) -> str:
+    """A key's segment as the path that a file system takes. Keys are ASCII."""
+    size = NAME_BYTES_MAX - len(CUT)
+    if len(segment) <= NAME_BYTES_MAX:
+        return segment
+    heads = [segment[at : at + size] + CUT for at in range(0, len(segment) - size, size)]
+    return "/".join([*heads, segment[len(heads) * size :]])
 
 
 class _FileUpload:
