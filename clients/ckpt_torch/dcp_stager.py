@@ -26,7 +26,7 @@ from ckpt_torch.dcp_names import MARK_VERSION, Tree, pack_pickle, pack_value, pu
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
 from ckpt_torch.saving import refusing_together, stage
-from ckpt_torch.tree import MARK_KEY
+from ckpt_torch.tree import MARK_KEY, not_pickled
 
 StateDict = dict[str, object]
 
@@ -121,11 +121,8 @@ def _packed(fqn: str, leaf: object, allow_pickle: bool) -> object:
     try:
         torch.save(leaf, stream)
     except Exception as error:  # Whatever its own `__reduce__` raises.
-        kind = type(leaf).__qualname__
-        raise Refused(
-            f"{fqn}: an object of type {kind} cannot be pickled: {error}",
-            hint="leave it out of the state dict, or keep its state as dicts, lists and numbers",
-        ) from None
+        why = not_pickled(leaf, error)
+        raise Refused(f"{fqn}: {why.message}", hint=why.hint) from None
     packed = pack_value(stream)
     if packed is not None:
         return packed

@@ -275,7 +275,13 @@ class CkptWriter(StorageWriter):
         return tree
 
     def _value(self, item: WriteItem, planner: SavePlanner) -> object:
-        stream = cast(io.BytesIO, planner.resolve_data(item))
+        try:
+            stream = cast(io.BytesIO, planner.resolve_data(item))
+        except Exception as error:  # Whatever its own `__reduce__` raises.
+            raise Refused(
+                f"{item.index.fqn}: an object that cannot be pickled: {error}",
+                hint="leave it out of the state dict, or keep its state as dicts and numbers",
+            ) from None
         packed = pack_value(stream)
         if packed is None and not self.allow_pickle:
             raise Refused(

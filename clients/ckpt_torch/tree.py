@@ -321,10 +321,21 @@ def as_scalar(value: object) -> Scalar:
 
 
 def pickled(value: object) -> AnyArray:
-    """An object's pickle as bytes, made by torch."""
+    """An object's pickle as bytes, made by torch. Raises Refused for one that has none."""
     stream = io.BytesIO()
-    torch.save(value, stream)
+    try:
+        torch.save(value, stream)
+    except Exception as error:  # Whatever its own `__reduce__` raises.
+        raise not_pickled(value, error) from None
     return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def not_pickled(value: object, error: Exception) -> Refused:
+    """Why an object, such as a lambda or a lock, is not stored; without its path."""
+    return Refused(
+        f"an object of type {type(value).__qualname__} cannot be pickled: {error}",
+        hint="leave it out of the state dict, or keep its state as dicts, lists and numbers",
+    )
 
 
 def unpickled(array: AnyArray) -> object:

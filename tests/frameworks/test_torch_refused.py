@@ -4,6 +4,8 @@ all hear it, and the same step commits when all save it again.
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -126,11 +128,22 @@ def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
             assert rank == REFUSING or f"rank {REFUSING}" in text.lower()
 
 
-def test_what_cannot_be_pickled_is_refused_by_name(cluster: str) -> None:
-    stager = CkptStager(CkptWriter(f"{cluster}/pickles/1", allow_pickle=True))
-    with pytest.raises(ckpt.Refused, match=r"a\.f: an object of type function cannot be pickled"):
-        stager.stage({"a": {"f": lambda: 0}})
+@pytest.mark.parametrize("kind", ["function", "lock"])
+def test_what_cannot_be_pickled_is_refused_by_name(cluster: str, kind: str) -> None:
+    """Saves but those through a stager raised what pickle says, which names no path."""
+    state = {"a": {"f": {"function": lambda: 0, "lock": threading.Lock()}[kind]}}
+    path = f"{cluster}/pickles/1"
+    says = rf"f: an object of type {kind} cannot be pickled"
+    stager = CkptStager(CkptWriter(path, allow_pickle=True))
+    with pytest.raises(ckpt.Refused, match=rf"a\.{says}"):
+        stager.stage(state)
     stager.close()
+    with pytest.raises(ckpt.Refused, match=f"a/{says}"):
+        ckpt_torch.save(state, checkpoint_id=path, allow_pickle=True, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: that no process group is meant
+        with pytest.raises(CheckpointException, match=r"a\.f: an object that cannot be pickled: "):
+            dcp.save(state, storage_writer=CkptWriter(path, allow_pickle=True), no_dist=True)
 
 
 def aborted_job(url: str, staging: str, known: bool) -> tuple[str, int | None, list[float]]:
