@@ -39,8 +39,8 @@ class Figures:
     saves_committed: int
     redundancy_before: str
     redundancy_after: str
-    bytes_read: int
-    bytes_rebuilt: int
+    read_bytes: int
+    rebuilt_bytes: int
     load_max_s: float
     resume_s: float
     """From the death of the last stager to the first new step on all ranks."""
@@ -72,7 +72,7 @@ def print_report(report: DemoReport, *, as_json: bool) -> None:
             "message_type": "summary",
             "ok": report.held,
             "checks": [asdict(check) for check in report.checks],
-            "figures": asdict(report.figures) if report.figures is not None else None,
+            "figures": _document(report.figures) if report.figures is not None else None,
         }
         print(json.dumps(summary), flush=True)
         return
@@ -90,6 +90,11 @@ def print_report(report: DemoReport, *, as_json: bool) -> None:
         console.print(line, soft_wrap=True)
 
 
+def _document(figures: Figures) -> dict[str, object]:
+    named_before = {"bytes_read": figures.read_bytes, "bytes_rebuilt": figures.rebuilt_bytes}
+    return {**asdict(figures), **named_before}  # As 0.1.0 calls them.
+
+
 def _table(figures: Figures) -> Table:
     table = Table(show_header=False, title="ckpt demo", title_justify="left")
     table.add_column(justify="left", no_wrap=True)
@@ -100,7 +105,7 @@ def _table(figures: Figures) -> Table:
 
 
 def _rows(figures: Figures) -> list[tuple[str, str]]:
-    read, rebuilt = format_bytes(figures.bytes_read), format_bytes(figures.bytes_rebuilt)
+    read, rebuilt = format_bytes(figures.read_bytes), format_bytes(figures.rebuilt_bytes)
     return [
         (
             "stall of the training",

@@ -159,9 +159,10 @@ def _summary(report: VerifyReport) -> dict[str, object]:
         "columns": report.columns,
         "documents_read": report.documents_read,
         "documents": report.documents,
-        "bytes_read": report.bytes_read,
+        "read_bytes": report.bytes_read,
         "took_s": report.seconds,
-        # As 0.1.0 calls it.
+        # As 0.1.0 calls them.
+        "bytes_read": report.bytes_read,
         "seconds": report.seconds,
     }
 
