@@ -32,7 +32,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     run("local", "stop", str(directory))
 
 
-@pytest.mark.parametrize("name", [f"{RUN}/1", f"{RUN}@1", f"{RUN}@best", f"{RUN}/step-1"])
+@pytest.mark.parametrize(
+    "name", [f"{RUN}/1", f"{RUN}@1", f"{RUN}@best", f"{RUN}/step-1", f"{RUN}/001"]
+)
 def test_every_way_to_write_it_is_the_same_step(cluster: str, name: str) -> None:
     document = run("show", f"{cluster}/{name}", "--json").document()
     assert [one["step"] for one in document["generations"]] == [1]
