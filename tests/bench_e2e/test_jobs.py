@@ -273,6 +273,31 @@ def test_ctrl_c_prints_what_was_measured_until_then(tmp_path: Path) -> None:
     assert err == "ckptbench: interrupted; everything that it started is gone\n"
 
 
+def test_progress_is_of_jobs_that_have_begun(tmp_path: Path) -> None:
+    """`ckptbench rules` had a line for each of its jobs from the start."""
+    job = tmp_path / "two.fio"
+    job.write_text(
+        f"[global]\n{chr(10).join(ENDLESS).replace('--', '')}\ndirectory={tmp_path}\n"
+        "[one]\nrw=write\n[two]\nstonewall\nrw=write\n"
+    )
+    command = [sys.executable, "-m", "ckptbench.cli", str(job), "--output-format=json"]
+    names: list[str] = []
+    with subprocess.Popen(
+        [*command, "--status-interval=0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            names.append(json.loads(line)["jobname"])
+            if json.loads(line)["checkpoints"] >= ENOUGH:
+                child.send_signal(signal.SIGINT)
+                break
+        child.communicate()
+    assert set(names) == {"one"}
+
+
 def test_ctrl_c_while_ranks_start_ends_them(tmp_path: Path) -> None:
     main_thread = threading.main_thread().ident
     assert main_thread is not None

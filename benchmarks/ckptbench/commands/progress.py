@@ -1,4 +1,4 @@
-"""`--status-interval`: what is done so far, cumulative, every so often.
+"""`--status-interval`: what is done so far, cumulative, every so often, of each job that has begun.
 
 One JSON object in a line when the report is JSON, else one line for people, on stderr.
 """
@@ -9,11 +9,11 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from ckpt.base.printable import printable
-from ckptbench.job.jobs import JobList
 from ckptbench.report.numbers import both_rates, size
 from ckptbench.results import CheckpointFigures
 
@@ -21,14 +21,13 @@ from ckptbench.results import CheckpointFigures
 class Progress:
     """The jobs' threads report each checkpoint to me, and I print from a thread of my own."""
 
-    def __init__(self, jobs: JobList, interval_s: float, *, as_json: bool) -> None:
-        self._jobs = jobs
+    def __init__(self, interval_s: float, *, as_json: bool) -> None:
         self._interval_s = interval_s
         self._as_json = as_json
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
-        #: By job: the checkpoints it has done. Its thread adds to them and mine reads them, under
-        #: the lock.
+        #: By job that has begun, in that order: the checkpoints it has done. Its thread adds to
+        #: them and mine reads them, under the lock.
         self._done: dict[str, list[CheckpointFigures]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -48,10 +47,16 @@ class Progress:
         if self._interval_s:
             self._thread.join()
 
+    def begin(self, jobs: Sequence[str]) -> None:
+        """These begin now; the others of the run have no line yet."""
+        with self._lock:
+            for name in jobs:
+                self._done.setdefault(name, [])
+
     def note(self, job: str, checkpoint: CheckpointFigures) -> None:
         """One more."""
         with self._lock:
-            self._done.setdefault(job, []).append(checkpoint)
+            self._done[job].append(checkpoint)
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
@@ -61,7 +66,7 @@ class Progress:
     def _lines(self) -> list[str]:
         with self._lock:
             done = {name: list(found) for name, found in self._done.items()}
-        return [self._line(job.name, done.get(job.name, [])) for job in self._jobs.jobs]
+        return [self._line(name, found) for name, found in done.items()]
 
     def _line(self, name: str, found: list[CheckpointFigures]) -> str:
         moved = sum(one.bytes for one in found)

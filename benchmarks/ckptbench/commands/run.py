@@ -113,16 +113,16 @@ def execute(jobs: JobList, line: CommandLine, judge: Judge = no_rules) -> int:
     if line.last("plot"):
         check_plot(Path(line.last("plot")))
     interval_s = _interval(line)
-    progress = Progress(jobs, interval_s, as_json="normal" not in formats)
+    progress = Progress(interval_s, as_json="normal" not in formats)
     with progress, contextlib.ExitStack() as stack:
-        context = Context(isolated, local_ranks, 1, progress.note)
+        context = Context(isolated, local_ranks, 1, progress.note, on_begun=progress.begin)
         if addresses:
             named = line.last("secret-file")
             secret = read_secret(find_secret_file(named=Path(named) if named else None))
             hosts = stack.enter_context(Hosts(addresses, secret))
             context = Context(
                 False, hosts.make_ranks, len(addresses), progress.note, addresses,
-                hosts.start_skew_s(),
+                hosts.start_skew_s(), progress.begin,
             )  # fmt: skip
         found, end = _measured(jobs, context)
     found = replace(found, rules=judge(found.jobs))

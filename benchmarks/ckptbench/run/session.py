@@ -166,6 +166,7 @@ class Session:
         """All jobs of a group, begun at the same time; interleaved ones take turns. Adds what they
         led to, also when they are interrupted.
         """
+        self.context.on_begun([job.name for job in group])
         shelves = [self._shelf(job.options) for job in group]
         bounds = [self._bound(job, shelf) for job, shelf in zip(group, shelves, strict=True)]
         gate = threading.Barrier(len(group))

@@ -21,6 +21,10 @@ from ckptbench.workload import StatePlan
 MakeRanks = Callable[[Sequence[RankPlan], Mapping[str, str], Path], RankGroup]
 
 
+def unheard(_names: Sequence[str]) -> None:
+    """Nobody asks which jobs begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every job of a run is given."""
@@ -36,6 +40,8 @@ class Context:
     """Of the hosts' agents; empty when ranks run here."""
     start_skew_s: float = 0.0
     """No two hosts begin further apart."""
+    on_begun: Callable[[Sequence[str]], None] = unheard
+    """Called with the names of jobs that begin together."""
 
 
 @dataclass(frozen=True, slots=True)
