@@ -132,9 +132,10 @@ def _text_of(stream: io.TextIOWrapper) -> str:
 
 @contextmanager
 def _environment(environ: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
+    # Copies: `environ` may be os.environ itself.
+    before, wanted = dict(os.environ), dict(environ)
     os.environ.clear()
-    os.environ.update(environ)
+    os.environ.update(wanted)
     try:
         yield
     finally:

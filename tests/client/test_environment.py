@@ -20,6 +20,7 @@ from ckpt_client.environment import (
     next_save_number,
     process_name,
 )
+from tests.client import clikit
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,15 @@ from ckpt_client.environment import (
 )
 def test_each_launcher_names_the_rank(environ: dict[str, str], expected: tuple[int, int]) -> None:
     assert find_place(environ=environ) == RankPlace(Rank(expected[0]), expected[1])
+
+
+def test_a_command_under_test_may_be_given_this_very_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was emptied: no variable reached the command."""
+    monkeypatch.setenv("CKPT_STORE", "nonsense")
+    assert "store 'nonsense' is not of the form" in clikit.run("ls", environ=os.environ).err
+    assert os.environ["CKPT_STORE"] == "nonsense"
 
 
 @pytest.mark.parametrize(
