@@ -79,7 +79,8 @@ def test_a_cluster_that_somebody_stopped_is_not_started_by_a_save_that_waits(
         os.kill(supervisor, signal.SIGTERM)
         wait_until(lambda: not (cluster.directory / "ready.json").exists(), "it serves no more")
     wait_until(lambda: not runs(supervisor), "it has ended")
-    with pytest.raises(ckpt.Unavailable, match="not committed after 2 s"):
+    said = rf"not committed after 2 s: the cluster in {cluster.directory} is not running; the save"
+    with pytest.raises(ckpt.Unavailable, match=said):
         save.wait(2.0)
     assert not (cluster.directory / "ready.json").exists()
     with ckpt.open(cluster.url):

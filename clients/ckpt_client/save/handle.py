@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
@@ -15,6 +16,7 @@ from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.handlers import refuse_inside
 from ckpt_client.here_only import HereOnly
+from ckpt_client.locate import read_ready
 from ckpt_client.save.staged import staged_already
 from ckpt_client.stager import wire
 from ckpt_client.warn import warn
@@ -121,6 +123,10 @@ def commit_from_view(view: StepView) -> Commit:
 class Waiter(Protocol):
     """What a Save needs of its stager."""
 
+    @property
+    def attach(self) -> wire.Attach:
+        """Where its cluster is."""
+
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Listen to the stager until `ready()`; False when the time is over first."""
 
@@ -211,8 +217,10 @@ class Save(HereOnly):
             )
         deadline_s = None if timeout_s is None else begun_s + timeout_s
         if not self.ended and not (copied and self._wait_until(deadline_s)):
+            rests = self._rests()
+            goes_on = f": {rests}" if rests else "; it goes on"
             raise Unavailable(
-                f"{self.run}@{self.step} is not committed after {timeout_s:g} s; it goes on",
+                f"{self.run}@{self.step} is not committed after {timeout_s:g} s{goes_on}",
                 hint="wait again, or see ckpt status",
             )
         self._kept = None
@@ -229,13 +237,23 @@ class Save(HereOnly):
                 return False
             late_s = min(2 * late_s, LATE_S[1])
             _log.warning(
-                "%s@%s is not committed after %.0f s of waiting, which goes on: ckpt ls %s says "
-                "whom it waits for, ckpt status what is amiss",
+                "%s@%s is not committed after %.0f s of waiting, which goes on: %s",
                 self.run,
                 self.step,
                 time.monotonic() - begun_s,
-                self.run,
+                self._rests()
+                or f"ckpt ls {self.run} says whom it waits for, ckpt status what is amiss",
             )
+
+    def _rests(self) -> str:
+        """That its cluster on this machine was stopped, as `ckpt local stop` does; else empty."""
+        directory = self._stager.attach.directory
+        if not directory or read_ready(Path(directory)) is not None:
+            return ""
+        return (
+            f"the cluster in {directory} is not running; the save goes on once it is started, by "
+            f"`ckptd local {directory}` or an open of it"
+        )
 
     def mark_told(self) -> None:
         """Its end is reported elsewhere, to all whom it concerns: no later save raises it."""
