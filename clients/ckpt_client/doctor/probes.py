@@ -24,6 +24,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
 from ckpt.protocol.handshake import Caller
+from ckpt_client.doctor.control_group import limited_groups
 from ckpt_client.doctor.findings import TargetReach
 from ckpt_client.locate import client_name
 
@@ -31,12 +32,11 @@ HANDSHAKE_S: Final = 2.0
 """For each target; all are asked side by side."""
 SOCKET_NAME: Final = "socket"
 """In a target's directory."""
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of this host, or of the job's control group where that has less."""
+    """Of this host, or of a control group of the job where that has less."""
 
     free_bytes: int
     total_bytes: int
@@ -147,9 +147,8 @@ def memory() -> Memory:
         name, _, rest = line.partition(":")
         sizes[name] = int(rest.split()[0]) * 1024
     free, total = sizes["MemAvailable"], sizes["MemTotal"]
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        free, total = min(free, max(0, limit - used)), min(total, limit)
+    for group in limited_groups():
+        free, total = min(free, group.free_bytes), min(total, group.limit_bytes)
     return Memory(free, total)
 
 
@@ -176,11 +175,3 @@ def sockets_folder() -> tuple[str, int | None, str]:
 def _free_bytes(directory: Path) -> int:
     space = os.statvfs(directory)
     return space.f_bavail * space.f_frsize
-
-
-def _number(path: Path) -> int | None:
-    """None for a file that is not there, or says `max`."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
