@@ -10,8 +10,9 @@ partial or another's is refused by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
@@ -48,6 +49,7 @@ from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.boxes import intersect
 
 THREADS: Final = 8
+DAMAGED: Final = "put that object back from a copy of the store, or take another step of the run"
 
 Item = TypeVar("Item")
 
@@ -70,6 +72,15 @@ class Together(Protocol):
     def read(self, stored: StoredCheckpoint, chunks: Sequence[StoredChunk]) -> None:
         """Fill all of them, from the store or from another rank. Raises as StoredCheckpoint.read
         does."""
+
+
+@contextmanager
+def _says_what_to_do() -> Iterator[None]:
+    """What is damaged in a store has parity nowhere: its error says what is left to do."""
+    try:
+        yield
+    except Corrupt as error:
+        raise Corrupt(error.message, hint=error.hint or DAMAGED) from None
 
 
 def open_stored(sink: Sink, run: RunName, step: Step | None = None) -> StoredCheckpoint:
@@ -114,6 +125,7 @@ class StoredCheckpoint:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ckpt-store")
 
     @classmethod
+    @_says_what_to_do()
     def open(cls, sink: Sink, run: RunName, step: Step, generation: Generation) -> StoredCheckpoint:
         """Read marker and manifest. Raises NotFound, Corrupt, Refused."""
         prefix = names.generation_prefix(run, step, generation)
@@ -124,7 +136,11 @@ class StoredCheckpoint:
             if meant is not None and header.key[1:] == (step, generation):
                 url = f"{meant}//{header.run}@{step}"
                 raise Refused(f"{where} is of run {header.run!r}", hint=f"name it after //: {url}")
-            raise Refused(f"{where} is the marker of {header}: it was put in a wrong place")
+            place = f"{sink.url}/{names.generation_prefix(*header.key)}"
+            raise Refused(
+                f"{where} is the marker of {header}: it was put in a wrong place",
+                hint=f"move it to {place}, or take another step of the run",
+            )
         if marker.manifest.bytes > MANIFEST_BYTES_MAX:
             raise Corrupt(f"{where}: a manifest of {marker.manifest.bytes} bytes")
         raw = read_file(sink, prefix, marker.manifest)
@@ -203,6 +219,7 @@ class StoredCheckpoint:
         for _ in self._pool.map(work, items):
             continue
 
+    @_says_what_to_do()
     def verify(self) -> int:
         """Read every byte and compare; how many there were. Raises Corrupt naming the object."""
         for file in self.manifest.files:
@@ -215,6 +232,7 @@ class StoredCheckpoint:
         self.each(lambda shard: self._verify(*shard), shards)
         return self.manifest.stored_bytes
 
+    @_says_what_to_do()
     def _verify(self, key: str, size: int, expected: int) -> None:
         try:
             found = self._sink.checksum(self._prefix + key)
@@ -303,6 +321,7 @@ class StoredCheckpoint:
             self._wanted_bytes += len(raw)
             self._peer_bytes += len(raw)
 
+    @_says_what_to_do()
     def _fill(self, chunk: StoredChunk, raw: Buffer) -> None:
         where = self._where(chunk)
         if crc32(raw) != self._stored(chunk)[0]:
@@ -313,6 +332,7 @@ class StoredCheckpoint:
     def _where(self, chunk: StoredChunk) -> str:
         return f"{self.url}/{shard_key(chunk.array, chunk.shard)}"
 
+    @_says_what_to_do()
     def _stored(self, chunk: StoredChunk) -> tuple[int, int, int]:
         """(CRC-32, first byte, byte after the last) in its object."""
         chunks = self.manifest.objects[chunk.number][chunk.shard].chunks()
@@ -320,6 +340,7 @@ class StoredCheckpoint:
             raise Corrupt(f"{self._where(chunk)}: chunk {chunk.position} is missing")
         return chunks[chunk.position]
 
+    @_says_what_to_do()
     def _get(self, key: str, start: int, end: int) -> Buffer:
         try:
             raw = self._sink.get_range(self._prefix + key, start, end)
@@ -343,6 +364,7 @@ class StoredCheckpoint:
         raise NotFound(f"{self.url} has no {tensor.name} of rank {wish.rank}")
 
 
+@_says_what_to_do()
 def read_file(sink: Sink, prefix: str, file: SmallFile) -> bytes:
     """A small document, whole and verified. Raises Corrupt naming it."""
     where = f"{sink.url}/{prefix}{file.key}"
