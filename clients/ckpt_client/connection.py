@@ -21,8 +21,13 @@ from ckpt.format.messages.launches import LaunchJoined
 from ckpt_client.control import Control
 from ckpt_client.environment import RankPlace, find_place
 from ckpt_client.load.reader_context import ReaderContext
-from ckpt_client.local.cluster import is_supervised, opened_cluster, serving
-from ckpt_client.locate import Locator, client_name
+from ckpt_client.local.cluster import (
+    is_supervised,
+    of_another_cluster,
+    opened_cluster,
+    serving,
+)
+from ckpt_client.locate import Locator, ReadyFile, client_name, read_ready
 from ckpt_client.url import LocalUrl, RemoteUrl
 from ckpt_client.wait_notice import WaitNotice
 
@@ -80,16 +85,34 @@ class Connection:
                     self._connect(Locator(str(cluster.directory), ""), look=cluster.start_again)
 
     def ensure_cluster(self) -> None:
-        """Start a local cluster again that has stopped since."""
-        if isinstance(self.url, LocalUrl) and not is_supervised(Path(self.url.directory)):
-            with opened_cluster(self.url, self._start_timeout_s) as cluster:
-                _greet(self.control, look=cluster.start_again)
+        """Start a local cluster again that has stopped since. Raises NotFound where it is no longer
+        in its directory, and as `ckpt.open`.
+        """
+        if isinstance(self.url, LocalUrl):
+            directory = Path(self.url.directory)
+            if is_supervised(directory):
+                self._check_same(directory, read_ready(directory))
+            else:
+                self._open_again(self.url)
 
     def ensure_answers(self) -> None:
         """`ensure_cluster` before a question; waits for a cluster that is just starting."""
-        if isinstance(self.url, LocalUrl) and serving(Path(self.url.directory)) is None:
-            with opened_cluster(self.url, self._start_timeout_s) as cluster:
-                _greet(self.control, look=cluster.start_again)
+        if isinstance(self.url, LocalUrl):
+            directory = Path(self.url.directory)
+            ready = serving(directory)
+            if ready is None:
+                self._open_again(self.url)
+            else:
+                self._check_same(directory, ready)
+
+    def _open_again(self, url: LocalUrl) -> None:
+        with opened_cluster(url, self._start_timeout_s, self.cluster) as cluster:
+            _greet(self.control, look=cluster.start_again)
+
+    def _check_same(self, directory: Path, ready: ReadyFile | None) -> None:
+        """Its secret is another one as well, and would be called wrong."""
+        if ready is not None and self.cluster and ready.cluster not in ("", self.cluster):
+            raise of_another_cluster(directory, ready.cluster, self.cluster)
 
     def reader(self, durable: str = "") -> ReaderContext:
         """Whom readers ask, and who they are; `durable` is the object store that they can read."""

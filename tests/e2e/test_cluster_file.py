@@ -126,3 +126,40 @@ def test_a_machine_that_was_renamed_hears_how_its_cluster_comes_back(
         assert f"say {line} in {file}" in told
     file.write_text(file.read_text().replace('host = "elsewhere"', line))
     check_all_is_there(cluster.url, 1, 2)
+
+
+def test_a_store_begins_no_other_cluster_where_its_own_was_moved_away(cluster: Cluster) -> None:
+    """A training would find nothing there after its next start, and begin at step 0."""
+    away = cluster.directory.with_name("away")
+    with ckpt.open(cluster.url) as store:
+        known = id_in(cluster.directory / "cluster.toml")
+        cluster.directory.rename(away)
+        for ask in (lambda: store.latest("run"), lambda: store.save("run", 3, state(3))):
+            with pytest.raises(
+                ckpt.NotFound, match=f"cluster {known} is no longer in .*move it back"
+            ):
+                ask()
+        assert not cluster.directory.exists()
+        away.rename(cluster.directory)
+        store.save("run", 3, state(3)).wait(WAIT_S)
+    command("local", "stop", str(cluster.directory))
+    check_all_is_there(cluster.url, 1, 2, 3)
+
+
+def test_a_store_hears_that_another_cluster_is_where_its_own_was(cluster: Cluster) -> None:
+    away = cluster.directory.with_name("away")
+    with ckpt.open(cluster.url) as store:
+        known = id_in(cluster.directory / "cluster.toml")
+        command("local", "stop", str(cluster.directory))
+        cluster.directory.rename(away)
+        with ckpt.open(cluster.url) as other:
+            other.save("run", 1, state(1)).wait(WAIT_S)
+            found = id_in(cluster.directory / "cluster.toml")
+            wrong = f"is of cluster {found} now; this process was connected to cluster {known}"
+            for ask in (lambda: store.latest("run"), lambda: store.save("run", 3, state(3))):
+                with pytest.raises(ckpt.NotFound, match=wrong):
+                    ask()
+        command("local", "stop", str(cluster.directory))
+        with pytest.raises(ckpt.NotFound, match=wrong):
+            store.latest("run")
+    assert not (cluster.directory / "ready.json").exists(), "nobody has started it for that"

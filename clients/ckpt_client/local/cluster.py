@@ -29,6 +29,7 @@ from ckpt.base.errors import (
     ERROR_OF_EXIT,
     CkptError,
     Corrupt,
+    NotFound,
     Refused,
     Unauthorized,
     Unavailable,
@@ -78,15 +79,19 @@ class ServingCluster:
 
 
 @contextmanager
-def opened_cluster(url: LocalUrl, timeout_s: float) -> Iterator[ServingCluster]:
+def opened_cluster(url: LocalUrl, timeout_s: float, known: str = "") -> Iterator[ServingCluster]:
     """The running cluster of DIR, started if need be. Connect inside the `with`.
 
-    Raises Refused when the URL's options contradict those that DIR was made with or DIR belongs to
+    known: id of the cluster that was opened there before; no other one is begun in its place.
+
+    Raises NotFound when the known one is no longer there; Refused when the URL's options contradict those that DIR was made with or DIR belongs to
     another host, or for another word than the policy's in $CKPT_WIRE, which the daemons inherit;
     Unauthorized when DIR is another user's; Unavailable when the cluster does not come up in time.
     """
     insisted()
     directory = Path(url.directory)
+    if known:
+        _check_still_there(directory, known)
     try:
         make_private_directory(directory)
     except OSError as error:
@@ -200,6 +205,32 @@ def what_makes_one(directory: Path) -> str:
     except OSError:
         return "ckpt.open() of a training script makes one, or `ckptd local DIR`"
     return f'put it back, with cluster = "{id}"; docs/configuration.md shows one'
+
+
+def of_another_cluster(directory: Path, found: str, known: str) -> NotFound:
+    """For who was connected to the known one."""
+    return NotFound(
+        f"{directory} is of cluster {found} now; this process was connected to cluster {known}",
+        hint="its directory was moved or removed: move it back, or start this process again, for "
+        "what is there now",
+    )
+
+
+def _check_still_there(directory: Path, known: str) -> None:
+    """Raises NotFound. A file that is damaged or missing alone is somebody else's to say."""
+    try:
+        found = tomllib.loads((directory / CLUSTER_NAME).read_text("utf-8")).get("cluster", known)
+    except FileNotFoundError:
+        if (directory / ID_NAME).exists():
+            return
+        raise NotFound(
+            f"cluster {known} is no longer in {directory}: the directory was moved or removed",
+            hint="move it back; the next ckpt.open() makes an empty cluster there",
+        ) from None
+    except (OSError, ValueError):
+        return
+    if found != known:
+        raise of_another_cluster(directory, str(found), known)
 
 
 def of_another_host(directory: Path, host: object) -> Refused:
