@@ -84,9 +84,10 @@ def opened_cluster(url: LocalUrl, timeout_s: float, known: str = "") -> Iterator
 
     known: id of the cluster that was opened there before; no other one is begun in its place.
 
-    Raises NotFound when the known one is no longer there; Refused when the URL's options contradict those that DIR was made with or DIR belongs to
-    another host, or for another word than the policy's in $CKPT_WIRE, which the daemons inherit;
-    Unauthorized when DIR is another user's; Unavailable when the cluster does not come up in time.
+    Raises NotFound when the known one is no longer there; Refused when the URL's options contradict
+    those that DIR was made with or DIR belongs to another host, or for another word than the
+    policy's in $CKPT_WIRE, which the daemons inherit; Unauthorized when DIR is another user's;
+    Unavailable when the cluster does not come up in time.
     """
     insisted()
     directory = Path(url.directory)
