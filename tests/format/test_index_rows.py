@@ -16,7 +16,7 @@ from ckpt.base.errors import CkptError, Corrupt, Refused
 from ckpt.base.ids import Rank
 from ckpt.base.limits import INDEX_PAGE_BYTES_MAX, PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
 from ckpt.format.checksum import Buffer
-from ckpt.format.index.checks import check_tensor
+from ckpt.format.index.checks import check_tensor, tensor_order
 from ckpt.format.index.document import Index, TensorPages, index_document
 from ckpt.format.index.pages import (
     HEADER_BYTES,
@@ -186,6 +186,20 @@ def test_boxes_that_nothing_repeats_stay_as_they_are() -> None:
 @given(indexes())
 def test_an_index_in_rows_comes_back_equal(index: Index) -> None:
     assert decode_index(encode_index(index, in_rows=True)) == index
+
+
+@given(indexes(), cut_tensors(), st.booleans(), st.integers(0, 8))
+def test_the_names_that_a_rank_has_are_of_what_is_global_or_its_own(
+    index: Index, cut: IndexTensor, in_rows: bool, rank: int
+) -> None:
+    own = msgspec.structs.replace(cut, name="what ranks have", meaning=Meaning.OWN)
+    tensors = tuple(sorted((*index.tensors, own), key=tensor_order))
+    document = encode_index(msgspec.structs.replace(index, tensors=tensors), in_rows=in_rows)
+    reader = IndexReader(lambda start, end: memoryview(document)[start:end])
+    assert set(reader.names(Rank(rank))) == {
+        tensor.name for tensor in tensors
+        if tensor.meaning is not Meaning.OWN or any(box.rank == rank for box in tensor.boxes)
+    }  # fmt: skip
 
 
 def test_an_index_in_rows_is_short_and_says_its_version() -> None:

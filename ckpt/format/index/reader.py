@@ -39,7 +39,8 @@ from ckpt.format.index.pages import (
     decode_payload_page,
     decode_tensor_page,
 )
-from ckpt.format.index.rows import BoxRows, Row
+from ckpt.format.index.rows import BoxRows, Row, boxes_of
+from ckpt.format.table import Meaning
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
@@ -168,6 +169,18 @@ class IndexReader:
                 return
             if tensor.name.startswith(prefix):
                 yield tensor
+
+    def names(self, rank: Rank) -> Iterator[str]:
+        """Of every tensor that is global, or of which the rank has one of its own; a name may come
+        more than once. No tensor is put together for it, but rows of a rank's own.
+        """
+        for part in self._wire_tensors(0, len(self._firsts), _PAGES_AT_ONCE):
+            boxes: Sequence[IndexBox] = part.boxes
+            if part.meaning is Meaning.OWN and part.repeats:
+                forms = self.variants(part.name)
+                boxes = [box for form in forms for box in boxes_of(form.boxes, rank)]
+            if part.meaning is not Meaning.OWN or any(box.rank == rank for box in boxes):
+                yield part.name
 
     def _walk(
         self, low: str, beyond: Callable[[str], bool], pages_at_once: int

@@ -35,6 +35,10 @@ class TensorIndex(Protocol):
     def tensors(self) -> Iterable[IndexTensor]:
         """All of them."""
 
+    def names(self, rank: Rank) -> Iterable[str]:
+        """Of those that are global, or of which the rank has one of its own; some more than
+        once."""
+
 
 class BoxReads(Protocol):
     """Notes what a load will read."""

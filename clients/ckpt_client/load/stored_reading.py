@@ -16,6 +16,7 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import Rank
 from ckpt.base.units import format_bytes
 from ckpt.format.index.pages import IndexBox, IndexTensor
+from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together
@@ -91,6 +92,11 @@ class SourceIndex:
 
     def tensors(self) -> Iterable[IndexTensor]:
         return self._tensors
+
+    def names(self, rank: Rank) -> Iterable[str]:
+        for tensor in self._tensors:
+            if tensor.meaning is not Meaning.OWN or boxes_of(tensor.boxes, rank):
+                yield tensor.name
 
     def is_replicated(self, name: str) -> bool:
         """Whether all ranks that have the name have the same, and said so."""

@@ -108,10 +108,7 @@ class LikeWalk:
         return state
 
     def _check_keys(self) -> None:
-        stored = set(self.scalars)
-        for tensor in self.index.tensors():
-            if tensor.meaning is not Meaning.OWN or boxes_of(tensor.boxes, self.rank):
-                stored.add(tensor.name)
+        stored = {*self.scalars, *self.index.names(self.rank)}
         problems = []
         if self.absent:
             problems.append(f"the checkpoint has no {listed(self.absent)}")
