@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import compress
 from operator import add, attrgetter, le, mul, not_
-from typing import Final, cast
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -61,7 +61,7 @@ def as_plain_array(value: object, kind: torch.dtype) -> AnyArray | None:
     """
     if type(value) not in PLAIN_TENSORS:
         return None
-    tensor = cast(torch.Tensor, value)
+    tensor: torch.Tensor = value  # type: ignore[assignment]  # A call of `cast` costs more.
     if tensor.dtype != kind:
         return None
     extension = _EXTENSIONS.get(kind)

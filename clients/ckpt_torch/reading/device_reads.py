@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckpt.base.errors import Refused
 from ckpt.base.units import MiB, format_bytes
@@ -27,10 +28,12 @@ from ckpt_client.load.ring import Ring
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.device.accelerators import accelerator_of
 from ckpt_torch.device.page_locks import locked_memory
-from ckpt_torch.tensors import as_array, is_apart
+from ckpt_torch.tensors import PLAIN_TENSORS, as_array, is_apart
 
 RING_BYTES: Final = 256 * MiB
 RING_BYTES_MIN: Final = 1 * MiB
+PIECE_BYTES_MAX: Final = 4 * MiB
+"""Smaller tensors share a cell of the tier with others (decision 5)."""
 SLOTS: Final = 4
 """Of each device: one is filled while the device copies from others. Fewer and larger ones are no
 faster, and a prefix that is waited for comes a slot later."""
@@ -68,10 +71,16 @@ class DeviceReads:
             least = format_bytes(RING_BYTES_MIN)
             raise Refused(f"a ring of {ring_bytes} bytes", hint=f"at least {least}")
         sizes: dict[torch.device, int] = {}
+        host: list[int] = []
         for tensor in tensors:
-            if not tensor.is_cpu and is_apart(tensor.device):
+            if tensor.is_cpu:
+                if type(tensor) in PLAIN_TENSORS or not is_lazy(tensor):
+                    host.append(tensor.numel() * tensor.element_size())
+            elif is_apart(tensor.device):
                 room = -(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES
                 sizes[tensor.device] = sizes.get(tensor.device, 0) + room
+        self.host_in_pieces = 2 * sum([n for n in host if n < PIECE_BYTES_MAX]) > sum(host)
+        """Whether most bytes in the host's memory lie in tensors below PIECE_BYTES_MAX."""
         slot_bytes = ring_bytes // SLOTS // max(1, len(sizes)) // ALIGN_BYTES * ALIGN_BYTES
         self._lanes = {device: _Lane(device, slot_bytes, size) for device, size in sizes.items()}
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.nn.parameter import is_lazy
 
 from ckpt.aio.collector import collector_paused
-from ckpt.base.units import MiB
 from ckpt.format.tree import below
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents
@@ -34,9 +31,6 @@ from ckpt_torch.reading.twins import check_twins
 from ckpt_torch.reading.wants import NewLeaves, StateWants
 from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import asked, is_stateful, leaf_values, leaves, refill
-
-PIECE_BYTES_MAX: Final = 4 * MiB
-"""Smaller tensors share a cell of the tier with others (decision 5)."""
 
 
 def load(
@@ -119,13 +113,6 @@ class LoadJob:
     objects: frozenset[str] = frozenset()
     """Names of those that get their part as a whole."""
 
-    @property
-    def in_pieces(self) -> bool:
-        """Whether most bytes in host memory lie in tensors below PIECE_BYTES_MAX."""
-        here = [one for one in tensors_of(self.state) if one.is_cpu and not is_lazy(one)]
-        sizes = [one.numel() * one.element_size() for one in here]
-        return 2 * sum(size for size in sizes if size < PIECE_BYTES_MAX) > sum(sizes)
-
     def read(self, checkpoint: Checkpoint, devices: DeviceReads) -> NewLeaves:
         """Read all of it; what is not filled in place is what `give_back` takes. Raises as
         `load`."""
@@ -134,7 +121,7 @@ class LoadJob:
 
     def _once(self, checkpoint: Checkpoint, contents: Contents, devices: DeviceReads) -> NewLeaves:
         """One attempt: all problems are named, then everything is read."""
-        if self.in_pieces:
+        if devices.host_in_pieces:
             contents.expect_pieces()
         wanted = StateWants(contents, self.who, self.order)
         with collector_paused():
@@ -162,7 +149,8 @@ class LoadJob:
 
 def objects_of(state_dict: Mapping[str, object]) -> frozenset[str]:
     """Names of the objects with `load_state_dict`."""
-    found = [key for key, value in state_dict.items() if not isinstance(value, torch.Tensor)]
+    others = [(key, one) for key, one in state_dict.items() if type(one) not in PLAIN_TENSORS]
+    found = [key for key, one in others if not isinstance(one, torch.Tensor)]
     return frozenset(below("", key) for key in found if is_stateful(state_dict[key]))
 
 
@@ -175,7 +163,7 @@ def tensors_of(state: Mapping[str, object]) -> Iterator[torch.Tensor]:
     """This rank's part of all tensors."""
     for leaf in leaf_values(state):
         if type(leaf) in PLAIN_TENSORS:
-            yield cast(torch.Tensor, leaf)
+            yield leaf  # type: ignore[misc]  # A call of `cast` for each costs more.
         elif is_dtensor(leaf):
             yield leaf.to_local()
         # That is a tensor as well, which has no bytes of its own.
@@ -190,6 +178,8 @@ def give_back(state_dict: dict[str, object], state: dict[str, object], found: Ne
     refill(state, found.value, whole=found.sequences)
     for key, value in state.items():
         target = state_dict[key]
+        if value is target and type(value) in PLAIN_TENSORS:
+            continue  # As nearly all are, and filled in place.
         if is_stateful(target):
             assert isinstance(value, dict)
             target.load_state_dict(value)
