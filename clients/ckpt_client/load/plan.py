@@ -147,8 +147,8 @@ def shares_places(shape: Sequence[int], strides: Sequence[int], item_size: int) 
     return bool((np.diff(places) < item_size).any())
 
 
-Span = tuple[int, int, int]
-"""(first address, end, number) of an array that has items."""
+Spans = npt.NDArray[np.int64]
+"""Shape [arrays, 3]: first address, end and number of each array, of those that have items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,7 @@ class ItemPlaces:
     item_size: int
 
 
-def overlapping(
-    spans: Iterable[list[Span]], place_of: Callable[[int], ItemPlaces]
-) -> dict[int, int]:
+def overlapping(spans: Iterable[Spans], place_of: Callable[[int], ItemPlaces]) -> dict[int, int]:
     """Which arrays share some of their memory with another one, and one such: by their numbers.
 
     spans: of the arrays in each memory that there is.
@@ -176,8 +174,8 @@ def overlapping(
     for group in spans:
         near = _neighbours(group)
         seen = {number: _unread(place_of(number)) for number in near}
-        before: list[Span] = []
-        for span in sorted(one for one in group if one[2] in near):
+        before: list[list[int]] = []
+        for span in sorted(one for one in group.tolist() if one[2] in near):
             before = [other for other in before if other[1] > span[0]]
             pairs += len(before)
             if pairs > PAIRS_MAX:
@@ -191,13 +189,13 @@ def overlapping(
     return found
 
 
-def _neighbours(spans: list[Span]) -> dict[int, int]:
+def _neighbours(spans: Spans) -> dict[int, int]:
     """Those that meet, each with another one."""
     found: dict[int, int] = {}
     if not any_meet(spans):
         return found
     furthest, other = 0, -1
-    for start, end, number in sorted(spans):
+    for start, end, number in sorted(spans.tolist()):
         if start < furthest:
             found.setdefault(number, other)
             found.setdefault(other, number)
@@ -206,10 +204,9 @@ def _neighbours(spans: list[Span]) -> dict[int, int]:
     return found
 
 
-def any_meet(spans: list[Span]) -> bool:
+def any_meet(spans: Spans) -> bool:
     """Whether two of them do, at a tenth of the time of a look at each: they hardly ever do."""
-    table: npt.NDArray[np.int64] = np.array(spans, np.int64).reshape(-1, 3)
-    table = table[table[:, 0].argsort()]
+    table = spans[spans[:, 0].argsort()]
     return bool((table[1:, 0] < np.maximum.accumulate(table[:-1, 1])).any())
 
 

@@ -152,7 +152,8 @@ def _check_shared(reading: Reading, rank: Rank, filled: Sequence[Filled]) -> Non
         return ItemPlaces(address_of(array), array.shape, array.strides, array.itemsize)
 
     spans = [(*_reach(array), n) for n, array in enumerate(arrays) if array.nbytes]
-    for number, other in overlapping([spans], place).items():
+    table = np.array(spans, np.int64).reshape(-1, 3)
+    for number, other in overlapping([table], place).items():
         _compare(reading, rank, filled[number], filled[other][0].name)
 
 

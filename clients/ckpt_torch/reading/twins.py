@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.units import MiB
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
-from ckpt_client.load.plan import ItemPlaces, Span, any_meet, overlapping
+from ckpt_client.load.plan import ItemPlaces, Spans, any_meet, overlapping
 from ckpt_client.save.state import AnyArray
 from ckpt_torch.reading.device_reads import narrowed, part_of
 from ckpt_torch.tensors import as_array
@@ -68,7 +69,7 @@ def shared_parts(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> list[
     for device in _spans(tensors):
         group: list[int] = []
         end = 0
-        for start, stop, number in sorted(device):
+        for start, stop, number in sorted(device.tolist()):
             if start >= end:
                 group = []
             group.append(number)
@@ -90,18 +91,25 @@ def shared_memory(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     return overlapping(_spans(tensors), place)
 
 
-def _spans(tensors: Sequence[torch.Tensor]) -> Collection[list[Span]]:
-    """Of each device, the host first."""
-    here: list[Span] = []
-    spans: dict[torch.device | None, list[Span]] = {None: here}
-    for number, tensor in enumerate(tensors):
-        size = tensor.nbytes
-        if size:
-            start = tensor.data_ptr()
-            end = start + (size if tensor.is_contiguous() else _reach(tensor))
-            group = here if tensor.is_cpu else spans.setdefault(tensor.device, [])
-            group.append((start, end, number))
-    return spans.values()
+def _spans(tensors: Sequence[torch.Tensor]) -> Collection[Spans]:
+    """Of each device, the host first; the loops are C's."""
+    table = np.empty((len(tensors), 3), np.int64)
+    table[:, 0] = list(map(torch.Tensor.data_ptr, tensors))
+    table[:, 1] = table[:, 0] + list(map(_bytes_of, tensors))
+    table[:, 2] = np.arange(len(tensors))
+    is_dense = np.fromiter(map(torch.Tensor.is_contiguous, tensors), np.bool_, len(tensors))
+    is_here = np.fromiter(map(_is_cpu, tensors), np.bool_, len(tensors))
+    has_items = table[:, 1] > table[:, 0]
+    for number in np.flatnonzero(has_items & ~is_dense).tolist():
+        table[number, 1] = table[number, 0] + _reach(tensors[number])
+    there: dict[torch.device, list[int]] = {}
+    for number in np.flatnonzero(has_items & ~is_here).tolist():
+        there.setdefault(tensors[number].device, []).append(number)
+    return [table[has_items & is_here], *(table[numbers] for numbers in there.values())]
+
+
+_bytes_of: Final = attrgetter("nbytes")
+_is_cpu: Final = attrgetter("is_cpu")
 
 
 def _reach(tensor: torch.Tensor) -> int:
