@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from ckpt.format.runs import Bytes
 from ckpt.format.table import Meaning
 from ckpt.plan.reads import PayloadKey, one_run, plan_read
 from ckpt.transfer.landings import Landings
+
+_BYTE: Final = np.dtype(np.uint8)
+"""Not its type, which numpy would look up for each small tensor."""
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class ReadSet:
             return
         is_shared = self.sharing and (replica or _is_whole(tensor, array))
         into = self.shared if is_shared else self.landings
-        flat = (memory if memory.ndim == 1 else memory.reshape(-1)).view(np.uint8)
+        flat = (memory if memory.ndim == 1 else memory.reshape(-1)).view(_BYTE)
         if type(boxes) is BoxRows:
             boxes = boxes.near(offset, array.shape)
         run = one_run(boxes, len(flat), offset, array.shape)

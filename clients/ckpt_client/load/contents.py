@@ -36,6 +36,9 @@ class Want(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Whose tensor, where it belongs to ranks; None when only one has it."""
     replica: bool = False
     """Other ranks of this load want the same box; a whole global tensor is taken for one anyway."""
+    form: IndexTensor | None = None
+    """What the box is a part of, where `Contents.variants` has said it in the same attempt, with
+    nothing to choose from: one form, of a global tensor."""
 
 
 def shape_alone(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
@@ -162,6 +165,8 @@ class Contents:
         return tensor
 
     def _tensor(self, want: Want) -> IndexTensor:
+        if want.form is not None:
+            return want.form
         found = self.variants(want.name)
         if len(found) == 1 and found[0].meaning is not Meaning.OWN:
             return found[0]

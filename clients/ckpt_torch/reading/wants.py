@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
+from ckpt.format.table import Meaning
 from ckpt.format.tree import Scalar
 from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
@@ -106,7 +106,8 @@ class StateWants:
     order: LoadOrder
     parts: list[Part] = field(init=False)
     found: NewLeaves = field(default_factory=NewLeaves)
-    _seen: set[str] = field(default_factory=set)
+    #: Names of what was found, some more than once.
+    _seen: list[str] = field(default_factory=list)
     _absent: list[str] = field(default_factory=list)
     _places: list[_Place] = field(default_factory=list)
 
@@ -160,7 +161,7 @@ class StateWants:
         self.found.sequences = {*walk.plain, *walk.packed}
         for name, node in walk.plain.items():
             self.found.values[name] = plain_data(node)
-            self._seen.update(f"{name}/{inner}" for inner in scalars_of(node))
+            self._seen.extend(f"{name}/{inner}" for inner in scalars_of(node))
         for name in walk.packed:
             self._in_one_piece(name, mine)
 
@@ -201,7 +202,7 @@ class StateWants:
         if not (strict or self._absent):
             return
         stored = {tensor.name for tensor in self.contents.tensors()} | set(values)
-        surplus = sorted(stored - self._seen)
+        surplus = sorted(stored.difference(self._seen))
         problems = [f"the checkpoint has no {listed(self._absent)}"] if self._absent else []
         if strict and surplus:
             problems.append(f"the state dict does not name {listed(surplus)}")
@@ -222,7 +223,7 @@ class StateWants:
         stored = {tensor.name for tensor in self.contents.tensors()} | set(values) if empty else ()
         for name in empty:
             below = sorted(one for one in stored if one.startswith(f"{name}/"))
-            self._seen.update(below)
+            self._seen.extend(below)
             if below:
                 warn(
                     f"{name} is empty here: {listed(below)} is not loaded. A new optimizer has no "
@@ -235,7 +236,8 @@ class StateWants:
             return
         tree = self.contents.tree(mine)
         saved = {node.name for node in leaf_nodes(tree)} | set(self.contents.values(mine))
-        rest = [one for one in sorted(saved - self._seen) if one.partition("/")[0] in objects]
+        unseen = sorted(saved.difference(self._seen))
+        rest = [one for one in unseen if one.partition("/")[0] in objects]
         if rest:
             warn(
                 f"{listed(rest)}: in the checkpoint, and not in what state_dict() of the object "
@@ -249,14 +251,14 @@ class StateWants:
         if name in values:
             if not is_plain(leaf):  # Also not an array, which is replaced like a plain value.
                 raise Refused(f"{name}: stored as a plain value, here it is a {_kind(leaf)}")
-            self._seen.add(name)
+            self._seen.append(name)
             self.found.values[name] = values[name]
             return True
         if self._in_one_piece(name, rank):
             return True
         if self.contents.variants(name):
             if isinstance(leaf, np.ndarray | np.generic):
-                self._seen.add(name)
+                self._seen.append(name)
                 self.found.values[name] = self._array(name, name, rank)
                 return True
             raise Refused(f"{name}: stored as a tensor, here it is a {_kind(leaf)}")
@@ -269,7 +271,7 @@ class StateWants:
             (value_name(name), self.found.packed),
         ):
             if self.contents.variants(inner):
-                self._seen.add(inner)
+                self._seen.append(inner)
                 found[name] = self._array(name, inner, rank)
                 return True
         return False
@@ -281,14 +283,15 @@ class StateWants:
             raise Refused(f"{name}: stored as a plain value, here it is a tensor")
         if not found:
             return False
-        self._seen.add(name)
+        self._seen.append(name)
         head = found[0]
         try:
             kind = torch_dtype(head.dtype)
             array = as_plain_array(leaf, kind)
             if array is not None and array.shape == head.global_shape and array.flags.c_contiguous:
-                want = Want(name, array, (0,) * array.ndim, rank)
-                tensor = cast(torch.Tensor, leaf)
+                form = head if len(found) == 1 and head.meaning is not Meaning.OWN else None
+                want = Want(name, array, (0,) * array.ndim, rank, form=form)
+                tensor: torch.Tensor = leaf  # type: ignore[assignment]  # `cast` is a call.
                 self._places.append(_Place(self.order.part_of(name), tensor, want))
                 return True
             here = held(leaf)
