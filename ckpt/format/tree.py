@@ -116,6 +116,17 @@ def below(name: str, step: Key | SequenceIndex) -> str:
         raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
 
 
+def names_below(name: str, keys: Iterable[Key]) -> list[str]:
+    """`below` for each key of a dict, for thousands: the loops are C's where none has a mark."""
+    steps = list(keys)
+    if set(map(type, steps)) == {str}:
+        text = "\n".join(("", *steps, ""))  # type: ignore[arg-type]
+        if not any(mark in text for mark in _MARKS):
+            above = f"{name}/" if name else ""
+            return [above + step for step in steps]  # type: ignore[operator]
+    return [below(name, step) for step in steps]
+
+
 def step_text(step: Key | SequenceIndex) -> str:
     """One step of a path as text; `path_text` joins them by `/`."""
     if type(step) is str:
@@ -369,6 +380,11 @@ def _escaped(text: str, leading: tuple[str, ...]) -> str:
         if text[0] == rule[0]:
             return rule[1:] + text[1:]
     return text
+
+
+_MARKS: Final = ("~", "/", "\n#", "\n=", "\n)", "\n\n")
+"""Of keys with a line break before each: what `_escaped` looks for. A key that has a line break of
+its own may have one of these for nothing."""
 
 
 def _shown(path: Path) -> str:

@@ -25,7 +25,7 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TREE_DEPTH_MAX
-from ckpt.format.tree import Scalar, SequenceIndex, below, path_text
+from ckpt.format.tree import Scalar, SequenceIndex, below, names_below, path_text
 from ckpt_client.save.forms import items_of
 from ckpt_client.save.state import ARRAYS, AnyArray, too_deep
 from ckpt_torch.boxes import is_tensor
@@ -85,11 +85,14 @@ def leaves(
     without: names of lists and tuples that are passed over.
     """
     if isinstance(tree, Mapping):
-        for key, child in tree.items():
+        items = list(tree.items())  # The names are of these, whatever becomes of the tree.
+        for inner, (_, child) in zip(
+            names_below(name, [key for key, _ in items]), items, strict=True
+        ):
             if type(child) in _LEAVES:
-                yield below(name, key), child
+                yield inner, child
             else:
-                yield from leaves(child, below(name, key), without)
+                yield from leaves(child, inner, without)
     elif isinstance(tree, list | tuple):
         if name not in without:
             for position, child in enumerate(tree):

@@ -30,6 +30,7 @@ from ckpt.format.tree import (
     below,
     decode_tree,
     encode_tree,
+    names_below,
     path_text,
 )
 from tests.format.strategies import flipped, masks, positions, read_or_refused
@@ -234,3 +235,21 @@ def test_a_path_grows_by_a_step_as_its_text_does(path: list[Key | SequenceIndex]
     for step in path:
         name = below(name, step)
     assert name == path_text(tuple(path))
+
+
+@given(st.sampled_from(["", "a", "a/=3"]), st.lists(keys | st.text("a~/#=)\n,", max_size=3)))
+def test_all_keys_of_a_dict_are_named_as_each_of_them(name: str, some: list[Key]) -> None:
+    assert names_below(name, some) == [below(name, key) for key in some]
+
+
+@pytest.mark.parametrize("key", ["", "#", "=1", ")", "~", "/", "\n#", "\n", 1, ("a",)])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_odd_key_among_plain_ones_is_named_as_alone(key: Key, place: int) -> None:
+    some: list[Key] = ["weight", "bias\n"]
+    some.insert(place, key)
+    assert names_below("model", some) == [path_text(("model", one)) for one in some]
+
+
+def test_a_key_that_no_tree_has_is_refused_among_others() -> None:
+    with pytest.raises(Refused, match=r"^a/b: a key of type float cannot be stored"):
+        names_below("a/b", ["c", 1.5])  # type: ignore[list-item]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -39,8 +39,7 @@ from ckpt.format.index.pages import (
     decode_payload_page,
     decode_tensor_page,
 )
-from ckpt.format.index.rows import BoxRows, Row, boxes_of
-from ckpt.format.table import Meaning
+from ckpt.format.index.rows import BoxRows, Row, is_global_or_of
 
 Fetch = Callable[[int, int], Buffer]
 """Bytes [start, end) of one copy of the document; errors of the way pass through."""
@@ -170,17 +169,14 @@ class IndexReader:
             if tensor.name.startswith(prefix):
                 yield tensor
 
-    def names(self, rank: Rank) -> Iterator[str]:
-        """Of every tensor that is global, or of which the rank has one of its own; a name may come
-        more than once. No tensor is put together for it, but rows of a rank's own.
+    def names_beyond(self, seen: Set[str], rank: Rank) -> Iterator[str]:
+        """Names that are not among these, of what is global or what the rank has of its own, some
+        more than once. No tensor is put together for those that are.
         """
-        for part in self._wire_tensors(0, len(self._firsts), _PAGES_AT_ONCE):
-            boxes: Sequence[IndexBox] = part.boxes
-            if part.meaning is Meaning.OWN and part.repeats:
-                forms = self.variants(part.name)
-                boxes = [box for form in forms for box in boxes_of(form.boxes, rank)]
-            if part.meaning is not Meaning.OWN or any(box.rank == rank for box in boxes):
-                yield part.name
+        for page in self._pages(0, len(self._firsts), _PAGES_AT_ONCE):
+            for name in sorted(set(page.names) - seen):
+                if any(is_global_or_of(rank, form) for form in self.variants(name)):
+                    yield name
 
     def _walk(
         self, low: str, beyond: Callable[[str], bool], pages_at_once: int
@@ -196,11 +192,15 @@ class IndexReader:
         yield from _ascending(self._wire_tensors(start, end, pages_at_once), low)
 
     def _wire_tensors(self, start: int, end: int, pages_at_once: int) -> Iterator[FoldedTensor]:
+        for page in self._pages(start, end, pages_at_once):
+            yield from page.tensors
+
+    def _pages(self, start: int, end: int, pages_at_once: int) -> Iterator[_NamedPage]:
         for number in range(start, end):
             if number not in self._cache:
                 self._load(number, min(end, number + pages_at_once))
             self._cache.move_to_end(number)
-            yield from self._cache[number].tensors
+            yield self._cache[number]
 
     def _load(self, start: int, end: int) -> None:
         """Bring tensor pages [start, end) into the cache, by one fetch if nothing is damaged."""

@@ -17,7 +17,8 @@ from operator import sub
 from typing import Final, final, overload
 
 from ckpt.base.ids import Rank
-from ckpt.format.index.pages import IndexBox, Location, Repeat
+from ckpt.format.index.pages import IndexBox, IndexTensor, Location, Repeat
+from ckpt.format.table import Meaning
 
 REPEATS_MAX: Final = 4
 """Most repeats of one row: meshes have fewer axes along which a tensor is cut."""
@@ -98,6 +99,11 @@ def rows_of(boxes: Sequence[IndexBox]) -> Sequence[Row]:
 def boxes_of(boxes: Sequence[IndexBox], rank: Rank) -> Sequence[IndexBox]:
     """Those that the rank declared."""
     return boxes.of(rank) if type(boxes) is BoxRows else [b for b in boxes if b.rank == rank]
+
+
+def is_global_or_of(rank: Rank, tensor: IndexTensor) -> bool:
+    """Whether it is global, or the rank has one of its own."""
+    return tensor.meaning is not Meaning.OWN or bool(boxes_of(tensor.boxes, rank))
 
 
 def folded(boxes: Sequence[IndexBox]) -> Sequence[IndexBox]:

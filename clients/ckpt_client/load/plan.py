@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -35,9 +35,8 @@ class TensorIndex(Protocol):
     def tensors(self) -> Iterable[IndexTensor]:
         """All of them."""
 
-    def names(self, rank: Rank) -> Iterable[str]:
-        """Of those that are global, or of which the rank has one of its own; some more than
-        once."""
+    def names_beyond(self, seen: Set[str], rank: Rank) -> Iterable[str]:
+        """Names that are not among these, of what is global or what the rank has of its own."""
 
 
 class BoxReads(Protocol):

@@ -5,7 +5,7 @@ verified (ckpt.objects.reader). Ranks that can meet fetch what they share once (
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +16,7 @@ from ckpt.base.errors import NotFound
 from ckpt.base.ids import Rank
 from ckpt.base.units import format_bytes
 from ckpt.format.index.pages import IndexBox, IndexTensor
-from ckpt.format.index.rows import boxes_of
+from ckpt.format.index.rows import is_global_or_of
 from ckpt.format.table import Meaning
 from ckpt.format.tree import Node
 from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together
@@ -93,10 +93,11 @@ class SourceIndex:
     def tensors(self) -> Iterable[IndexTensor]:
         return self._tensors
 
-    def names(self, rank: Rank) -> Iterable[str]:
-        for tensor in self._tensors:
-            if tensor.meaning is not Meaning.OWN or boxes_of(tensor.boxes, rank):
-                yield tensor.name
+    def names_beyond(self, seen: Set[str], rank: Rank) -> Iterable[str]:
+        return (
+            name for name, forms in self._by_name.items()
+            if name not in seen and any(is_global_or_of(rank, form) for form in forms)
+        )  # fmt: skip
 
     def is_replicated(self, name: str) -> bool:
         """Whether all ranks that have the name have the same, and said so."""

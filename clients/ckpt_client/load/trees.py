@@ -27,6 +27,7 @@ from ckpt.format.tree import (
     SequenceIndex,
     TupleNode,
     below,
+    names_below,
     path_text,
     step_text,
 )
@@ -108,11 +109,11 @@ class LikeWalk:
         return state
 
     def _check_keys(self) -> None:
-        stored = {*self.scalars, *self.index.names(self.rank)}
+        beyond = self.index.names_beyond(self.seen, self.rank)
         problems = []
         if self.absent:
             problems.append(f"the checkpoint has no {listed(self.absent)}")
-        surplus = sorted(stored - self.seen)
+        surplus = sorted({*beyond, *(self.scalars.keys() - self.seen)})
         if surplus:
             problems.append(f"like does not name {listed(surplus)}")
         if problems:
@@ -123,7 +124,12 @@ class LikeWalk:
         if isinstance(value, Replicated):
             return self._visit(value.tree, name)
         if type(value) is dict:
-            return {key: self._visit(child, below(name, key)) for key, child in value.items()}
+            pairs = list(value.items())
+            names = names_below(name, [key for key, _ in pairs])
+            return {
+                key: self._visit(child, inner)
+                for inner, (key, child) in zip(names, pairs, strict=True)
+            }
         if type(value) is list or type(value) is tuple:
             items = [
                 self._visit(child, below(name, SequenceIndex(i))) for i, child in enumerate(value)
