@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from ckpt.aio.sealed_memory import sealed_memory
 from ckpt.base.ids import BootId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.system_errors import Scarce
@@ -26,7 +27,7 @@ from ckpt.erasure.code import Code
 from ckpt.format.checksum import crc32
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.format.messages.lending import ColumnLent, LendColumn, ReturnColumn
+from ckpt.format.messages.lending import ColumnLent, LendColumn, LendMemory, ReturnColumn
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
 from ckpt.native.sums import sums_of
 from ckpt.protocol.handshake import Identity
@@ -55,7 +56,7 @@ NEAR = replace(
 class Lender(SmallHolder):
     """One target that lends its column, from a file. `how`, besides what its base knows: rotten,
     short, pipe: what file it lends; other-table, no-table: what goes along; lying: file and table
-    fit each other, and are no column's; refuses; twice; naked: no descriptor comes; leaves: its
+    fit each other, and are no column's; memory: it lends that as well; refuses; twice; naked: no descriptor comes; leaves: its
     session ends once.
     """
 
@@ -82,7 +83,7 @@ class Lender(SmallHolder):
         if how == "other-table":
             self.table = bytes(len(self.table))
         if how == "no-table":
-            self.table = self.table[4:]
+            self.table = self.table[:-4]
         self.path.write_bytes(bytes(BEFORE) + content)
 
     def _answer(self, heard: Heard) -> None:
@@ -96,6 +97,9 @@ class Lender(SmallHolder):
 
     def _lend(self, heard: Heard) -> None:
         self.lent_count += 1
+        if self.how == "memory":
+            descriptor, _ = sealed_memory("ckpt-test-memory", 4096, present=True)
+            self.server.send(heard.session, 0, LendMemory(0, 4096), descriptor=descriptor)
         if self.how == "refuses":
             self._send(heard, Failed("refused", "not to you"))
             return
@@ -190,6 +194,20 @@ def test_what_is_no_whole_block_comes_by_socket(data: Columns, folder: Path, ski
         assert by_socket(made) < SIZE // 4
 
 
+def test_what_is_no_whole_block_later_on_does_not_end_the_loan(data: Columns, folder: Path) -> None:
+    stripe = CELL * CODE.k
+    parts = ((0, 8 * stripe), (8 * stripe + 3 * CELL + 5, 20 * stripe - 7), (21 * stripe, SIZE))
+    places = [np.zeros(end - start, np.uint8) for start, end in parts]
+    landings = Landings()
+    for (start, _), place in zip(parts, places, strict=True):
+        landings.add_range(start, place)
+    with lenders(data, {}, folder) as made:
+        read_payloads([job(data, list(made), landings)], NEAR)
+        assert max(each.asked_bytes for each in made) < SIZE // CODE.k // 3
+    for (start, end), place in zip(parts, places, strict=True):
+        assert crc32(place) == crc32(data.payload[start:end])
+
+
 def test_a_reader_that_does_not_want_files_gets_none(data: Columns, folder: Path) -> None:
     memory, landings = np.zeros(SIZE, np.uint8), Landings()
     landings.add_range(0, memory)
@@ -210,8 +228,11 @@ def test_what_a_file_does_not_give_its_target_does(data: Columns, folder: Path, 
     assert found.rebuilt_bytes == found.damaged_bytes == 0
 
 
-def test_a_target_that_lies_costs_its_column_and_nothing_else(data: Columns, folder: Path) -> None:
-    with lenders(data, {1: "lying"}, folder) as made:
+@pytest.mark.parametrize("fault", ["lying", "memory"])
+def test_a_target_that_lies_costs_its_column_and_nothing_else(
+    data: Columns, folder: Path, fault: str
+) -> None:
+    with lenders(data, {1: fault}, folder) as made:
         found = read(data, made)
     assert found.rebuilt_bytes > 0
     assert "t1" in found.targets_out

@@ -234,7 +234,6 @@ class ReadingSessions:
             return []
         for job in reader.jobs:
             job.cancelled = True
-        reader.loans.clear()
         self.keep(reader, -reader.kept_bytes)
         if reader.reading_bytes:
             self._gone[session] = reader
