@@ -6,6 +6,9 @@ is known of who is missing: each bound below has its reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ckpt.base.ids import Rank
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState
@@ -57,7 +60,7 @@ def _rank_gone(attempt: Attempt, launch: Launch, now_us: int) -> str:
     a store may be training, or gone; one that never came is still starting.
     """
     opened_us = attempt.opened_us
-    for rank in attempt.missing_ranks:
+    for rank in _judged(attempt, launch, now_us):
         away_since_us = launch.away_since_us(rank)
         left_us = launch.left_us(rank)
         unwatched_us = launch.unwatched_since_us(rank)
@@ -83,17 +86,32 @@ def _rank_gone(attempt: Attempt, launch: Launch, now_us: int) -> str:
     return ""
 
 
+def _judged(attempt: Attempt, launch: Launch, now_us: int) -> Iterable[Rank]:
+    """Of the ranks that are missing those that may be a reason: who was never heard of is none
+    before its time. This is asked at each tick, also of launches that say they have a million.
+    """
+    waited_us = now_us - attempt.opened_us
+    after_restart = attempt.recovered and waited_us >= RETURN_US
+    if after_restart or (launch.all_saved and waited_us >= UNWATCHED_US):
+        return attempt.missing_ranks
+    return sorted(rank for rank in launch.members if rank not in attempt.payloads)
+
+
 def _nobody_left(attempt: Attempt, launch: Launch, now_us: int) -> str:
     """Nobody waits for this save any more, and who is missing was never heard of."""
-    never = [rank for rank in attempt.missing_ranks if rank not in launch.members]
-    left_us = [launch.left_us(rank) for rank in attempt.payloads]
-    ends_us = [at_us for at_us in left_us if at_us is not None]
-    if not never or not ends_us or len(ends_us) < len(left_us):
+    last_us = attempt.opened_us
+    for rank in attempt.payloads:
+        left_us = launch.left_us(rank)
+        if left_us is None:
+            return ""
+        last_us = max(last_us, left_us)
+    if not attempt.payloads or now_us - last_us < NOBODY_LEFT_US:
         return ""
-    if now_us - max(*ends_us, attempt.opened_us) < NOBODY_LEFT_US:
+    never = next((rank for rank in attempt.missing_ranks if rank not in launch.members), None)
+    if never is None:
         return ""
     return (
-        f"rank {never[0]} never came, and the trainers of all ranks that handed over ended more "
+        f"rank {never} never came, and the trainers of all ranks that handed over ended more "
         f"than {NOBODY_LEFT_US // US_PER_S} s ago"
     )
 
@@ -109,7 +127,8 @@ def _peers_past(attempt: Attempt, launch: Launch, now_us: int) -> str:
     if late is None:
         return ""
     step, joined_us = attempt.checkpoint.step, launch.joined_us(late)
-    past = [r for r in attempt.missing_ranks if launch.is_past(r, step, joined_us)]
+    missing = sorted(launch.saved.keys() - attempt.payloads.keys())
+    past = [r for r in missing if launch.is_past(r, step, joined_us)]
     if not past:
         return ""
     ranks = ", ".join(str(rank) for rank in past)
