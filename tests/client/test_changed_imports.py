@@ -21,6 +21,7 @@ from ckpt_client.exchange import stored_array
 from ckpt_client.exchange.arrays import Incoming, box
 from ckpt_client.exchange.npz_file import read_npz
 from ckpt_client.exchange.safetensors_export import write_safetensors
+from ckpt_client.exchange.seen_file import ChangedMeanwhile
 from ckpt_client.exchange.tensors import named_arrays
 from tests.client.clikit import Ended, run
 from tests.objects.incomings import Harm
@@ -149,6 +150,32 @@ def test_an_import_into_the_cluster_brings_every_array(tmp_path: Path, url: str)
     for key, array in {**state_of(3), **state}.items():
         assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape)
         assert found[key].tobytes() == array.tobytes()
+
+
+def test_what_cannot_be_read_as_a_file_is_refused(tmp_path: Path) -> None:
+    """An import of a pipe waited for ever."""
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "folder.npz").mkdir()
+    for name in ("pipe.npz", "folder.npz"):
+        ended = run("import", str(tmp_path / name), "in@0", "--to", f"file://{tmp_path}/store")
+        assert (ended.code, "is no file" in ended.err) == (2, True), ended.err
+
+
+def test_a_file_that_another_has_taken_the_place_of_is_not_mixed_with_it(tmp_path: Path) -> None:
+    """Also while it is open, and the first one has not changed."""
+    place = tmp_path / "in.npz"
+    as_npz(place, 1)
+    as_npz(tmp_path / "next", 2)
+    (tmp_path / "kept").hardlink_to(place)
+    arrays = read_npz(place)
+    memory = np.empty((300, 1000), "<f4")
+    with closing(arrays[0].opened()) as elements:
+        elements.read((0, 0), memory)
+        (tmp_path / "next").rename(place)
+        with pytest.raises(ChangedMeanwhile):
+            elements.read((0, 0), memory)
+    with closing(arrays[1].opened()) as elements, pytest.raises(ChangedMeanwhile):
+        elements.read((0, 0), memory)
 
 
 PARTS = (

@@ -4,12 +4,14 @@
 
 It is read, never mapped: whoever cuts a file that is mapped ends the process that reads it
 (SIGBUS). And whoever writes it meanwhile would have it taken in half old, half new: a mix that
-nobody ever saved.
+nobody ever saved. What somebody writes through a mapping leaves other times only later: that may
+not be seen.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from ckpt.base.errors import Busy, NotFound
+from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.system_errors import system_error
 from ckpt.base.units import MiB
 from ckpt.objects.source import Array
@@ -30,6 +32,10 @@ TICK_NS: Final = 20_000_000
 """Two writes within one tick of the kernel's clock, at most 10 ms, leave the same times."""
 READ_BYTES_MAX: Final = 64 * MiB
 """Of one call, so that a Ctrl-C is heard."""
+
+
+_OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Who opens a pipe waits for nobody."""
 
 
 class ChangedMeanwhile(Busy):
@@ -45,16 +51,21 @@ class SeenFile:
 
     @classmethod
     def see(cls, path: Path) -> Self:
-        """Look at it before anything of it is read. Raises NotFound, CkptError."""
+        """Look at it before anything of it is read. Raises NotFound, Refused for what is no file,
+        CkptError.
+        """
         try:
-            stamp = _stamp(path.stat())
-            # What is written from here on must leave other times than what was written before.
-            if 0 <= time.time_ns() - max(stamp[3:]) < TICK_NS:
-                time.sleep(TICK_NS / 1e9)
+            found = _looked_at(path)
         except FileNotFoundError:
             raise NotFound(f"there is no {path}") from None
         except OSError as error:
-            raise system_error(f"cannot read {path}", error) from None
+            raise _unreadable(path, error) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"{path} is no file")
+        stamp = _stamp(found)
+        # What is written from here on must leave other times than what was written before.
+        if abs(time.time_ns() - max(stamp[3:])) < TICK_NS:
+            time.sleep(TICK_NS / 1e9)
         return cls(path, stamp)
 
     @property
@@ -65,11 +76,11 @@ class SeenFile:
     def check(self) -> None:
         """Raises ChangedMeanwhile unless this path still leads to the same file, unchanged."""
         try:
-            now = _stamp(self.path.stat())
+            now = _stamp(_looked_at(self.path))
         except FileNotFoundError:
             raise changed(self.path) from None
         except OSError as error:
-            raise system_error(f"cannot read {self.path}", error) from None
+            raise _unreadable(self.path, error) from None
         if now != self.stamp:
             raise changed(self.path)
 
@@ -84,11 +95,11 @@ class OpenFile:
     def __init__(self, seen: SeenFile) -> None:
         self._seen = seen
         try:
-            self._descriptor = os.open(seen.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(seen.path, _OPEN)
         except FileNotFoundError:
             raise changed(seen.path) from None
         except OSError as error:
-            raise system_error(f"cannot read {seen.path}", error) from None
+            raise _unreadable(seen.path, error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +129,7 @@ class OpenFile:
             try:
                 count = os.preadv(self._descriptor, [part], start + done)
             except OSError as error:
-                raise system_error(f"cannot read {self._seen.path}", error) from None
+                raise _unreadable(self._seen.path, error) from None
             if count == 0:
                 raise changed(self._seen.path)
             done += count
@@ -127,6 +138,7 @@ class OpenFile:
         """Raises ChangedMeanwhile unless all that was read is of the file as it was seen."""
         if _stamp(os.fstat(self._descriptor)) != self._seen.stamp:
             raise changed(self._seen.path)
+        self._seen.check()
 
 
 def changed(path: Path) -> ChangedMeanwhile:
@@ -141,6 +153,20 @@ def check_all(files: Sequence[SeenFile]) -> None:
     """`SeenFile.check` of each."""
     for file in files:
         file.check()
+
+
+def _looked_at(path: Path) -> os.stat_result:
+    """Opened, not only asked for: what a client of NFS remembers of a file is old until then."""
+    descriptor = os.open(path, _OPEN)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(path: Path, error: OSError) -> CkptError:
+    rights = "this user needs the right to read it" if isinstance(error, PermissionError) else ""
+    return system_error(f"cannot read {path}", error, hint=rights)
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -96,7 +96,7 @@ class _Files:
 
 
 def _paths_below(folder: Path) -> Sequence[Path]:
-    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _load(place: str, node: object, name: str, shape: tuple[int, ...], files: _Files) -> Array:
