@@ -63,6 +63,8 @@ class LentColumn:
     layout: Layout
     file: ReceivedFile | None = None
     """None: asked, or refused."""
+    is_refused: bool = False
+    """A file did not give what was asked of it: another one is not taken."""
     first: int = 0
     """Where in the file its first block begins."""
     crcs: Crcs | None = None
@@ -144,8 +146,8 @@ class LentColumns:
         """
         column = self._columns.get(id)
         if column is None and link.peer is not None:
-            request, wanted_bytes = 0, job.landings.wanted_bytes // job.layout.code.k
-            if link.peer.lends and wanted_bytes >= WANTED_BYTES_MIN:
+            request = 0
+            if link.peer.lends and _wants_enough(job):
                 request = next(self._numbers)
                 link.try_send(request, LendColumn(id))
             column = self._columns[id] = LentColumn(request, target, job.layout)
@@ -158,13 +160,14 @@ class LentColumns:
         """The target gave a file; ignored where it was not asked, or it is no such column's."""
         for column in self._columns.values():
             is_asked = column.request == request and column.target == target
-            if is_asked and column.file is None and len(crcs) == 4 * column.layout.block_count:
+            is_new = column.file is None and not column.is_refused
+            if is_asked and is_new and len(crcs) == 4 * column.layout.block_count:
                 column.file, column.first = file, first
                 column.crcs = np.frombuffer(crcs, "<u4").astype(np.uint32)
 
     def refuse(self, column: LentColumn) -> None:
         """Read no more of it."""
-        column.file = column.crcs = None
+        column.file, column.crcs, column.is_refused = None, None, True
 
     def begin(
         self, column: LentColumn, request: int, runs: RunSet,
@@ -227,6 +230,13 @@ class LentColumns:
             self._notes.append(read)
             if len(self._notes) == 1:  # Else the other thread has not yet taken what lies before.
                 self._wake()
+
+
+def _wants_enough(job: ReadJob) -> bool:
+    """Of each column, on average. Tensors are counted only where the column is as large."""
+    if job.layout.column_bytes < WANTED_BYTES_MIN:
+        return False
+    return job.landings.wanted_bytes >= WANTED_BYTES_MIN * job.layout.code.k
 
 
 class _Device:
