@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 
 from ckpt.base.ids import Rank, Step, TargetId
-from ckpt.format.messages.asking import Ask
+from ckpt.base.units import MiB
+from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.loading import ConfirmLoad, Resolve, Resolved
 from ckpt.format.messages.targets import Attest
+from ckpt.protocol.coordinator import confirming
 from ckpt.protocol.coordinator.cluster.membership import GATHERING_US
-from ckpt.protocol.events import Received, Send
+from ckpt.protocol.events import CloseSession, Received, Send
 from tests.calls import counted
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 from tests.protocol.test_coordinator_confirming import decide
 
-FEW, MANY = 100, 1600
+FEW, MANY = 100, 800
 STEPS = Ask("steps", RUN)
 IN_VAIN_S = 1 + GATHERING_US / SECOND_US
 
@@ -101,3 +104,34 @@ def calls_to_meet(count: int) -> int:
 def test_a_crowd_that_meets_in_a_newer_generation_is_not_looked_at_whole_by_each() -> None:
     few, many = (calls_to_meet(count) / count for count in (20, 160))
     assert many < 1.2 * few
+
+
+def test_who_asks_for_more_than_can_wait_for_its_confirmation_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(confirming, "HELD_COUNT_MAX", 2)
+    bench = unconfirmed()
+    patient, session = bench.session(), bench.session()
+    bench.tell(patient, STEPS)
+    assert bench.tell(session, STEPS) == []
+    mark = bench.mark()
+    assert bench.tell(session, STEPS) == []
+    assert bench.log[mark:] == [
+        CloseSession(session, "too much waits for the targets to confirm it")
+    ]
+    for id in bench.targets:
+        bench.let_answer(id)
+    assert [type(one) for one in bench.to(patient)] == [Answer]
+
+
+def test_a_bulk_that_nobody_asked_for_is_not_kept_with_a_question() -> None:
+    """Eight MiB with each of thousands would be the coordinator's end."""
+    bench = unconfirmed()
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            bench.feed(Received(bench.now_us, bench.session(), 1, STEPS, bytearray(MiB)))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < MiB

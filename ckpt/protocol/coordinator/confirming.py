@@ -36,7 +36,7 @@ from ckpt.protocol.coordinator.cluster.membership import (
     Target,
     TargetState,
 )
-from ckpt.protocol.coordinator.cluster.vouching import Allowance, Vouching
+from ckpt.protocol.coordinator.cluster.vouching import HELD_COUNT_MAX, Allowance, Vouching
 from ckpt.protocol.coordinator.desk import Desk, Then
 from ckpt.protocol.coordinator.facts import (
     CheckpointCommitted,
@@ -44,7 +44,7 @@ from ckpt.protocol.coordinator.facts import (
     RequestConfirmed,
     TargetVouched,
 )
-from ckpt.protocol.coordinator.holding import HeldRequest, HeldRequests, kept
+from ckpt.protocol.coordinator.holding import HeldRequest, HeldRequests
 from ckpt.protocol.coordinator.saving.attempts import AttemptBook
 from ckpt.protocol.events import Buffer, Received, Session
 
@@ -125,9 +125,13 @@ class Confirming:
 
     def hold(self, event: Received) -> None:
         """Keep a request until this coordinator is confirmed; one that waits in vain fails with the
-        reason.
+        reason. None of them has a bulk: one that comes with it is not kept.
         """
-        held = _Held(kept(event), self._desk.now_us + _patience_us(event.message))
+        if len(self._held) >= HELD_COUNT_MAX:
+            self._desk.close(event.session, "too much waits for the targets to confirm it")
+            return
+        bare = Received(event.now_us, event.session, event.request, event.message)
+        held = _Held(bare, self._desk.now_us + _patience_us(event.message))
         self._held.add(held)
         self.confirm(lambda: self._release(held))
 

@@ -68,8 +68,8 @@ from ckpt.protocol.events import Buffer, Received, Session
 
 HELD_COUNT_MAX = 65_536
 HELD_BYTES_MAX = 64 << 20
-"""Most requests that wait for the targets, and most bytes of them; a peer that asks for more is cut
-off.
+"""Most requests that wait for the targets, here or in confirming.py, and most bytes of their bulks;
+a peer that asks for more is cut off.
 """
 
 NOBODY: Final[frozenset[TargetId]] = frozenset()
