@@ -177,6 +177,7 @@ def test_what_a_page_names_of_the_code_is_there(name: str) -> None:
 CALLED_BY_FRAMEWORKS = {
     "should_synchronize_after_execute", "synchronize_staging",  # DCP: its AsyncStager's Protocol.
     "cp_file",  # fsspec: its AbstractFileSystem's.
+    "put_file",  # fsspec likewise.
     "all_steps", "reload",  # Orbax: its CheckpointManager's.
 }  # fmt: skip
 """What frameworks call by its name alone, without a base class that would say so."""

@@ -109,7 +109,7 @@ def test_what_changes_on_its_way_into_a_store_is_refused_and_nothing_is_left(
     ended = imports(place, ["--to", f"file://{store}"], harm)
     assert harm.countdown <= 0, "else this test shows nothing"
     assert ended.code == Busy.exit_code, ended.err
-    assert "was changed while it was imported" in ended.err
+    assert "was changed while it was read" in ended.err
     assert str(place) in ended.err
     assert files_below(store) == []
     if again is None:
@@ -135,7 +135,7 @@ def test_what_changes_on_its_way_into_the_cluster_is_refused(
     write(place, 1)
     ended = imports(place, ["--store", url], Harm(lambda: (again or write)(place, 2), 2))
     assert ended.code == Busy.exit_code, ended.err
-    assert "was changed while it was imported" in ended.err
+    assert "was changed while it was read" in ended.err
     with ckpt.open(url) as store:
         assert store.steps("in") == []
 

@@ -144,8 +144,8 @@ class OpenFile:
 def changed(path: Path) -> ChangedMeanwhile:
     """The error that says so."""
     return ChangedMeanwhile(
-        f"{path} was changed while it was imported: nothing of it is kept",
-        hint="let who writes it end, and import it again",
+        f"{path} was changed while it was read: nothing of it is kept",
+        hint="let who writes it end, and take it in again",
     )
 
 

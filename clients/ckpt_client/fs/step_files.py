@@ -22,11 +22,11 @@ from ckpt.format.messages.asking import DeleteStep, StepDeleted
 from ckpt.protocol.coordinator.reading.answers import FilesView
 from ckpt_client.exchange.whole_file import WholeFile
 from ckpt_client.fs import paths
-from ckpt_client.fs.base import LiveFileSystem
 from ckpt_client.fs.files import STREAM_BUFFER_BYTES, RangeStream, ReadFile, WriteFile
 from ckpt_client.fs.layers import TextOptions, above
 from ckpt_client.fs.metadata_names import DATA_FILE, METADATA, METADATA_TMP, RANK_METADATA
 from ckpt_client.fs.paths import Spot, spot_of, step_of
+from ckpt_client.fs.putting import PuttingFileSystem
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
 from ckpt_client.fs.together import check_alone, move, one_commit
@@ -38,7 +38,7 @@ Info = dict[str, str | int | float]
 """As fsspec has it: name, size, type, and of files `generation`, `created`."""
 
 
-class CkptFileSystemBase(LiveFileSystem):
+class CkptFileSystemBase(PuttingFileSystem):
     """What both filesystems have. Files are immutable; what a step holds changes by whole commits.
 
     Raises FileNotFoundError, FileExistsError and IsADirectoryError as files do, and CkptErrors:
@@ -290,11 +290,6 @@ class CkptFileSystemBase(LiveFileSystem):
         """As fsspec's; files of a step are one commit (together.py)."""
         with one_commit(self, recursive or isinstance(path1, list)):
             super().copy(path1, path2, recursive=recursive, **options)
-
-    def put(self, lpath: Paths, rpath: Paths, recursive: bool = False, **options: object) -> None:
-        """As `copy`, of local files."""
-        with one_commit(self, recursive or isinstance(lpath, list)):
-            super().put(lpath, rpath, recursive=recursive, **options)
 
     def pipe(self, path: str | dict[str, bytes], *value: bytes, **options: object) -> None:
         """As `copy`, of bytes."""
