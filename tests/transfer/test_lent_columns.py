@@ -56,8 +56,8 @@ NEAR = replace(
 class Lender(SmallHolder):
     """One target that lends its column, from a file. `how`, besides what its base knows: rotten,
     short, pipe: what file it lends; other-table, no-table: what goes along; lying: file and table
-    fit each other, and are no column's; memory: it lends that as well; refuses; twice; naked: no descriptor comes; leaves: its
-    session ends once.
+    fit each other, and are no column's; memory: it lends that as well; refuses; twice; naked: no
+    descriptor comes; leaves: its session ends once.
     """
 
     def __init__(self, number: int, data: Columns, how: str, folder: Path) -> None:
