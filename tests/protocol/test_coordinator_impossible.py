@@ -39,6 +39,7 @@ from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.keeping.drain_jobs import PARTS_MAX
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.events import CloseSession
+from tests.calls import counted
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake, team
 from tests.protocol.test_coordinator_draining import URL, WorkerFake, part
 
@@ -168,6 +169,37 @@ def test_who_has_no_rank_of_the_launch_holds_nobody_up() -> None:
     readers.resolve(1)
     bench.tell(readers.sessions[1], LoadBegan(RUN, readers.launch, Rank(1), 0))
     assert readers.confirm(1) == [LoadConfirmed()], "this one was settled"
+
+
+@pytest.mark.parametrize("rank", [-1, 2, HUGE])
+def test_a_rank_that_its_launch_does_not_have_loads_nothing_with_it(rank: int) -> None:
+    """It would be one of those that have come for a checkpoint, which was let go for it."""
+    bench = Bench()
+    readers = Readers(bench)
+    mark = bench.mark()
+    asked = Resolve(RUN, None, readers.launch, Rank(rank), 2)
+    assert refused(bench, bench.tell(readers.sessions[0], asked), mark)
+    said = ConfirmLoad(RUN, readers.launch, Rank(rank), 0, readers.id, SECOND_US)
+    assert refused(bench, bench.tell(readers.sessions[0], said), mark)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_says_the_same_again_and_again_is_noted_once(reads: bool) -> None:
+    bench = Bench()
+    bench.save(1)
+
+    def calls_at_its_end(times: int) -> int:
+        session = bench.session()
+        joining = JoinLaunch(RUN, "again", Rank(0), 1, f"p/{times}", reads=reads)
+        for _ in range(times):
+            joined = bench.tell(session, joining)[-1]
+        assert isinstance(joined, LaunchJoined)
+        bench.tell(session, Resolve(RUN, None, joined.launch, Rank(0), 1))
+        for _ in range(times):
+            bench.tell(session, LoadBegan(RUN, joined.launch, Rank(0), 0))
+        return counted(lambda: bench.close(session))[1]
+
+    assert calls_at_its_end(100) < 2 * calls_at_its_end(1)
 
 
 # --------------------------------------------------------------------------- ranks that save

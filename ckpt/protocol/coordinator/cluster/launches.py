@@ -256,8 +256,9 @@ class Launches:
             )
         if message.reads and launch.key is not None:
             # A helper of the rank, perhaps: the seat is its trainer's, also while that is away.
+            if session not in launch.readers:
+                self._reading.setdefault(session, []).append(launch)
             launch.readers.add(session)
-            self._reading.setdefault(session, []).append(launch)
             entered = False
         else:
             entered = self._enter(launch, session, message, now_us, from_stager)
@@ -475,8 +476,9 @@ class Launches:
             at_us = now_us - max(0, message.saved_ago_us)
             saved = Saved(message.process, message.saved_step, at_us)
             launch.told_saved(message.rank, saved)
+        if session not in member.sessions:
+            self._by_session.setdefault(session, []).append(member)
         member.joined(session, from_stager=from_stager)
-        self._by_session.setdefault(session, []).append(member)
         return entered
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckpt.base.errors import CkptError, Lost
+from ckpt.base.errors import CkptError, Lost, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step
 from ckpt.format.members import NO_LAUNCH
+from ckpt.format.messages.loading import check_turn
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
@@ -17,6 +18,17 @@ from ckpt.protocol.events import Session
 from ckpt.protocol.losses import loss_reason
 
 RANKS_NAMED_MAX = 8
+
+
+def check_load(launch: Launch | None, rank: Rank | None, turn: int) -> None:
+    """Raises Refused for a turn that cannot be, and for a rank that the launch does not have: it
+    would count as one of its own.
+    """
+    check_turn(turn)
+    if launch is not None and rank is not None and not 0 <= rank < launch.world_size:
+        raise Refused(
+            f"rank {rank} does not fit launch {launch.number} of {launch.world_size} ranks"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from ckpt.format.messages.loading import (
     MovesFound,
     Resolve,
     Resolved,
-    check_turn,
 )
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
@@ -38,7 +37,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheck
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.pins import Pins
 from ckpt.protocol.coordinator.reading.candidates import Candidates
-from ckpt.protocol.coordinator.reading.launch_round import Round
+from ckpt.protocol.coordinator.reading.launch_round import Round, check_load
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad, WaitingLoads, load_of
@@ -71,8 +70,8 @@ class Resolver:
         )
 
     def resolve(self, session: Session, request: int, message: Resolve) -> None:
-        """A new question; answered now if it can be. Raises Refused for a turn that cannot be."""
-        check_turn(message.turn)
+        """A new question; answered now if it can be. Raises Refused as `check_load`."""
+        check_load(self._launch_of(message), message.rank, message.turn)
         now_us = self._desk.now_us
         waiting = WaitingLoad(session, request, message, now_us)
         if self._try(waiting):
@@ -122,9 +121,9 @@ class Resolver:
 
     def confirm(self, session: Session, request: int, message: ConfirmLoad) -> None:
         """A rank has loaded what its launch resolved. Raises Unavailable or Refused for an unknown
-        launch, or for a turn that cannot be."""
-        check_turn(message.turn)
+        launch, or for a turn or a rank that cannot be."""
         launch = self._launches.joined(message.run, message.launch)
+        check_load(launch, message.rank, message.turn)
         self.rounds.confirm(session, request, launch, message)
 
     def session_closed(self, session: Session) -> None:

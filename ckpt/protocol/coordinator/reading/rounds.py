@@ -50,7 +50,7 @@ STEPS_KEPT = 256
 
 
 Rounds = dict[tuple[RunName, LaunchNumber, Step | None], dict[int, Round]]
-Seat = tuple[RunName, Launch, Step | None, int, Rank]
+Seat = tuple[RunName, LaunchNumber, Step | None, int, Rank]
 
 
 class LaunchRounds:
@@ -77,7 +77,7 @@ class LaunchRounds:
         #: The turn after the last one of "newest" that a rank has taken.
         self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
         #: What is read over which session, to hear of readers that go away.
-        self._loading: dict[Session, list[Seat]] = {}
+        self._loading: dict[Session, dict[Seat, None]] = {}
 
     def recover(self, run: RunName, launch: Launch, row: LaunchRow) -> None:
         """Restore what was settled before this coordinator started."""
@@ -206,8 +206,8 @@ class LaunchRounds:
         one = self.get(message.run, launch, message.step, turn)
         if one is not None:
             one.loading[message.rank] = session
-            seat = (message.run, launch, message.step, turn, message.rank)
-            self._loading.setdefault(session, []).append(seat)
+            seat = (message.run, launch.number, message.step, turn, message.rank)
+            self._loading.setdefault(session, {})[seat] = None
 
     def confirm(self, session: Session, request: int, launch: Launch, message: ConfirmLoad) -> None:
         """A rank has loaded this checkpoint, whole and verified: may it return it?"""
@@ -305,8 +305,8 @@ class LaunchRounds:
 
     def released(self, session: Session) -> None:
         """Note that a reader is done: it has given up what it has not confirmed."""
-        for run, launch, step, turn, rank in self._loading.pop(session, ()):
-            one = self.get(run, launch, step, turn)
+        for run, number, step, turn, rank in self._loading.pop(session, ()):
+            one = self._rounds.get((run, number, step), {}).get(turn)
             if one is not None and one.loading.get(rank) == session:
                 del one.loading[rank]
 
