@@ -11,7 +11,7 @@ target, like all else, and then it is the target that finds out what is wrong.
 Safety: whoever gives a read up cancels it first (`LentRead.cancel`), and then nothing of it is
 written any more, even while the device still holds the thread.
 
-Sketch, CPU s/GB, first touch of the destination not counted: 0.05 to read, 0.04 to compare, 0.08 to
+Sketch, CPU s/GB, first touch of the destination not counted: 0.05 to read, 0.04 to compare, 0.05 to
 copy; through a socket 0.7.
 """
 
