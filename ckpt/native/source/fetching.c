@@ -99,8 +99,9 @@ int ckpt_fetch(const struct ckpt_kernels *kernels, struct ckpt_fetch *fetch)
 
 void ckpt_let_go(struct ckpt_fetch *fetch)
 {
-    /* A copy takes less than a turn of the scheduler. */
+    /* A copy takes less than a turn of the scheduler. It may end between two looks: only the hand
+     * itself says that it was let go. */
     while (!swapped(&fetch->hand, FREE, LET_GO) &&
-           __atomic_load_n(&fetch->hand, __ATOMIC_ACQUIRE) == COPYING)
+           __atomic_load_n(&fetch->hand, __ATOMIC_ACQUIRE) != LET_GO)
         sched_yield();
 }
