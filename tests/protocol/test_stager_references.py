@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ckpt.base.ids import Generation, Home, Step
+from ckpt.base.ids import Generation, Home, RunName, Step
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import (
@@ -18,6 +18,7 @@ from ckpt.protocol.events import Report, Send, SessionClosed
 from ckpt.protocol.stager import events as e
 from tests.protocol.test_stager import (
     LAUNCH,
+    RUN,
     S1,
     S2,
     Rig,
@@ -133,3 +134,47 @@ def test_what_a_save_refers_to_comes_too_late_when_its_launch_was_refused() -> N
     actions = rig.receive(Failed("fenced", "a newer launch is here"), request, S2)
     assert e.ReleaseHalf(0) in actions
     assert rig.do(FOUND) == []
+
+
+def test_a_save_that_is_compared_sooner_overtakes_none() -> None:
+    """Who opens a later step has gone on without the earlier one: that one would be aborted."""
+    rig = comparing()
+    rig.ask(2, 20)
+    assert rig.hand_over(2, comparing=True) == []
+    assert rig.do(e.ReferencesFound(0, 2)) == []
+    assert rig.tick(1000) == []
+    assert sent(rig.do(e.ReferencesFound(0, 1))) == [opened(10, 1), opened(20, 2)]
+
+
+def test_a_save_without_a_base_overtakes_none_that_has_one() -> None:
+    rig = comparing()
+    rig.ask(2, 20)
+    assert rig.hand_over(2) == []
+    assert sent(rig.do(e.ReferencesFound(0, 1))) == [opened(10, 1), opened(20, 2)]
+
+
+def test_a_step_that_is_refused_overtakes_none() -> None:
+    rig = comparing()
+    assert rig.do(e.StepRefused(0, 2, RUN, Step(20), "a set cannot be stored")) == []
+    opening = rig.do(e.ReferencesFound(0, 1))
+    assert [message.step for message in sent(opening) if isinstance(message, OpenPayload)] == [
+        10,
+        20,
+    ]
+
+
+def test_a_save_waits_until_homes_of_an_earlier_one_are_taken_or_refused() -> None:
+    """Refused, that one is opened once more, and is not there for the coordinator meanwhile."""
+    rig = comparing()
+    rig.ask(2, 20)
+    first = request_in(rig.do(FOUND), OpenPayload)
+    assert rig.hand_over(2) == []
+    actions = rig.receive(HomesRefused(HOMES, "it was deleted"), first)
+    assert sent(actions) == [opened(10, 1), opened(20, 2)]
+
+
+def test_a_save_of_another_run_waits_for_none() -> None:
+    rig, other = comparing(), RunName("other")
+    request = request_in(rig.do(e.HalfAsked(0, 2, other, Step(20), e.FullPolicy.WAIT)), JoinLaunch)
+    rig.receive(LaunchJoined(LAUNCH), request)
+    assert sent(rig.hand_over(2)) == [replace(opened(20, 2), run=other)]

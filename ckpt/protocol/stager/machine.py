@@ -11,11 +11,11 @@ certified again.
 
 Invariants (`check`): a half belongs to one save from GrantHalf until that save is committed or
 aborted *and* the sender has stopped reading it (`may_release`); a payload is opened only when
-handed over, and compared with its base where there is one (`may_open`); what it refers to is open
-until it is planned, and fixed from there on; it is certified only with its table and sealed columns
-(`may_certify`); only the planned generation's answers count (`plan_fits`); TrainerLeft never
-overtakes a payload that was handed over (`may_report_left`), and says that the trainer has ended
-only when its process has.
+handed over, and compared with its base where there is one, and not ahead of an earlier save of its
+run (`may_open`); what it refers to is open until it is planned, and fixed from there on; it is
+certified only with its table and sealed columns (`may_certify`); only the planned generation's
+answers count (`plan_fits`); TrainerLeft never overtakes a payload that was handed over
+(`may_report_left`), and says that the trainer has ended only when its process has.
 """
 
 from __future__ import annotations

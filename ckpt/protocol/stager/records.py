@@ -278,6 +278,11 @@ class RankSave:
         return self.plan.payload.checkpoint if self.plan is not None else None
 
     @property
+    def may_be_refused_homes(self) -> bool:
+        """Whether it may have to be opened once more, whole."""
+        return self.refers is not None and self.plan is None
+
+    @property
     def pending(self) -> bool:
         """Whether it was handed over or refused, and is neither committed nor aborted."""
         return self.state in (SaveState.OPENING, SaveState.SENDING)

@@ -96,8 +96,20 @@ class StagerState:
         return taken if taken in free else next(iter(free), None)
 
     def may_open(self, save: RankSave) -> bool:
-        """It is handed over or refused, and known to refer to homes or not."""
-        return save.pending and not save.undecided
+        """It is handed over or refused, and known to refer to homes or not; and so is each save of
+        its run before it: to the coordinator, who opens a later step has gone on without the
+        earlier ones that it has not opened.
+        """
+        before = (
+            each
+            for each in self.saves.values()
+            if each.number < save.number and each.run == save.run and each.pending
+        )
+        return (
+            save.pending
+            and not save.undecided
+            and not any(each.undecided or each.may_be_refused_homes for each in before)
+        )
 
     def may_certify(self, save: RankSave) -> bool:
         """Sealed columns and the table are there, and the coordinator knows the
