@@ -90,6 +90,34 @@ async def test_who_runs_does_not_follow_it(tmp_path: Path) -> None:
         assert set((await found(place)).rows) == {checkpoint(1), checkpoint(2)}
 
 
+@on_a_loop
+async def test_of_two_members_the_forced_one_has_all_and_who_runs_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    """What the two had acknowledged both have. Who starts cannot know whether the other one was
+    forced as well, and went on: it is to be left out first.
+    """
+    with Etcd(tmp_path / "etcd", 2) as etcd:
+        kept, gone = etcd.members
+        place = Prefix(etcd.addresses)
+        key = f"{place.name}:meta".encode()
+        async with writing(place) as writer:
+            await writer.write(attempt(1))
+        async with asking(place) as client:
+            assert await client.one(key, -1.0) is not None
+            gone.kill()
+            forced(etcd, kept)
+            until = asyncio.get_running_loop().time() + WAIT_S
+            assert await client.one(key, until) is not None
+        with pytest.raises(Unavailable, match=f"do not answer: {gone.address}") as refused:
+            await place.open(patience_s=0.5)
+        assert "leave those out" in refused.value.hint
+        assert set((await found(place.by_way_of(kept.address))).rows) == {checkpoint(1)}
+        forced(etcd, gone)
+        with pytest.raises(Refused, match=LEFT_EACH_OTHER):
+            await place.open()
+
+
 def test_no_term_begins_in_it_while_the_others_are_silent(tmp_path: Path) -> None:
     with Etcd(tmp_path / "etcd", 3) as etcd, proxied(etcd.members[0], no_fault) as proxy:
         alone, *majority = etcd.members
