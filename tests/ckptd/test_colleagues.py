@@ -139,7 +139,12 @@ async def test_what_a_standby_says_is_how_far_its_copy_is() -> None:
     assert all((each.runs_s or 0.0) >= AHEAD_S for each in view.coordinators)
 
 
-@pytest.mark.parametrize("said", [b"", b'{"x":' + b"[" * 100_000], ids=["none", "deep"])
+OF_ANOTHER = msgspec.json.encode(CopyState("a", 7))
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b'{"x":' + b"[" * 100_000, OF_ANOTHER], ids=["none", "deep", "of another"]
+)
 def test_what_a_standby_says_may_be_nothing(said: bytes) -> None:
     view = asyncio.run(answered(said, -AHEAD_S))
     assert [each.lag for each in view.coordinators] == [None, None]

@@ -160,8 +160,10 @@ class Colleagues:
         # What is nested too deep is no answer either.
         with suppress(msgspec.MsgspecError, RecursionError):
             said = msgspec.json.decode(bytes(bulk.view), type=CopyState)
-            self._standings[said.id] = said
-            self._heard.set()
+            # Each for itself: else one word would do for another's, or there would be any number.
+            if said.id == self._standing_by[session].name:
+                self._standings[said.id] = said
+                self._heard.set()
         return True
 
     def checks(self) -> tuple[Check, ...]:
