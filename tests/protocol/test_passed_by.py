@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.calls import counted
 from tests.protocol.coordinating import Bench, RankFake
 
 
@@ -41,3 +42,16 @@ def test_after_a_restart_a_rank_that_resumes_a_later_step_ends_what_its_dead_sta
         rank.reconnect()
         rank.resume(step, checkpoint)
     assert [abort.checkpoint for abort in other.aborts()] == [first]
+
+
+def test_saves_that_lack_a_rank_are_not_compared_all_with_all() -> None:
+    """One rank may hand over step after step while its peer never comes."""
+
+    def calls(open_count: int) -> int:
+        bench = Bench()
+        rank = RankFake(bench, 0, 2)
+        for step in range(open_count):
+            rank.open(step)
+        return counted(lambda: rank.open(open_count))[1]
+
+    assert calls(200) < 5 * calls(50)

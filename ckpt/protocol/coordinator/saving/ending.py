@@ -99,25 +99,22 @@ class Ending:
 
         `abort_what_lacks` ends those that were there when that rank came. This ends those that came
         later: opened by a rank that is slower, or recovered after a restart. They would hold arenas
-        that everybody's next save waits for.
+        that everybody's next save waits for. A payload has come to `passing`: between others
+        nothing is new.
         """
-        peers = [
-            attempt
-            for attempt in self._book.of_run(passing.checkpoint.run)
-            if attempt.launch == passing.launch
-        ]
-        for attempt in peers:
-            if attempt.handed_over:
-                continue
-            for later in peers:
-                step = later.checkpoint.step
-                if step <= attempt.checkpoint.step:
-                    continue
-                gone = later.payloads.keys() - attempt.payloads.keys()
-                if gone:
-                    reason = f"rank {min(gone)} went on to step {step} without saving it"
-                    self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
-                    break
+        for peer in self._book.of_run(passing.checkpoint.run):
+            if peer.launch == passing.launch and peer is not passing:
+                self._abort_if_passed(peer, passing)
+                self._abort_if_passed(passing, peer)
+
+    def _abort_if_passed(self, attempt: Attempt, later: Attempt) -> None:
+        step = later.checkpoint.step
+        if attempt.handed_over or step <= attempt.checkpoint.step:
+            return
+        gone = later.payloads.keys() - attempt.payloads.keys()
+        if gone:
+            reason = f"rank {min(gone)} went on to step {step} without saving it"
+            self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
 
     def fence_older(self, run: RunName, launch: LaunchNumber) -> None:
         """A new launch begins: what older ones have wholly handed over may finish,
