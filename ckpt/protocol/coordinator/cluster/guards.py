@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from ckpt.base.ids import Rank, Step
@@ -34,6 +34,8 @@ from ckpt.format.messages.preempting import (
 from ckpt.protocol.events import Session
 
 AWAITED_NAMED_MAX: Final = 8
+LOOKED_AT_MAX: Final = 64
+"""Ranks among which those are looked for that never had a guard."""
 
 ToGuard = HoldSteps | StopAt | NoCommonStep | GuardsAwaited
 Outgoing = tuple[Session, ToGuard]
@@ -65,8 +67,11 @@ class LaunchGuards:
         self.stop: Step | None = None
         self._why = ""
         self._guards: dict[Rank, _Guard] = {}
-        #: Ranks without a guard; None before the first one has come.
-        self._absent: dict[Rank, None] | None = None
+        #: Ranks that have ever had a guard, all below `_first` among them.
+        self._ever: set[Rank] = set()
+        self._first = Rank(0)
+        #: Those of them whose guard has gone, the longest gone first.
+        self._gone: dict[Rank, None] = {}
         #: Ranks whose process got a signal, and which; also those whose guard has gone since.
         self._signalled: dict[Rank, str] = {}
         self._holding: set[Rank] = set()
@@ -92,8 +97,7 @@ class LaunchGuards:
         if guard is not None and guard.session == session:
             del self._guards[rank]
             self._holding.discard(rank)
-            if self._absent is not None:
-                self._absent[rank] = None
+            self._gone[rank] = None
 
     def absorb(self, other: LaunchGuards) -> None:
         """The same launch, under another number; what follows is sent when the next one speaks."""
@@ -106,9 +110,8 @@ class LaunchGuards:
 
     def _note(self, session: Session, standing: GuardStanding) -> None:
         rank = standing.rank
-        if self._absent is None:
-            self._absent = dict.fromkeys(map(Rank, range(self._world_size)))
-        self._absent.pop(rank, None)
+        self._ever.add(rank)
+        self._gone.pop(rank, None)
         self._guards[rank] = _Guard(session, standing)
         if standing.signal:
             self._signalled[rank] = standing.signal
@@ -181,5 +184,12 @@ class LaunchGuards:
         return None
 
     def _awaited(self, standing: GuardStanding) -> GuardsAwaited:
-        absent = self._absent or {}
-        return GuardsAwaited(standing.run, tuple(islice(absent, AWAITED_NAMED_MAX)), len(absent))
+        """The first few that are not far apart: all ranks may ask at once, and a launch says itself
+        how many it has.
+        """
+        while self._first in self._ever:
+            self._first = Rank(self._first + 1)
+        near = range(self._first, min(self._world_size, self._first + LOOKED_AT_MAX))
+        never = (rank for rank in map(Rank, near) if rank not in self._ever)
+        named = tuple(islice(chain(never, self._gone), AWAITED_NAMED_MAX))
+        return GuardsAwaited(standing.run, named, self._world_size - len(self._guards))
