@@ -183,6 +183,28 @@ def test_a_rank_that_its_launch_does_not_have_loads_nothing_with_it(rank: int) -
     assert refused(bench, bench.tell(readers.sessions[0], said), mark)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("id", "step"),
+    [
+        (CheckpointId(RUN, Step(1), Generation(NO_COLUMN, 1)), None),
+        (CheckpointId(RUN, Step(-1), Generation(1, 1)), None),
+        (CheckpointId(RunName("other"), Step(1), Generation(1, 1)), None),
+        (CheckpointId(RUN, Step(2), Generation(1, 1)), Step(1)),
+    ],
+)
+def test_a_launch_has_loaded_nothing_that_cannot_be_what_it_asked_for(
+    id: CheckpointId, step: Step | None, stored: bool
+) -> None:
+    """What an object store has is taken for known, and stored, as its reader says it."""
+    bench = Bench()
+    readers = Readers(bench)
+    mark = bench.mark()
+    turn = 0 if step is None else 1
+    said = ConfirmLoad(RUN, readers.launch, Rank(0), turn, id, SECOND_US, step, stored)
+    assert refused(bench, bench.tell(readers.sessions[0], said), mark)
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_who_says_the_same_again_and_again_is_noted_once(reads: bool) -> None:
     bench = Bench()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, Lost, Refused
-from ckpt.base.ids import CheckpointId, Rank, Step
+from ckpt.base.ids import CheckpointId, Rank, Step, check_checkpoint
 from ckpt.format.members import NO_LAUNCH
-from ckpt.format.messages.loading import check_turn
+from ckpt.format.messages.loading import ConfirmLoad, check_turn
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launches import Launch
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
@@ -29,6 +29,16 @@ def check_load(launch: Launch | None, rank: Rank | None, turn: int) -> None:
         raise Refused(
             f"rank {rank} does not fit launch {launch.number} of {launch.world_size} ranks"
         )
+
+
+def check_loaded(message: ConfirmLoad) -> None:
+    """Raises Refused for what is no checkpoint of the run and the step that were asked for. One that
+    an object store has need not be known here.
+    """
+    id = check_checkpoint(message.checkpoint)
+    if id.run != message.run or message.step not in (None, id.step):
+        step = "" if message.step is None else f"@{message.step}"
+        raise Refused(f"{id} is not of {message.run}{step}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheck
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.pins import Pins
 from ckpt.protocol.coordinator.reading.candidates import Candidates
-from ckpt.protocol.coordinator.reading.launch_round import Round, check_load
+from ckpt.protocol.coordinator.reading.launch_round import Round, check_load, check_loaded
 from ckpt.protocol.coordinator.reading.moves import moved, moves_of_page
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.coordinator.reading.waiting import WaitingLoad, WaitingLoads, load_of
@@ -121,9 +121,10 @@ class Resolver:
 
     def confirm(self, session: Session, request: int, message: ConfirmLoad) -> None:
         """A rank has loaded what its launch resolved. Raises Unavailable or Refused for an unknown
-        launch, or for a turn or a rank that cannot be."""
+        launch, Refused as `check_load` and `check_loaded`."""
         launch = self._launches.joined(message.run, message.launch)
         check_load(launch, message.rank, message.turn)
+        check_loaded(message)
         self.rounds.confirm(session, request, launch, message)
 
     def session_closed(self, session: Session) -> None:
