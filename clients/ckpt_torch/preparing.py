@@ -76,7 +76,7 @@ def prepare(
         check_keys(state)
         parts = parts_of(state, allow_pickle)
         holders = parts.guessed_holders(who)
-        learnt = learn(parts.settled, holders)
+        learnt = learn(parts.settled, holders, all_plain=parts.all_plain)
         lay_out = partial(preparation.lay_out, keep_form=learnt is None)
         packing, _ = parts.laid_out(lay_out, holders)
         remember(opened, learnt, packing.layout, parts.shape(), holders, supposed=True)

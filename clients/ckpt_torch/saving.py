@@ -170,7 +170,7 @@ def stage(
     with turn, collector_paused():
         parts = parts or parts_of(state, allow_pickle, check_finite)
         # The next state of this form is only compared and copied.
-        learnt = learn(parts.settled, holders)
+        learnt = learn(parts.settled, holders, all_plain=parts.all_plain)
         lay_out = partial(turn.lay_out, keep_form=learnt is None)
         packing, wholes = parts.laid_out(lay_out, holders)
         turn.take(packing)

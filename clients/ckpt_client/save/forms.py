@@ -88,8 +88,13 @@ def learn_form(
     root: Form, arrays: Sequence[object], arrays_fit: Callable[[Sequence[object]], bool]
 ) -> StateForm | None:
     """The form with this root, and arrays like these; None when they do not fit themselves."""
-    if not arrays_fit(arrays):
-        return None
+    return form_like(root, arrays, arrays_fit) if arrays_fit(arrays) else None
+
+
+def form_like(
+    root: Form, arrays: Sequence[object], arrays_fit: Callable[[Sequence[object]], bool]
+) -> StateForm:
+    """The same where it is known that these arrays fit."""
     dtypes, shapes = map(_dtype_of, arrays), map(_shape_of, arrays)
     return StateForm(root, list(dtypes), list(map(tuple, shapes)), arrays_fit)
 

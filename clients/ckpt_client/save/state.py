@@ -151,11 +151,11 @@ class _Walk:
         for some, child in value.items():
             key = _checked_key(some, where)
             name = above + step_text(key)
-            # Nearly all are arrays, or copies of arrays.
+            # Nearly all are arrays, or copies of arrays. (A call of `cast` costs as much as these.)
             is_copy = type(child) is Replicated
-            found = cast(Replicated, child).tree if is_copy else child
+            found = child.tree if is_copy else child  # type: ignore[attr-defined]
             if type(found) in ARRAYS and not is_deep:
-                array = cast(AnyArray, found)
+                array: AnyArray = found  # type: ignore[assignment]
                 node: Node = self._array(array, name, is_copy or replicated)
             else:
                 node = self.visit(child, name, depth + 1, replicated)

@@ -25,6 +25,7 @@ from ckpt_client.save.forms import (
     Found,
     ScalarForm,
     StateForm,
+    form_like,
     learn_form,
     mapping_form,
     sequence_form,
@@ -110,15 +111,19 @@ class Learnt:
     devices: Devices
 
 
-def learn(state: Settled, holders: Holders) -> Learnt | None:
-    """A state's form; None when it is not one of ours."""
+def learn(state: Settled, holders: Holders, *, all_plain: bool = False) -> Learnt | None:
+    """A state's form; None when it is not one of ours.
+
+    all_plain: `tensors.are_plain` took all its tensors a moment ago, and no other array is there.
+    """
     walk = _Walk(state.kinds, holders)
     with torch.no_grad(), collector_paused():
         root = walk.form(state.tree, ())
         if walk.strange:
             return None
         devices = devices_of(walk.arrays)
-        form = learn_form(root, walk.arrays, _fits(walk.arrays, devices))
+        make = form_like if all_plain else learn_form
+        form = make(root, walk.arrays, _fits(walk.arrays, devices))
     return None if form is None else Learnt(form, tuple(walk.plain), devices)
 
 

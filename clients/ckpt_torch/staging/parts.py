@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
 from typing import cast
@@ -51,7 +51,7 @@ def parts_of(
 
 
 class _Tensor(msgspec.Struct, frozen=True, gc=False):
-    """One leaf's boxes in memory."""
+    """The boxes in memory of a leaf that may be here in part."""
 
     global_shape: Extent
     boxes: tuple[tuple[Extent, AnyArray], ...]
@@ -68,10 +68,15 @@ class StateParts:
     allow_pickle: bool
     check_finite: bool | tuple[str, ...]
     stand_ins: StandIns = field(default_factory=StandIns)
+    wholes: dict[str, AnyArray] = field(default_factory=dict)
+    """Of plain tensors, arrays and pickles: nearly all."""
     tensors: dict[str, _Tensor] = field(default_factory=dict)
+    """Those that know of ranks."""
     plain: dict[str, Scalar] = field(default_factory=dict)
     leaves: list[tuple[str, object]] = field(default_factory=list)
     """In the state's order."""
+    all_plain: bool = False
+    """Whether its arrays are plain tensors, which were looked at together, and nothing else."""
     all_whole: bool = True
     """Whether each tensor is here as a whole."""
 
@@ -83,29 +88,35 @@ class StateParts:
         # Nearly all leaves are these, and nearly never is one of them odd.
         arrays = self.stand_ins.arrays(cast(list[torch.Tensor], tensors))
         if arrays is not None:
-            self.tensors = dict(zip(names, map(_whole, arrays), strict=True))
+            self.wholes = dict(zip(names, arrays, strict=True))
             if self.check_finite:
                 for name, array in zip(names, arrays, strict=True):
                     self._check_finite(name, array)
         for name, leaf in self.leaves:
             if arrays is None or type(leaf) not in PLAIN_TENSORS:
                 self._add(name, leaf)
+        self.all_plain = arrays is not None and len(self.wholes) == len(names) and not self.tensors
 
     def _add(self, name: str, leaf: object) -> None:
         try:
-            if is_tensor(leaf):
+            if type(leaf) in PLAIN_TENSORS:
+                (box,) = held(leaf).boxes
+                self.wholes[name] = self.stand_ins.array(box.tensor, leaf)
+            elif is_tensor(leaf):
                 self.tensors[name] = self._tensor_of(leaf)
             elif is_array(leaf):
-                self.tensors[name] = _whole(_array_of(leaf))
+                self.wholes[name] = _array_of(leaf)
             elif is_plain(leaf):
                 self.plain[name] = as_scalar(leaf)
             elif self.allow_pickle:
-                self.tensors[pickle_name(name)] = _whole(pickled(leaf))
+                self.wholes[pickle_name(name)] = pickled(leaf)
             else:
                 raise _not_plain(leaf)
         except Refused as error:
             raise Refused(f"{name or 'the state'}: {error.message}", hint=error.hint) from None
-        if is_array(leaf):
+        if name in self.wholes:
+            self._check_finite(name, self.wholes[name])
+        elif name in self.tensors:
             for _, array in self.tensors[name].boxes:
                 self._check_finite(name, array)
 
@@ -125,24 +136,23 @@ class StateParts:
     def shape(self) -> Shape:
         """What other ranks need to know."""
         with collector_paused():
-            boxes: list[Box] = [
-                (name, offset, array.shape)
-                for name, tensor in self.tensors.items()
-                for offset, array in tensor.boxes
-            ]
-            return Shape.of(boxes, self.plain)
+            return Shape.of([box for box, _ in self._boxes()], self.plain)
 
     def guessed_holders(self, who: Who) -> Holders:
         """Which ranks hold what, as far as this one can say without them: a DTensor's boxes those
         that its mesh says, all else everyone.
         """
         everyone = tuple(range(who.world_size))
-        boxes = {
-            (name, offset, array.shape): tensor.ranks or everyone
-            for name, tensor in self.tensors.items()
-            for offset, array in tensor.boxes
-        }
+        boxes = {box: ranks or everyone for box, ranks in self._boxes()}
         return Holders(boxes, dict.fromkeys(self.plain, everyone), who.world_size)
+
+    def _boxes(self) -> Iterator[tuple[Box, Extent]]:
+        """Each with the ranks that hold it, as its mesh says; none where it has none."""
+        for name, array in self.wholes.items():
+            yield (name, (0,) * array.ndim, array.shape), ()
+        for name, tensor in self.tensors.items():
+            for offset, array in tensor.boxes:
+                yield (name, offset, array.shape), tensor.ranks
 
     def laid_out(
         self, lay_out: Callable[[object], PackingPlan], holders: Holders
@@ -164,12 +174,12 @@ class StateParts:
 
     def _stored(self, name: str, leaf: object) -> object:
         """What stands for a leaf of which all is here."""
-        tensor = self.tensors.get(name)
-        if tensor is not None:
-            return tensor.boxes[0][1]
-        if name in self.plain:
-            return leaf
-        return {PICKLE_KEY: self.tensors[pickle_name(name)].boxes[0][1]}
+        whole = self.wholes.get(name)
+        if whole is not None:
+            return whole
+        if name in self.tensors:
+            return self.tensors[name].boxes[0][1]
+        return leaf if name in self.plain else {PICKLE_KEY: self.wholes[pickle_name(name)]}
 
     def _declare(self, name: str, leaf: object, holders: Holders) -> object:
         """The leaf with its meaning."""
@@ -178,8 +188,10 @@ class StateParts:
             return Replicated(leaf) if common else leaf
         if name in self.tensors:
             return _declared(name, self.tensors[name], holders)
+        if name in self.wholes:
+            return _declared(name, _whole(self.wholes[name]), holders)
         inner = pickle_name(name)
-        return {PICKLE_KEY: _declared(inner, self.tensors[inner], holders)}
+        return {PICKLE_KEY: _declared(inner, _whole(self.wholes[inner]), holders)}
 
 
 def _not_plain(leaf: object) -> Refused:
