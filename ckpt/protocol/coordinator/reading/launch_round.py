@@ -32,8 +32,8 @@ def check_load(launch: Launch | None, rank: Rank | None, turn: int) -> None:
 
 
 def check_loaded(message: ConfirmLoad) -> None:
-    """Raises Refused for what is no checkpoint of the run and the step that were asked for. One that
-    an object store has need not be known here.
+    """Raises Refused for what is no checkpoint of the run and the step that were asked for. What an
+    object store has need not be known here.
     """
     id = check_checkpoint(message.checkpoint)
     if id.run != message.run or message.step not in (None, id.step):
