@@ -60,6 +60,15 @@ def test_another_sharding_is_asked_for_with_boxes(url: str) -> None:
     assert state["small"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("rank", "names"), [(0, "small"), (1, "mine, small")])
+def test_a_strict_load_names_what_of_the_rank_or_of_all_is_not_asked_for(
+    url: str, rank: int, names: str
+) -> None:
+    like = {"w": np.zeros_like(BIG), "lr": 0.0}
+    with pytest.raises(ckpt.Refused, match=f"^like does not name {names}$"):
+        ckpt.load(url, like=like, rank=rank, world_size=2)
+
+
 def test_another_world_size_is_told_what_to_say(url: str) -> None:
     with pytest.raises(ckpt.Refused, match=r"saved by 2 ranks; you are rank 0 of 1.*whole=True"):
         ckpt.load(f"{url}@500")
