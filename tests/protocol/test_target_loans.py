@@ -18,6 +18,7 @@ from ckpt.native.sums import sums_of
 from ckpt.protocol.events import Session, SessionClosed, SessionOpened
 from ckpt.protocol.target.core import TargetLimits
 from ckpt.protocol.target.disk_events import ReadAt
+from ckpt.protocol.target.reading import loans
 from tests.protocol.target_world import READER, Column, TargetWorld, store
 
 NEAR, WORKER = Session(50), Session(51)
@@ -153,6 +154,17 @@ def test_one_peer_is_lent_so_many_columns_and_no_more() -> None:
     world.tell(NEAR, ReturnColumn(0), request=100)
     lend(world, column, request=200)
     assert world.lent[-1].request == 200
+
+
+def test_a_column_whose_checksums_fit_no_frame_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loans, "TABLE_BYTES_MAX", 16)
+    world, column = opened()
+    lend(world, column)
+    (refusal,) = world.messages(NEAR)
+    assert isinstance(refusal, Failed)
+    assert refusal.code == "refused"
+    assert not world.lent
+    assert world.machine._reads.is_idle
 
 
 def test_it_may_ask_for_ranges_meanwhile() -> None:

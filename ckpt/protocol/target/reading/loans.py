@@ -13,6 +13,9 @@ column, which are not what he was given checksums for.
 
 from __future__ import annotations
 
+from typing import Final
+
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
 from ckpt.format.column import FRAGMENTS_OFFSET
 from ckpt.format.messages.lending import ColumnLent, ReturnColumn
 from ckpt.protocol.events import Session, SessionOpened
@@ -22,6 +25,9 @@ from ckpt.protocol.target.reading.pieces import BlockTable
 from ckpt.protocol.target.reading.read_jobs import LendJob
 from ckpt.protocol.target.reading.read_turns import Reader, ReadingSessions
 from ckpt.protocol.target.workers import Workers
+
+TABLE_BYTES_MAX: Final = FRAME_BULK_BYTES_MAX
+"""Of the checksums that go along, in one frame: a column of 256 GiB has as many."""
 
 
 class Loans:
@@ -64,6 +70,10 @@ class Loans:
         if table is None:
             text = f"both trailers of {job.column.header.column} are damaged"
             self._core.fail(job.session, job.request, "corrupt", text)
+            return
+        if table.nbytes > TABLE_BYTES_MAX:
+            text = f"{job.column.header.column} has {table.nbytes} bytes of checksums"
+            self._core.fail(job.session, job.request, "refused", text)
             return
         reader.loans.add(job.request)
         self._core.counters.columns_lent += 1
