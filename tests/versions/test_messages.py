@@ -70,6 +70,9 @@ ADDED_SINCE: Final = {
     152: "SpaceStands",
     153: "ClaimSpace",
     154: "CoordinatorsNamed",
+    155: "LendColumn",
+    156: "ColumnLent",
+    157: "ReturnColumn",
 }
 """By later versions; a peer of 0.1.0 is never sent them unasked."""
 
