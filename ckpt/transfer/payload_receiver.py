@@ -207,8 +207,6 @@ class PayloadReceiver:
         """Cut every connection, end the worker. Idempotent."""
         if not self._closed:
             self._closed, self._progress = True, None
-            for asked in self._asked.values():
-                asked.give_up()
             self._lent.stop()
             self._worker.stop()
             self._loop.shut()

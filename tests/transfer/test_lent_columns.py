@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from ckpt.transfer.landings import Landings
 from ckpt.transfer.payload_receiver import PayloadReceiver, read_payloads
 from ckpt.transfer.read_job import ReceiverStatistics
 from ckpt.transfer.receiving import lent_columns
-from ckpt.transfer.receiving.lent_columns import LentRead
+from ckpt.transfer.receiving.lent_columns import LentColumns, LentRead
 from tests.aio.netkit import serving
 from tests.protocol.reading import Columns
 from tests.transfer.test_payload_receiver import PATIENT, SmallHolder, job
@@ -256,6 +257,33 @@ def test_a_file_that_is_dropped_meanwhile_is_read_on(data: Columns, folder: Path
 
         receiver.read([job(data, list(made), landings)], drop)
     assert memory.tobytes() == data.payload
+
+
+def test_an_interrupt_as_a_read_begins_leaves_none_that_writes(
+    data: Columns, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes between any two steps of the receiver's thread."""
+    mended, usual, perform = threading.Event(), LentColumns.begin, LentRead.perform
+
+    def begin(columns: LentColumns, *about: Any) -> None:
+        if usual(columns, *about) is not None:
+            raise KeyboardInterrupt
+
+    def held(read: LentRead) -> None:
+        mended.wait(PATIENCE_S)
+        perform(read)
+
+    monkeypatch.setattr(LentColumns, "begin", begin)
+    monkeypatch.setattr(LentRead, "perform", held)
+    monkeypatch.setattr(lent_columns, "END_S", 0.01)
+    memory, landings = np.zeros(SIZE, np.uint8), Landings()
+    landings.add_range(0, memory)
+    with lenders(data, {}, folder) as made, pytest.raises(KeyboardInterrupt):
+        read_payloads([job(data, list(made), landings)], NEAR)
+    memory[:] = 7
+    mended.set()
+    end_fetching()
+    assert (memory == 7).all()
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,9 @@ class LentColumns:
         self._numbers = numbers
         self._columns: dict[ColumnId, LentColumn] = {}
         self._devices: dict[TargetId, _Device] = {}
+        #: Before a thread has them, and until they are taken: a Ctrl-C may keep their receiver from
+        #: ever hearing of them.
+        self._under_way: set[LentRead] = set()
         #: What is done, oldest first; the receiver's thread takes them.
         self._notes: deque[LentRead] = deque()
         #: A thread that a device holds up may end later than I do, and must not wake anybody then.
@@ -186,6 +189,7 @@ class LentColumns:
             return None
         read = LentRead(column, request, runs, crcs)
         read.place([place(at, end - at) for at, end in runs], device.slice)
+        self._under_way.add(read)
         device.put(read)
         return read
 
@@ -194,6 +198,7 @@ class LentColumns:
         found = []
         while self._notes:
             found.append(self._notes.popleft())
+        self._under_way.difference_update(found)
         return found
 
     def take_back(self, target: TargetId | None = None) -> list[LentColumn]:
@@ -206,9 +211,12 @@ class LentColumns:
         return [column for column in taken.values() if column.request]
 
     def stop(self) -> None:
-        """End all threads; all reads are done or cancelled."""
+        """Cancel all reads, and end all threads."""
+        for read in self._under_way:
+            read.cancel()
         with self._lock:
             self._stopped = True
+        self._under_way.clear()
         self._columns.clear()
         for device in self._devices.values():
             device.stop()
