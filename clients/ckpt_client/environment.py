@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from ckpt.base.errors import Refused
@@ -128,14 +129,14 @@ def _check_key(launch: str) -> None:
 
 @dataclass(slots=True)
 class _Process:
-    """This process's incarnation, and how many saves it has numbered."""
+    """This process's incarnation, and the numbers of its saves."""
 
-    pid: int
     name: str
-    save_count: int = 0
+    saves: Iterator[int]
 
 
-_process: _Process | None = None
+#: This process by its number. Any thread adds it.
+_processes: Final[dict[int, _Process]] = {}
 
 
 def process_name() -> str:
@@ -144,18 +145,23 @@ def process_name() -> str:
 
 
 def next_save_number() -> int:
-    """From 1, ascending, over all stores of this process."""
-    process = _this_process()
-    process.save_count += 1
-    return process.save_count
+    """From 1, ascending, over all stores and threads of this process."""
+    return next(_this_process().saves)
 
 
 def _this_process() -> _Process:
-    global _process
-    if _process is None or _process.pid != os.getpid():
-        name = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}"
-        _process = _Process(os.getpid(), name)
-    return _process
+    pid = os.getpid()
+    known = _processes.get(pid)
+    if known is None:
+        # Several threads may be the first: the interpreter lets one of their entries in. A lock
+        # would stay locked in a child that is forked meanwhile.
+        name = f"{socket.gethostname()}/{pid}/{secrets.token_hex(8)}"
+        known = _processes.setdefault(pid, _Process(name, count(1)))
+    return known
+
+
+# A child may get the number of a process that it descends from, and that has ended.
+os.register_at_fork(after_in_child=_processes.clear)
 
 
 def _from_arguments(rank: int | None, world_size: int | None) -> RankPlace:

@@ -4,8 +4,11 @@ and are never guessed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -147,6 +150,43 @@ def test_a_forked_child_is_another_process() -> None:
     with os.fdopen(reader) as pipe:
         assert pipe.read() not in ("", ours)
     os.waitpid(child, 0)
+
+
+def test_threads_that_are_the_first_to_ask_are_one_process() -> None:
+    """Ranks of one process start their stagers side by side. Under two names of it a run without a
+    launch key was two starts at the next save, of which one fenced the other.
+    """
+    for _ in range(20):
+        names, numbers = _asked_by_eight_threads_of_a_child()
+        assert len(set(names)) == 1
+        assert sorted(numbers) == list(range(1, 9))
+
+
+def _asked_by_eight_threads_of_a_child() -> tuple[list[str], list[int]]:
+    """The names and the save numbers that they got."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os.write(writer, json.dumps(_asked_by_eight_threads()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        names, numbers = json.loads(pipe.read())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return names, numbers
+
+
+def _asked_by_eight_threads() -> tuple[list[str], list[int]]:
+    together = Barrier(8)
+
+    def ask(_: int) -> tuple[str, int]:
+        together.wait()
+        return process_name(), next_save_number()
+
+    with ThreadPoolExecutor(8) as threads:
+        asked = list(threads.map(ask, range(8)))
+    return [name for name, _ in asked], [number for _, number in asked]
 
 
 def test_a_child_that_was_forked_inside_an_opening_of_another_thread_opens_its_own(
