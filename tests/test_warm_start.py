@@ -116,7 +116,7 @@ def start_one(
 def attach_to(directory: Path) -> wire.Attach:
     return wire.Attach(
         pid=os.getpid(), process="host/1/test", rank=0, world_size=1, key=None,
-        directory=str(directory), address="", secret_file=str(directory / "secret"),
+        directory=str(directory), address="", cluster="c1", secret_file=str(directory / "secret"),
         arena_bytes_max=MiB, idle_s=60.0,
     )  # fmt: skip
 

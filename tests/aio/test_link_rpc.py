@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,25 @@ def test_a_call_returns_the_reply_and_its_bulk() -> None:
         assert (reply, bytes(bulk)) == (Answer(), b"status and more")
         assert rpc.peer is not None
         assert rpc.peer.boot == 5
+
+
+def test_a_client_that_has_met_its_cluster_wants_no_other_in_its_place() -> None:
+    """With the same secret: an operator has made the cluster again, and its launches are new."""
+    opened: list[str] = []
+    anyone = Caller(SECRET, Role.READER, "host:1")
+    with ExitStack() as stack:
+        with serving(identity=COORDINATOR) as first:
+            echo(first)
+            port = first.server.port
+            told = lambda peer: opened.append(peer.cluster)  # noqa: E731
+            rpc = stack.enter_context(RpcClient(f"127.0.0.1:{port}", anyone, on_opened=told))
+            rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+        with serving(identity=replace(COORDINATOR, cluster="cluster-b"), port=port) as second:
+            echo(second)
+            with pytest.raises(Refused, match=r"cluster-b.*not.*cluster-a"):
+                rpc.call(Ask("status"), timeout_s=PATIENCE_S)
+            assert second.handler.received_ == []
+    assert opened == ["cluster-a"]
 
 
 def test_calls_of_many_threads_get_their_own_replies() -> None:

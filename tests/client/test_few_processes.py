@@ -39,7 +39,7 @@ from ckpt_client.stager import wire
 
 attach = wire.Attach(
     pid=os.getpid(), process="host/1/test", rank=3, world_size=4, key=None, directory="",
-    address="127.0.0.1:1", secret_file="/none", arena_bytes_max=1 << 20, idle_s=1.0,
+    address="127.0.0.1:1", cluster="c1", secret_file="/none", arena_bytes_max=1 << 20, idle_s=1.0,
 )
 sys.executable = sys.argv[1]
 try:

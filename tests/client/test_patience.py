@@ -97,6 +97,7 @@ class Trainer:
             key=None,
             directory=str(directory),
             address="",
+            cluster="c1",
             secret_file=str(directory / "secret"),
             arena_bytes_max=64 * MiB,
             idle_s=WAIT_S,

@@ -23,7 +23,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -359,6 +359,8 @@ class RpcClient:
             case LinkOpened(link, peer):
                 self.peer, self.server = peer, link.address
                 self.last_error = None
+                # What is said again in the next session is of this cluster.
+                self._caller = replace(self._caller, cluster=peer.cluster)
                 self._rests.begin_again()
                 if self._on_opened is not None:
                     self._on_opened(peer)

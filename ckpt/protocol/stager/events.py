@@ -186,7 +186,7 @@ class DialFailed(Struct, frozen=True, gc=False):
 
     now_us: int
     gone: bool = False
-    """The cluster's directory is not there any more: nobody will ever answer."""
+    """The cluster's directory is gone, or is another cluster's: nobody will ever answer."""
 
 
 class PayloadSealed(Struct, frozen=True, gc=False):

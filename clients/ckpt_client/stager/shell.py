@@ -33,7 +33,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.plan.references import Move
 from ckpt.protocol.events import Received, Report, Send, SessionClosed, SessionOpened, Ticked
-from ckpt.protocol.handshake import Caller
+from ckpt.protocol.handshake import Caller, OtherCluster
 from ckpt.protocol.stager.events import (
     AddSpares,
     BoxesFingerprinted,
@@ -160,7 +160,7 @@ class StagerShell:
         self._contents: dict[int, HalfContent] = {}
         self._readers = Readers(self._rank, self._look_up)
         self._reviving = Reviving(attach.directory, self._jobs)
-        self._cluster = ""
+        self._cluster = attach.cluster
         #: Why there is no session, as last logged; empty while there is one.
         self._complaint = ""
         self._running = True
@@ -399,17 +399,15 @@ class StagerShell:
             address = self._locator.address()
             secret = read_secret(self._secret_file)
         except CkptError as error:
-            self._complain(error)
-            gone = bool(self._locator.directory) and not Path(self._locator.directory).is_dir()
-            return DialFailed(now_us(), gone)
-        self._link = self._loop.connect(address, Caller(secret, Role.STAGER, client_name()))
+            return self._dial_failed(error)
+        caller = Caller(secret, Role.STAGER, client_name(), cluster=self._cluster)
+        self._link = self._loop.connect(address, caller)
         return None
 
     def _read_coordinator(self) -> None:
         for event in self._loop.poll(0):
             match event:
                 case LinkOpened(link, peer):
-                    self._cluster = peer.cluster
                     self._session_open, self._complaint = True, ""
                     self._handle(SessionOpened(now_us(), link.session, peer.role, peer.name))
                 case LinkReceived(link, request, bulk=bulk):
@@ -419,19 +417,20 @@ class StagerShell:
                         bulk.release()
                 case LinkClosed(link, error):
                     self._link = None
-                    self._complain(error)
+                    failed = self._dial_failed(error)
                     opened, self._session_open = self._session_open, False
-                    self._handle(
-                        SessionClosed(now_us(), link.session) if opened else DialFailed(now_us())
-                    )
+                    self._handle(SessionClosed(now_us(), link.session) if opened else failed)
                 case _:
                     continue
 
-    def _complain(self, error: CkptError) -> None:
+    def _dial_failed(self, error: CkptError) -> DialFailed:
         """Log why there is no session; not again at every attempt to dial."""
         if str(error) != self._complaint:
             self._complaint = str(error)
             log("warning", "no session with the coordinator", why=self._complaint)
+        directory = self._locator.directory
+        gone = isinstance(error, OtherCluster) or not Path(directory).is_dir()
+        return DialFailed(now_us(), gone=bool(directory) and gone)
 
     # ----------------------------------------------------------------------- sender, workers
 

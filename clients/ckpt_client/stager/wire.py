@@ -45,6 +45,8 @@ class Attach(_Packet, frozen=True, tag=True, array_like=True):
     directory: str
     """Of a local cluster; its ready file names the coordinator. Empty for a remote one."""
     address: str
+    cluster: str
+    """Its id. Another one may stand in its place one day, with launches of the same numbers."""
     secret_file: str
     arena_bytes_max: int
     idle_s: float

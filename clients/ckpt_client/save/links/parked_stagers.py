@@ -24,12 +24,9 @@ from ckpt_client.settings import Settings
 from ckpt_client.stager import wire
 from ckpt_client.url import LocalUrl, RemoteUrl
 
-Seat = tuple[str, wire.Attach]
-"""Whose a stager is: the cluster's id, and all that a stager is given at its start."""
-
 #: Stagers that no open store uses, for all threads of this process. The one parked last comes
 #: last; there are no more than stores were open at once. Some may have ended.
-_parked: Final[list[tuple[Seat, StagerLink]]] = []
+_parked: Final[list[StagerLink]] = []
 #: Guards `_parked`.
 _lock = threading.Lock()
 
@@ -37,30 +34,30 @@ _lock = threading.Lock()
 def find_stager(connection: Connection, settings: Settings, place: RankPlace) -> StagerLink:
     """A stager at work for this rank. Raises Unavailable."""
     attach = _attach(connection, settings, place)
-    while (stager := _taken((connection.cluster, attach))) is not None:
+    while (stager := _taken(attach)) is not None:
         if stager.attach_again():
             return stager
     return StagerLink(attach, _log_file(connection.url, place))
 
 
-def park(cluster: str, stager: StagerLink) -> None:
+def park(stager: StagerLink) -> None:
     """Let go of it; whoever sits there next finds it."""
     if not stager.park():
         return
     with _lock:
-        closing = [known for _, known in _parked if not known.alive]
-        _parked[:] = [(seat, known) for seat, known in _parked if known not in closing]
-        _parked.append(((cluster, stager.attach), stager))
+        closing = [known for known in _parked if not known.alive]
+        _parked[:] = [known for known in _parked if known not in closing]
+        _parked.append(stager)
     for known in closing:
         known.close()
 
 
-def _taken(wanted: Seat) -> StagerLink | None:
-    """The newest of that seat: its memory has what was saved last."""
+def _taken(wanted: wire.Attach) -> StagerLink | None:
+    """The newest that was started alike: its memory has what was saved last."""
     with _lock:
         for place in reversed(range(len(_parked))):
-            if _parked[place][0] == wanted:
-                return _parked.pop(place)[1]
+            if _parked[place].attach == wanted:
+                return _parked.pop(place)
     return None
 
 
@@ -74,6 +71,7 @@ def _attach(connection: Connection, settings: Settings, place: RankPlace) -> wir
         key=settings.launch,
         directory=url.directory if isinstance(url, LocalUrl) else "",
         address=url.address if isinstance(url, RemoteUrl) else "",
+        cluster=connection.cluster,
         secret_file=str(connection.secret_file.absolute()),
         arena_bytes_max=settings.arena_bytes_max,
         idle_s=settings.stager_idle_s,
@@ -92,7 +90,7 @@ def _log_file(url: LocalUrl | RemoteUrl, place: RankPlace) -> Path:
 def _close_parked() -> None:
     """The interpreter ends: a line that nobody closed would be warned of."""
     while _parked:
-        _parked.pop()[1].close()
+        _parked.pop().close()
 
 
 def _forget_in_child() -> None:

@@ -160,7 +160,7 @@ class Stagers:
         self.beside.close()
         while self.links:
             _, link = self.links.popitem()
-            park(self._connection.cluster, link)
+            park(link)
 
     def _link(self, place: RankPlace) -> StagerLink:
         """The rank's stager; when there is none, or when it was killed, that of the store which
