@@ -17,6 +17,7 @@ from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.events import CloseSession
 from ckptd.catalog.sqlite import create_catalog
 from tests.ckptd.any_field import Everything, variants
+from tests.landing import in_turn
 
 SAYINGS = 50
 CHANGES = (Persist, CloseSession)
@@ -39,7 +40,7 @@ def test_all_sayings_are_swept(blank: Path) -> None:
     assert len(Everything(blank).sayings()) == SAYINGS
 
 
-@pytest.mark.parametrize("number", range(SAYINGS))
+@pytest.mark.parametrize("number", in_turn(range(SAYINGS), every=3))
 def test_no_field_of_a_message_stops_the_coordinator(blank: Path, number: int) -> None:
     world = Everything(blank)
     for message in heard(world.sayings()[number].message):
