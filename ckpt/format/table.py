@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import pairwise
-from operator import lt
+from itertools import chain, pairwise
+from operator import add, lt
 from typing import Final
 
 import msgspec
@@ -203,18 +203,11 @@ def ranks_problem(rank: int, world_size: int) -> str:
 
 def entries_problem(entries: Sequence[TensorEntry]) -> str:
     """What is wrong with entries that follow one another in a table; empty when nothing is."""
-    # Forms of whole tensors without fault; a model has few of them.
-    sound: set[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
-    for entry in entries:
-        form = entry.dtype, entry.global_shape, entry.offset, entry.shape
-        if form in sound and _is_plain(entry):
-            continue
-        problem = _entry_problem(entry)
+    names = [entry.name for entry in entries]
+    if not _are_plain(entries, names):
+        problem = next(filter(None, map(_entry_problem, entries)), "")
         if problem:
             return problem
-        if entry.shape == entry.global_shape:
-            sound.add(form)
-    names = [entry.name for entry in entries]
     if all(map(lt, names, names[1:])):
         return ""
     for before, after in pairwise(entries):
@@ -230,22 +223,36 @@ def _ascend(before: TensorEntry, after: TensorEntry) -> bool:
     return before.name < after.name
 
 
-def _is_plain(entry: TensorEntry) -> bool:
-    """Whether it is, form aside, what nearly all are: without fault, and one piece."""
-    name, pieces = entry.name, entry.pieces
-    if len(pieces) != 1 or len(name) > TENSOR_NAME_BYTES_MAX or not name.isascii():
-        return False
-    piece = pieces[0]
-    start, offset, length = piece.start, piece.payload_offset, piece.length
+def _are_plain(entries: Sequence[TensorEntry], names: Sequence[str]) -> bool:
+    """Whether all are what nearly all are: whole tensors without fault, each in one piece or not
+    stored here. Asked in columns, since there may be a hundred thousand; they have few forms.
+    """
+    forms = {(each.dtype, each.global_shape, each.offset, each.shape) for each in entries}
+    kept = [entry.pieces for entry in entries]
     return (
-        start >= 0
-        and 0 < length <= PAYLOAD_BYTES_MAX - start
-        and 0 <= offset <= PAYLOAD_BYTES_MAX - length
-        and len(entry.fingerprint) in _PRINTS
+        max(map(len, names), default=0) <= TENSOR_NAME_BYTES_MAX
+        and "".join(names).isascii()
+        and all(form[1] == form[3] and not _entry_form_problem(*form) for form in forms)
+        and max(map(len, kept), default=0) <= 1
+        and _lie_in_payloads(list(chain.from_iterable(kept)))
+        and _PRINTS.issuperset([len(entry.fingerprint) for entry in entries])
     )
 
 
-_PRINTS: Final = (0, XXH3_BYTES)
+def _lie_in_payloads(pieces: Sequence[Piece]) -> bool:
+    starts = [piece.start for piece in pieces]
+    offsets = [piece.payload_offset for piece in pieces]
+    lengths = [piece.length for piece in pieces]
+    return (
+        min(starts, default=0) >= 0
+        and min(offsets, default=0) >= 0
+        and min(lengths, default=1) > 0
+        and max(map(add, starts, lengths), default=0) <= PAYLOAD_BYTES_MAX
+        and max(map(add, offsets, lengths), default=0) <= PAYLOAD_BYTES_MAX
+    )
+
+
+_PRINTS: Final = frozenset((0, XXH3_BYTES))
 """Bytes that a fingerprint may have."""
 
 

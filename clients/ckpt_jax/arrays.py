@@ -21,8 +21,8 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_name
 from ckpt_client.load.contents import Want
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.shards import Shard, Shards
-from ckpt_client.save.state import AnyArray
 
 Extent = tuple[int, ...]
 Box = tuple[Extent, Extent]

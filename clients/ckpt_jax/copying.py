@@ -29,11 +29,11 @@ import numpy as np
 
 from ckpt.base.errors import Aborted
 from ckpt.base.units import MiB
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.copying import Bytes, NumpyCopier
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.overlap import SampledCopier
 from ckpt_client.save.packing import PackingPlan, picker
-from ckpt_client.save.state import AnyArray
 from ckpt_jax.arrays import SHARDINGS_MAX
 
 IN_FLIGHT_BYTES: Final = 128 * MiB

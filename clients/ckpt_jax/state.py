@@ -20,10 +20,10 @@ from ckpt.format.index.pages import IndexTensor
 from ckpt.format.tree import Scalar
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.trees import are_global, listed
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.handle import Save
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated
-from ckpt_client.save.state import AnyArray
 from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
 from ckpt_jax.arrays import WantedArray, arrays_of, declared, other_shape

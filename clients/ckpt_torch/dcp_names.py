@@ -20,7 +20,8 @@ import torch
 
 from ckpt.base.errors import CkptError, Corrupt
 from ckpt.format.tree import Node, decode_tree, encode_tree, path_text
-from ckpt_client.save.state import AnyArray, flatten, unflatten
+from ckpt_client.save.arrays import AnyArray
+from ckpt_client.save.state import flatten, unflatten
 from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY
 
 MARK_VERSION: Final = 1

@@ -33,8 +33,8 @@ from ckpt.format.tree import path_text
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.staged import wait_for_stagings
-from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import DcpPath, parse_name, unpack_value

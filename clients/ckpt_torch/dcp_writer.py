@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from ckpt.base.errors import CkptError, Refused
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.handle import Commit, Save
 from ckpt_client.save.shards import Shard, Shards
-from ckpt_client.save.state import AnyArray
 from ckpt_client.step_url import parse_step_url
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import (

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.extras import needing
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.place import find_where
 from ckpt_torch.tensors import as_array, from_array

@@ -122,6 +122,8 @@ def async_save(
     return commit_future(staged)
 
 
+# All that is made for each leaf, once: between two pauses Python would look through it.
+@collector_paused()
 def stage(
     turn: SaveTurn,
     store: Store,
@@ -139,7 +141,7 @@ def stage(
 
     planned: it has the names that DCP's planner gives, and keys of ours.
     """
-    with refusing_together(turn, who), collector_paused():
+    with refusing_together(turn, who):
         # Within a step nothing says when the state changes: the guard has waited before it.
         overlaps = staging_overlaps(staging) and not is_stepping()
         # Raised later, an earlier save's error would leave the others to wait for this rank.
@@ -167,16 +169,21 @@ def stage(
         if save is not None:
             confirm(store, known, holders)
             return save
-    with turn, collector_paused():
+    with turn:
         parts = parts or parts_of(state, allow_pickle, check_finite)
-        # The next state of this form is only compared and copied.
-        learnt = learn(parts.settled, holders, all_plain=parts.all_plain)
-        lay_out = partial(turn.lay_out, keep_form=learnt is None)
+        # The next state of this form is only compared and copied. A form that is surely one of ours
+        # is learnt while the stager sends.
+        learns_later = parts.all_plain
+        learn_form = partial(learn, parts.settled, holders, all_plain=parts.all_plain)
+        learnt = None if learns_later else learn_form()
+        lay_out = partial(turn.lay_out, keep_form=learnt is None and not learns_later)
         packing, wholes = parts.laid_out(lay_out, holders)
         turn.take(packing)
-        remember(store, learnt, packing.layout, shape, holders)
         copier = TorchCopier(packing.arrays, watched=overlaps, wholes=wholes)
-    return turn.overlap(copier) if overlaps else turn.stage(copier)
+        save = turn.overlap(copier) if overlaps else turn.stage(copier)
+        learnt = learn_form() if learns_later else learnt
+        remember(store, learnt, packing.layout, shape, holders)
+    return save
 
 
 def _copier_of(

@@ -15,7 +15,7 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt_client.load.contents import shape_alone
-from ckpt_client.save.state import AnyArray, check_memory
+from ckpt_client.save.arrays import AnyArray, check_memory
 
 #: torch type -> (integer type of its size that torch shares with numpy, the numpy type).
 _EXTENSIONS: Final = {

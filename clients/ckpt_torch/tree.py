@@ -26,8 +26,9 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.tree import Scalar, SequenceIndex, below, names_below, path_text
+from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.forms import items_of
-from ckpt_client.save.state import ARRAYS, AnyArray, too_deep
+from ckpt_client.save.state import too_deep
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.tensors import PLAIN_TENSORS
 

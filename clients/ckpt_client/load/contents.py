@@ -21,7 +21,7 @@ from ckpt.format.tree import Node, Scalar
 from ckpt_client.load.plan import TensorIndex, checked_dtype, variants_of
 from ckpt_client.load.reading import Reading
 from ckpt_client.load.trees import WholeWalk, box_inside, scalars_of
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 
 
 class Want(msgspec.Struct, frozen=True, gc=False, eq=False):

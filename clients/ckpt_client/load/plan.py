@@ -17,7 +17,7 @@ from ckpt.format.dtypes import dtype_name, dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.index.rows import boxes_of
 from ckpt.format.table import Meaning
-from ckpt_client.save.state import AnyArray, check_own_memory
+from ckpt_client.save.arrays import AnyArray, check_own_memory
 
 PAIRS_MAX: Final = 100_000
 """Of arrays of one load that are looked at for memory that they share; of more, those count whose

@@ -33,7 +33,7 @@ from ckpt_client.load.trees import (
     own_tree,
     scalars_of,
 )
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 
 if TYPE_CHECKING:
     from ckpt.objects.reader import StoreStatistics

@@ -23,7 +23,7 @@ from ckpt.objects.reader import StoredCheckpoint, StoreStatistics, Together
 from ckpt.objects.source import Source, Wish
 from ckpt.transfer.read_job import ReceiverStatistics
 from ckpt_client.load.plan import BoxReads
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 
 _log = logging.getLogger("ckpt.restore")
 

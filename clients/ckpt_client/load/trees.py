@@ -41,8 +41,9 @@ from ckpt_client.load.plan import (
     tensor_of_rank,
     variants_of,
 )
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.shards import Box, PerRank, Replicated, Shard, Shards, check_box
-from ckpt_client.save.state import AnyArray, unflatten
+from ckpt_client.save.state import unflatten
 
 NAMES_SHOWN_MAX: Final = 8
 _SCALARS: Final = frozenset((bool, int, float, complex, str, bytes, type(None)))

@@ -18,9 +18,9 @@ import numpy as np
 from ckpt.aio.collector import collector_paused
 from ckpt.format.dtypes import dtype_of
 from ckpt_client.accelerator import Accelerator
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import TAIL_BYTES, PackingPlan, Picker, Span, StateLayout, picker
-from ckpt_client.save.state import AnyArray
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ArrayPlace = tuple[int, str, tuple[int, ...]]

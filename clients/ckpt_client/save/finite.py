@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ckpt.base.errors import Refused
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 
 PART_ELEMENTS: Final = 1 << 20
 #: numpy's kinds of floats and complex numbers; V is ml_dtypes', whose integers are all finite.

@@ -24,8 +24,9 @@ from typing import Final, Protocol, cast
 from ckpt.base.errors import CkptError
 from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.tree import Scalar
+from ckpt_client.save.arrays import ARRAYS, as_array
 from ckpt_client.save.shards import Replicated, Shard, Shards
-from ckpt_client.save.state import ARRAYS, SCALARS, as_array, encoded_scalar
+from ckpt_client.save.state import SCALARS, encoded_scalar
 
 _dtype_of: Final = attrgetter("dtype")
 _shape_of: Final = attrgetter("shape")

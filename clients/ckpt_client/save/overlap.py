@@ -11,8 +11,8 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.copying import Bytes, Copier, NumpyCopier
-from ckpt_client.save.state import AnyArray
 
 SAMPLE_ELEMENTS: Final = 64
 """Of each array, evenly spread; which ones differs from save to save."""

@@ -31,9 +31,10 @@ from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.format.table import Meaning, Piece, RankTable, TensorEntry, encode_table
 from ckpt.format.tree import TreeTemplate
 from ckpt.plan.replicas import leaf_parts, share_replicas
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.forms import Found, StateForm, form_of, settled
-from ckpt_client.save.state import AnyArray, FlatState, Leaf, flatten
+from ckpt_client.save.state import FlatState, Leaf, flatten
 from ckpt_client.stager.declaration import Witness, write_declaration
 
 ITEM_ALIGN: Final = 64
@@ -306,9 +307,6 @@ def _declare(
     )  # fmt: skip
     table = encode_table(RankTable(Rank(rank), world_size, entries))
     outside = [Witness(one.leaf, one.start, one.offset, one.length) for one in witness]
-    copies = [
-        number
-        for number, leaf in enumerate(leaves)
-        if leaf.meaning is Meaning.REPLICATED or leaf.holders
-    ]
+    copied = Meaning.REPLICATED  # To look it up costs more than to ask.
+    copies = [n for n, leaf in enumerate(leaves) if leaf.meaning is copied or leaf.holders]
     return write_declaration(table, outside, copies)

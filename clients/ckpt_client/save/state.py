@@ -12,16 +12,15 @@ bytes (its own encoded node), so that replicas which differ in a scalar are foun
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from itertools import repeat
+from typing import Final, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from ckpt.base.errors import CkptError, Refused
+from ckpt.base.errors import Refused
 from ckpt.base.limits import TREE_DEPTH_MAX
 from ckpt.format.dtypes import dtype_name
 from ckpt.format.table import Meaning
@@ -36,15 +35,16 @@ from ckpt.format.tree import (
     SequenceIndex,
     TupleNode,
     encode_tree,
+    names_below,
     step_text,
 )
+from ckpt_client.save.arrays import ARRAYS, AnyArray, as_array, shown
 from ckpt_client.save.shards import Replicated, Shard, Shards, check_box
 
-AnyArray = NDArray[np.generic]
 SCALAR_DTYPE: Final = np.dtype("u1")
+MANY: Final = 64
+"""Entries of a dict from which on they are looked at together: fewer, one by one, take less."""
 SCALARS: Final = frozenset((bool, int, float, complex, str, bytes, type(None)))
-ARRAYS: Final = frozenset((np.ndarray, np.memmap))
-"""Exact types: a subclass (a masked array, a matrix) would come back as something else."""
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
@@ -146,7 +146,12 @@ class _Walk:
     def _entries(
         self, value: dict[object, object], where: str, depth: int, replicated: bool
     ) -> tuple[tuple[Key, Node], ...]:
-        above, is_deep = f"{where}/" if depth else "", depth >= TREE_DEPTH_MAX
+        is_deep = depth >= TREE_DEPTH_MAX
+        if len(value) >= MANY and not is_deep:
+            many = self._many_entries(value, where, replicated)
+            if many is not None:
+                return many
+        above = f"{where}/" if depth else ""
         entries: list[tuple[Key, Node]] = []
         for some, child in value.items():
             key = _checked_key(some, where)
@@ -161,6 +166,36 @@ class _Walk:
                 node = self.visit(child, name, depth + 1, replicated)
             entries.append((key, node))
         return tuple(entries)
+
+    def _many_entries(
+        self, value: dict[object, object], where: str, replicated: bool
+    ) -> tuple[tuple[Key, Node], ...] | None:
+        """The same of arrays alone, or copies of arrays alone, by loops of C's. None where others
+        are among them, and where one must be refused.
+        """
+        items = list(value.items())
+        children = [child for _, child in items]
+        if set(map(type, children)) == {Replicated}:
+            copies = cast(Sequence[Replicated], children)
+            children, replicated = [copy.tree for copy in copies], True
+        if not ARRAYS.issuperset(map(type, children)):
+            return None
+        arrays = cast(Sequence[AnyArray], children)
+        keys = [_checked_key(key, where) for key, _ in items]
+        names = names_below(where, keys)
+        kinds = [array.dtype for array in arrays]
+        try:
+            dtypes = {kind: dtype_name(kind) for kind in set(kinds)}
+        except Refused:
+            return None
+        shapes = [array.shape for array in arrays]
+        zeros = {count: (0,) * count for count in set(map(len, shapes))}
+        meaning = Meaning.REPLICATED if replicated else Meaning.OWN
+        self._leaves += map(
+            Leaf, names, repeat(meaning), [dtypes[kind] for kind in kinds], arrays, shapes,
+            [zeros[len(shape)] for shape in shapes],
+        )  # fmt: skip
+        return tuple(zip(keys, map(LeafNode, names), strict=True))
 
     def _items(
         self,
@@ -183,7 +218,7 @@ class _Walk:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise Refused(f"{_shown(where)}: the text is not valid Unicode") from None
+                raise Refused(f"{shown(where)}: the text is not valid Unicode") from None
         node = ScalarNode(value)
         if replicated:
             encoded = encoded_scalar(value)
@@ -200,7 +235,7 @@ class _Walk:
         try:
             check_box("Shard", array.shape, shard.global_shape, shard.offset)
         except Refused as error:
-            raise Refused(f"{_shown(where)}: {error.message}") from None
+            raise Refused(f"{shown(where)}: {error.message}") from None
         whole, offset = tuple(shard.global_shape), tuple(shard.offset)
         return self._leaf(array, where, Meaning.SHARD, whole, offset, shard.holders)
 
@@ -216,7 +251,7 @@ class _Walk:
         try:
             dtype = dtype_name(array.dtype)
         except Refused as error:
-            raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
+            raise Refused(f"{shown(where)}: {error.message}", hint=error.hint) from None
         self._leaves.append(Leaf(where, meaning, dtype, array, global_shape, offset, holders))
         return LeafNode(where)
 
@@ -232,173 +267,12 @@ def encoded_scalar(value: Scalar) -> AnyArray:
     return np.frombuffer(encode_tree(ScalarNode(value)), SCALAR_DTYPE)
 
 
-def as_array(value: object, where: str) -> AnyArray:
-    """The value's memory as an array, without a copy where it allows that;
-    Refused by path otherwise.
-    """
-    if type(value) in ARRAYS:
-        assert isinstance(value, np.ndarray)
-        return value
-    if isinstance(value, np.generic):
-        try:
-            return scalar_array(value)
-        except Refused as error:
-            raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
-    check_own_memory(value, where)
-    if any(kind.__module__.partition(".")[0] in _LABELLED for kind in type(value).__mro__):
-        raise Refused(
-            f"{_shown(where)}: a {_kind_of(value)} is more than its values",
-            hint="store its values as an array, and its labels or unit beside them",
-        )
-    reasons = []
-    if not isinstance(value, type | np.ndarray):
-        for protocol, convert in (("__dlpack__", _from_dlpack), ("__array__", _from_array)):
-            if hasattr(value, protocol):
-                try:
-                    return convert(value)
-                except CkptError:
-                    raise
-                except Exception as error:  # Whatever a foreign array type raises is its answer.
-                    reasons.append(f"{protocol} said: {error}")
-    raise Refused(
-        f"{_shown(where)}: a {_kind_of(value)} cannot be stored"
-        + "".join(f"; {one}" for one in reasons),
-        hint=_instead(value),
-    )
-
-
-def scalar_array(value: np.generic) -> AnyArray:
-    """A numpy scalar as an array without axes. Raises Refused for text whose end that drops."""
-    array = np.asarray(value)
-    if isinstance(value, np.str_ | np.bytes_) and len(array[()]) < len(value):
-        raise Refused(
-            f"a numpy.{type(value).__name__} that ends in a zero, which arrays drop",
-            hint="store it as str or bytes",
-        )
-    return array
-
-
-_LABELLED: Final = frozenset({"pandas", "xarray", "polars", "pyarrow", "pint"})
-"""Libraries whose `__array__` leaves out labels or units."""
-
-
-def _kind_of(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _instead(value: object) -> str:
-    """What to store in its place; torch's modules, optimizers and their states come here often."""
-    if isinstance(value, Mapping):
-        return "make it a dict, dict(...); ckpt_torch.save takes a state_dict() as it is"
-    if hasattr(value, "state_dict"):
-        return "save its state_dict(), with ckpt_torch.save"
-    return "use dict, list, tuple, arrays, numbers, str, bytes and None"
-
-
-def check_own_memory(value: object, where: str) -> None:
-    """Raises Refused by path for one of torch's tensors whose memory is not what it holds: what
-    torch gives out as that of a DTensor, or of another class made of tensors, is freed or
-    another's, and that of a view that is negated when it is read has the other sign.
-    """
-    kinds = [(one.__module__, one.__qualname__) for one in type(value).__mro__]
-    if _TENSOR not in kinds:
-        return
-    if kinds[0] not in (_TENSOR, _PARAMETER):
-        raise Refused(
-            f"{_shown(where)}: a {'.'.join(kinds[0])} is no plain tensor",
-            hint="ckpt_torch takes DTensors; of any other give the tensors that it is made of",
-        )
-    tensor = cast(Tensor, value)
-    if tensor.is_nested or str(tensor.layout) != "torch.strided":
-        raise Refused(
-            f"{_shown(where)}: a nested tensor, or one of layout {tensor.layout}",
-            hint="store the dense tensors that it is made of",
-        )
-    if _SUB_BYTE.fullmatch(str(tensor.dtype)):
-        raise Refused(
-            f"{_shown(where)}: a {tensor.dtype} tensor has no numpy form",
-            hint="store its view(torch.uint8)",
-        )
-    if tensor._is_zerotensor():
-        raise Refused(f"{_shown(where)}: a tensor that has no memory", hint="clone() it")
-    if tensor.is_conj() or tensor.is_neg():
-        raise Refused(
-            f"{_shown(where)}: a lazily conjugated or negated tensor",
-            hint="resolve_conj(), resolve_neg()",
-        )
-    try:
-        check_memory(tensor)
-    except Refused as error:
-        raise Refused(f"{_shown(where)}: {error.message}", hint=error.hint) from None
-
-
-def check_memory(tensor: Tensor) -> None:
-    """Raises Refused for a tensor that reaches out of its memory: FSDP's first version frees that
-    of parameters between their uses, and what lies there belongs to others then.
-    """
-    if not tensor.numel():
-        return
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
-    needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if there < needed:
-        raise Refused(
-            f"a tensor that reaches to byte {needed} of its memory, which has {there}",
-            hint="its memory was freed: save what the wrapped model's state_dict() gives",
-        )
-
-
-class _Storage(Protocol):
-    def nbytes(self) -> int: ...
-
-
-class Tensor(Protocol):
-    """One of torch's, which need not be there."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-    @property
-    def dtype(self) -> object: ...
-    @property
-    def layout(self) -> object: ...
-    @property
-    def is_nested(self) -> bool: ...
-
-    def _is_zerotensor(self) -> bool: ...
-    def is_conj(self) -> bool: ...
-    def is_neg(self) -> bool: ...
-    def numel(self) -> int: ...
-    def stride(self) -> tuple[int, ...]: ...
-    def storage_offset(self) -> int: ...
-    def element_size(self) -> int: ...
-    def untyped_storage(self) -> _Storage: ...
-
-
-#: Modules and names of their classes.
-_TENSOR: Final = "torch", "Tensor"
-_PARAMETER: Final = "torch.nn.parameter", "Parameter"
-#: What DLPack gives out as integers of a byte.
-_SUB_BYTE: Final = re.compile(r"torch\.u?int[1-7]")
-
-
-def _from_dlpack(value: object) -> AnyArray:
-    return np.from_dlpack(value)  # type: ignore[arg-type]
-
-
-def _from_array(value: object) -> AnyArray:
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError(f"it becomes an array of Python objects ({array.dtype})")
-    return array
-
-
 def _checked_key(key: object, where: str) -> Key:
     if type(key) is str and key.isascii():
         return key
     if not _is_key(key, 0):
         raise Refused(
-            f"{_shown(where)}: a key of type {type(key).__qualname__} cannot be stored: "
-            f"{key!r:.80}",
+            f"{shown(where)}: a key of type {type(key).__qualname__} cannot be stored: {key!r:.80}",
             hint="keys are str, int, bool or tuples of them",
         )
     return key  # type: ignore[return-value]
@@ -410,7 +284,3 @@ def _is_key(key: object, depth: int) -> bool:
     if type(key) is str:
         return key.isascii() or not any(0xD800 <= ord(char) < 0xE000 for char in key)
     return type(key) in (int, bool)
-
-
-def _shown(where: str) -> str:
-    return where or "the state itself"

@@ -25,7 +25,7 @@ from ckpt_client.accelerator import Accelerator, StreamPoint
 from ckpt_client.load.batches import ALIGN_BYTES, Batch, BoxPart, WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.ring import Ring
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 from ckpt_torch.device.accelerators import accelerator_of
 from ckpt_torch.device.page_locks import locked_memory
 from ckpt_torch.tensors import PLAIN_TENSORS, as_array, is_apart

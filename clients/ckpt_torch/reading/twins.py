@@ -22,7 +22,7 @@ from ckpt.base.units import MiB
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import ItemPlaces, Spans, any_meet, overlapping
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 from ckpt_torch.reading.device_reads import narrowed, part_of
 from ckpt_torch.tensors import as_array
 

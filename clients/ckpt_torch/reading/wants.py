@@ -22,7 +22,7 @@ from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
 from ckpt_client.load.trees import are_global, leaf_nodes, listed, scalars_of
-from ckpt_client.save.state import AnyArray
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
 from ckpt_torch.dcp_names import unpack_value, value_name

@@ -13,8 +13,8 @@ import torch
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Path, SequenceIndex, path_text
 from ckpt_client.load.checkpoint import Checkpoint
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.shards import PerRank, Shard
-from ckpt_client.save.state import AnyArray
 from ckpt_client.store import Store
 from ckpt_torch.dcp_names import unpack_value
 from ckpt_torch.place import CheckpointName, find_where, find_who

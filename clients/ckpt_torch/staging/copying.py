@@ -14,9 +14,9 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt_client.accelerator import Accelerator, OutPlan, StreamPoint
+from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.copying import NUMPY, ArrayPlace, Bytes, copy_bytes
 from ckpt_client.save.packing import Picker, picker
-from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
 from ckpt_torch.staging.device_samples import DeviceSample
 from ckpt_torch.staging.watch import TensorWatch, Whole

@@ -18,6 +18,7 @@ import torch
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import CkptError
 from ckpt.format.tree import Path, Scalar, SequenceIndex, path_text
+from ckpt_client.save.arrays import ARRAYS
 from ckpt_client.save.forms import (
     ArrayForm,
     CopiedScalarForm,
@@ -31,7 +32,7 @@ from ckpt_client.save.forms import (
     sequence_form,
 )
 from ckpt_client.save.packing import StateLayout
-from ckpt_client.save.state import ARRAYS, encoded_scalar
+from ckpt_client.save.state import encoded_scalar
 from ckpt_client.store import Store
 from ckpt_torch.boxes import held
 from ckpt_torch.dtensors import dtensor_type, is_dtensor

@@ -14,9 +14,9 @@ import torch
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, path_text
+from ckpt_client.save.arrays import AnyArray, scalar_array
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated, Shard, Shards
-from ckpt_client.save.state import AnyArray, scalar_array
 from ckpt_torch.boxes import Extent, held, is_tensor, mesh_holders
 from ckpt_torch.exchange import Box, Holders, Shape
 from ckpt_torch.place import Who

@@ -15,9 +15,9 @@ import torch
 
 from ckpt.base.errors import Refused
 from ckpt_client.load.contents import shape_alone
+from ckpt_client.save.arrays import AnyArray
 from ckpt_client.save.finite import check_finite
 from ckpt_client.save.packing import PackingPlan
-from ckpt_client.save.state import AnyArray
 from ckpt_torch.dtensors import is_dtensor
 from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tensors import are_plain, as_array, as_shape, numpy_dtype

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.copying import Bytes
 from ckpt_client.save.overlap import ChangeWatch, differs, sample
-from ckpt_client.save.state import ARRAYS, AnyArray
 from ckpt_torch.staging.steps import watch_steps
 
 Whole = tuple[int, torch.Tensor]
