@@ -12,7 +12,7 @@
     Committer       from certified to committed                   (committing.py)
     Checkpoints     what is committed, readable, pinned           (checkpoints.py)
     Homes           whose bytes later generations refer to        (homes.py)
-    Resolver        which generation to read                      (resolving.py)
+    Resolver, Asking  which generation to read; what people ask   (resolving.py, asking.py)
     Joining         which launch a process belongs to              (joining.py)
     LaunchRounds    what the ranks of a launch load together       (rounds.py)
     SharedReads     who of them reads what from the tier           (sharing.py)
@@ -41,7 +41,7 @@ from functools import partial
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import CheckpointId
-from ckpt.format.messages.asking import Answer, Ask, DeleteStep, LabelStep, RollBack
+from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.keeping import KeepSteps
 from ckpt.format.messages.launches import JoinLaunch, TrainerLeft
@@ -64,6 +64,7 @@ from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, Reserved
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator import facts
+from ckpt.protocol.coordinator.asking import Asking
 from ckpt.protocol.coordinator.catalog import Persisted, RowState
 from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.map_keeping import MapKeeper
@@ -150,7 +151,6 @@ class CoordinatorMachine:
         generations = Generations(self.checkpoints, self.book, self.deleter)
         self.vouching = Vouching(desk, self.members, image, policy, generations)
         self.confirming = Confirming(desk, self.members, self.book, self.vouching)
-        self.resting = CoordinatorRest(desk, self.members, self.vouching, self.book)
         context = SavingContext(
             desk, policy, self.members, self.launches, self.book, self.reservations, self.homes,
             self.placing,
@@ -172,6 +172,8 @@ class CoordinatorMachine:
             context, self.checkpoints, self.files, self.drains, self.retaining, health,
             self.repairs,
         )  # fmt: skip
+        self.asking = Asking(desk, self.members, self.checkpoints, self.views)
+        self.resting = CoordinatorRest(desk, self.members, self.vouching, self.book, self.asking)
         self._introduce()
         recover(
             image, self.launches, self.opening, self.book, self.checkpoints, self.homes,
@@ -362,7 +364,7 @@ class CoordinatorMachine:
                 delete = partial(self.deleter.delete_step, session, request, message)
                 self.labeling.in_turn(session, request, message.run, delete)
             case Ask():
-                self._answer(session, request, message)
+                self.asking.ask(session, request, message)
             case FinishUpgrade():
                 self.upgrading.finish(session, request, message)
             case _ if isinstance(message, StandingRequest):
@@ -405,14 +407,9 @@ class CoordinatorMachine:
 
         self.placing.settle(ids, settled)
 
-    def _answer(self, session: Session, request: int, message: Ask) -> None:
-        answer = self.views.answer(message.what, message.run, message.step, message.generation)
-        self._desk.send(session, request, Answer(), answer)
-
     def _keep(self, session: Session, request: int, message: KeepSteps) -> None:
         if message.dry_run:
-            answer = self.views.retention_under(message.run, message.retention)
-            self._desk.send(session, request, Answer(), answer)
+            self.asking.foretell(session, request, message)
         else:
             self.retaining.keep_steps(session, request, message)
 
@@ -441,6 +438,7 @@ class CoordinatorMachine:
         self.ending.session_closed(session)
         self.resolver.session_closed(session)
         self.sharing.session_closed(session)
+        self.asking.session_closed(session)
         self.drains.session_closed(session)
         self.repairs.session_closed(session)
 
@@ -453,6 +451,7 @@ class CoordinatorMachine:
         if problem is not None:
             self.confirming.refuse_all(problem)
             self.resolver.refuse_all(problem)
+            self.asking.refuse_all(problem)
             return
         self.confirming.tick()
         self.map_keeper.tick()
@@ -466,6 +465,7 @@ class CoordinatorMachine:
         self.files.tick()
         self.ending.tick()
         self.sharing.tick()
+        self.asking.tick()
         self.drains.tick()
         self.repairs.tick()
         self.evictor.tick()

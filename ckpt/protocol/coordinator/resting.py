@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ckpt.base.limits import LEASE_US, RENEW_US, STANDSTILL_US
 from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.targets import RenewLease
+from ckpt.protocol.coordinator.asking import Asking
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.vouching import Vouching
 from ckpt.protocol.coordinator.desk import Desk
@@ -23,12 +24,13 @@ class CoordinatorRest:
     """I know when the next Ticked is due."""
 
     def __init__(
-        self, desk: Desk, members: Membership, vouching: Vouching, book: AttemptBook
+        self, desk: Desk, members: Membership, vouching: Vouching, book: AttemptBook, asking: Asking
     ) -> None:
         self._desk = desk
         self._members = members
         self._vouching = vouching
         self._book = book
+        self._asking = asking
         self._resting = Resting()
 
     @property
@@ -50,7 +52,9 @@ class CoordinatorRest:
 
     def rest_us(self, tick_us: int) -> int:
         """From the last event to the next Ticked, at least `tick_us`."""
-        if not self._vouching.serves or self._desk.awaits or self._book.open():
+        if not self._vouching.serves or self._desk.awaits:
+            return tick_us
+        if self._book.open() or self._asking.waits:
             return tick_us
         return self._resting.rest_us(self._desk.now_us, tick_us, self._members.due_us())
 
