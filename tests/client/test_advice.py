@@ -12,7 +12,7 @@ HERE = Local(Path("/scratch/my burst"), restarts=True, targets=())
 
 
 def test_a_local_cluster_starts_its_repair_by_itself() -> None:
-    remedy = f"what reads it takes parity; {START_WORKER}"
+    remedy = f"what reads it takes parity; {START_WORKER}: it makes it again"
     found = HERE.advise(check("ROT", "damaged", remedy, "ckptd repair --coordinator 127.0.0.1:7"))
     assert found.command == "ckpt repair --wait"
     assert found.remedy == "what reads it takes parity; its supervisor starts a worker: wait"

@@ -30,6 +30,7 @@ from tests.client.upkeep_proofs import (
     a_repair_that_is_paused,
     a_store_that_nobody_serves,
     an_upgrade_that_is_not_finished,
+    moves_that_nobody_makes,
 )
 from tests.protocol.coordinating import Bench
 from tests.waiting import ASKED_S, wait_until
@@ -450,6 +451,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     "SCRUB_LATE": [a_scrub_that_is_late],
     "CONNECTIONS_FULL": [a_target_without_descriptors],
     "REPAIR_PAUSED": [a_repair_that_is_paused],
+    "MOVES_STOPPED": [moves_that_nobody_makes],
     "UPGRADE_UNFINISHED": [an_upgrade_that_is_not_finished],
     "RETENTION_UNSAID": [a_catalog_that_forgot_what_stays],
     "NOT_RUNNING": [a_cluster_that_rests],

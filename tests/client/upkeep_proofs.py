@@ -7,10 +7,14 @@ import sqlite3
 from pathlib import Path
 
 from ckpt.format.messages.drains import ForgetStore
+from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from tests.client.checkkit import RUN_NAME, made
 from tests.client.clikit import flip, run
 from tests.protocol.coordinating import Bench
 from tests.protocol.test_coordinator_draining import WorkerFake
+from tests.protocol.test_coordinator_repairing import Worker as RepairWorkerFake
+from tests.protocol.test_coordinator_repairing import holders
+from tests.protocol.test_coordinator_standings import change, done
 from tests.waiting import wait_until
 
 
@@ -49,6 +53,34 @@ def a_store_that_nobody_serves(_folder: Path) -> None:
     *_, forget = found["remedy"].rpartition("for good: ")
     assert shlex.split(forget) == ["ckpt", "drain", "forget", words[3]]
     bench.tell(bench.session(), ForgetStore(words[3]))
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert view["checks"] == []
+
+
+def moves_that_nobody_makes(_folder: Path) -> None:
+    """In the machine's own time; its command is that of a worker, which one asks for work."""
+    bench = Bench(5)
+    id = bench.save(1)
+    leaving = holders(bench, id)[0]
+    done(change(bench, leaving.id, "draining"))
+    bench.tick(7)
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    (found,) = view["checks"]
+    assert (found["name"], found["severity"]) == ("MOVES_STOPPED", "warning")
+    assert found["message"] == f"no repair worker is heard: {leaving.id} is draining"
+    assert shlex.split(found["command"])[:3] == ["ckptd", "repair", "--coordinator"]
+    RepairWorkerFake(bench).lease()
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert view["checks"] == []
+    bench.tick(WORKER_HEARD_S)
+    view = bench.ask("status")
+    assert isinstance(view, dict)
+    assert [each["name"] for each in view["checks"]] == ["MOVES_STOPPED"], "it has left"
+    done(change(bench, leaving.id, "in"))
+    bench.tick(7)
     view = bench.ask("status")
     assert isinstance(view, dict)
     assert view["checks"] == []

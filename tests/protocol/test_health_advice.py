@@ -8,9 +8,8 @@ import pytest
 
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import SetRepair
-from ckpt.protocol.coordinator.reading.checks import at_host
-from ckpt.protocol.coordinator.reading.repair_views import HEARD_US
-from tests.protocol.coordinating import Bench
+from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S, at_host
+from tests.protocol.coordinating import SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import Worker, holders, wipe
 from tests.protocol.test_coordinator_scrubs import CELLS, RECORD, tell
 
@@ -54,7 +53,7 @@ def test_no_checkpoint_is_dropped_while_repair_makes_again_what_it_lacks() -> No
     worker.lease()
     assert advice(bench, "REDUNDANCY_LOW")[1] == "ckpt repair --wait"
     bench.close(worker.session)
-    bench.now_us += HEARD_US
+    bench.now_us += round(WORKER_HEARD_S * SECOND_US)
     assert advice(bench, "REDUNDANCY_LOW")[1] == repair_command(bench)
     bench.tell(bench.session(Role.ADMIN), SetRepair(paused=True))
     assert advice(bench, "REDUNDANCY_LOW")[1] == "ckpt repair resume"

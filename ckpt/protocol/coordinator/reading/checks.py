@@ -24,7 +24,9 @@ LOST_CODE: Final = 4
 TRY_LATER_CODE: Final = 75
 DESCRIPTORS_ENOUGH: Final = 1 << 20
 NEW_TARGET: Final = "ckptd target --id NEW_ID"
-START_WORKER: Final = "start a worker, on any host that reaches the targets: it makes it again"
+START_WORKER: Final = "start a worker, on any host that reaches the targets"
+WORKER_HEARD_S: Final = 60.0
+"""A repair worker that was heard within this time works, or asks again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,16 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         cause="somebody has paused repair; the message says what is due to be made again",
         mend="`ckpt repair resume`",
         clears="when repair resumes",
+    ),
+    "MOVES_STOPPED": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="a target that is to be emptied keeps its columns; all can be read",
+        cause="columns are to leave targets that are draining or out, or to move for balance, and"
+        " no repair worker was heard for a minute",
+        mend="`ckptd repair --coordinator HOST:PORT` on any host that reaches the targets; or take"
+        " it back, `ckpt target undrain ID`, `ckpt target in ID`, `ckpt target balance --stop`",
+        clears="as soon as a worker asks for work, or nothing is to move any more",
     ),
     "UPGRADE_UNFINISHED": CheckKind(
         WARNING,

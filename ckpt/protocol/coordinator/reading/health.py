@@ -34,6 +34,7 @@ from ckpt.protocol.coordinator.keeping.retaining import Retaining
 from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import (
+    START_WORKER,
     at_host,
     check,
     checkpoints,
@@ -42,7 +43,7 @@ from ckpt.protocol.coordinator.reading.checks import (
     quoted,
 )
 from ckpt.protocol.coordinator.reading.drain_views import drain_checks
-from ckpt.protocol.coordinator.reading.repair_views import repaired
+from ckpt.protocol.coordinator.reading.repair_views import repaired, unserved_moves, worker
 from ckpt.protocol.coordinator.reading.scrub_views import late_check
 from ckpt.protocol.coordinator.reading.stored import stores_alone
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
@@ -110,6 +111,7 @@ class Health:
         yield from self._lost()
         yield from self._redundancy(address, now_us)
         yield from self._paused()
+        yield from self._moves(address)
         yield from self._unfinished()
         yield from drain_checks(stores, address)
         yield from _unsaid_checks(self._retaining.lost())
@@ -326,6 +328,12 @@ class Health:
             text = f"repair is paused, and {columns} {verb} to be made again"
             text += f": {', '.join(str(one.payload) for one in due[:NAMED_MAX])}"
         yield check("REPAIR_PAUSED", text, "let it go on", "ckpt repair resume")
+
+    def _moves(self, address: str) -> Iterator[Check]:
+        """Nothing is lost while they wait, so no other check names what is missing."""
+        if moves := unserved_moves(self._repairs, self._members):
+            text = f"no repair worker is heard: {moves}"
+            yield check("MOVES_STOPPED", text, START_WORKER, worker(address))
 
     def _unfinished(self) -> Iterator[Check]:
         if self.upgrading.is_finished:

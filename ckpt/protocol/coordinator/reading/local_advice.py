@@ -26,7 +26,8 @@ def on_one_machine(found: Check, directory: str) -> Check:
     if found.command.startswith(NEW_TARGET):
         return replace(found, command="ckpt target add NEW_DIR")
     if found.command.startswith("ckptd repair "):
-        remedy = found.remedy.replace(START_WORKER, "its supervisor starts a worker: wait")
+        before, by_hand, _ = found.remedy.partition(START_WORKER)
+        remedy = f"{before}its supervisor starts a worker: wait" if by_hand else before
         return replace(found, remedy=remedy, command="ckpt repair --wait")
     if found.command.startswith("ckptd drain "):
         secret = quoted(f"{directory}/secret")

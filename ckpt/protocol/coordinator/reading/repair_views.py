@@ -10,7 +10,7 @@ from msgspec import UnsetType
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.returning import is_awaited
-from ckpt.protocol.coordinator.reading.checks import START_WORKER
+from ckpt.protocol.coordinator.reading.checks import START_WORKER, WORKER_HEARD_S
 from ckpt.protocol.coordinator.reading.repair_answers import (
     AwaitedTarget,
     BalanceView,
@@ -21,8 +21,6 @@ from ckpt.protocol.coordinator.repairing.balancing import Balancer
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
-HEARD_US: Final = 60 * US_PER_S
-"""A worker that was heard within this time works, or asks again soon."""
 NAMED_MAX: Final = 3
 """Most targets that one sentence names."""
 
@@ -38,9 +36,36 @@ def repaired(repairs: Repairs, columns: bool, address: str, now_us: int) -> tupl
         return "the coordinator writes it again by itself: wait", "ckpt repair"
     if repairs.ruling.is_paused:
         return "repair is paused: let it go on", "ckpt repair resume"
-    if repairs.heard_us is not None and now_us - repairs.heard_us < HEARD_US:
+    if _is_served(repairs, now_us):
         return "a worker makes it again: wait for that", "ckpt repair --wait"
-    return START_WORKER, f"ckptd repair --coordinator {address}"
+    return f"{START_WORKER}: it makes it again", worker(address)
+
+
+def worker(address: str) -> str:
+    """The command that starts one."""
+    return f"ckptd repair --coordinator {address}"
+
+
+def unserved_moves(repairs: Repairs, members: Membership) -> str:
+    """What is to leave its target, while nobody asks for work; empty when nothing is, or somebody
+    does. A coordinator that has just begun may not have heard its workers yet.
+    """
+    if members.gathering or repairs.ruling.is_paused or _is_served(repairs, members.now_us):
+        return ""
+    due = repairs.waiting()
+    leaving = [t for t in members.live() if not t.stays and t.proved] if due else []
+    named = [f"{target.id} is {target.standing.value}" for target in leaving[:NAMED_MAX]]
+    if len(leaving) > NAMED_MAX:
+        named.append(f"and {len(leaving) - NAMED_MAX} more are")
+    moves = sum(len(one.columns) for one in due if one.is_move)
+    if moves:
+        named.append(f"{moves} column{'s are' if moves > 1 else ' is'} to move for balance")
+    return ", ".join(named)
+
+
+def _is_served(repairs: Repairs, now_us: int) -> bool:
+    heard_us = repairs.heard_us
+    return heard_us is not None and now_us - heard_us < WORKER_HEARD_S * US_PER_S
 
 
 def repair_view(repairs: Repairs, members: Membership) -> RepairView:

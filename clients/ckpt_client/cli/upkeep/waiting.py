@@ -9,6 +9,8 @@ from typing import Final
 
 from msgspec.structs import asdict
 
+from ckpt.base.units import format_seconds
+from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.cli.cluster import Conversation
 from ckpt_client.cli.output import Output, counted
@@ -53,6 +55,8 @@ def held_up(view: RepairView) -> str:
         return "; paused: ckpt repair resume"
     if view.worker_heard_s is None:
         return "; no worker was heard: run ckptd repair"
+    if view.worker_heard_s >= WORKER_HEARD_S:
+        return f"; no worker was heard for {format_seconds(view.worker_heard_s)}: run ckptd repair"
     return ""
 
 
