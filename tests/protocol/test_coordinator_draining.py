@@ -351,17 +351,17 @@ def test_a_store_that_is_forgotten_holds_nothing_back_and_one_that_is_served_is_
     worker = WorkerFake(bench)
     for step in (1, 2):
         bench.save(step)
-    (refused,) = bench.tell(bench.session(), ForgetStore(URL))
+    (refused,) = bench.tell(bench.session(Role.ADMIN), ForgetStore(URL))
     assert isinstance(refused, Failed)
     assert refused.code == "busy"
     bench.close(worker.session)
     bench.tick(GRACE_US / SECOND_US)
-    assert bench.tell(bench.session(), ForgetStore(URL)) == [DrainNoted(LEASE_US)]
+    assert bench.tell(bench.session(Role.ADMIN), ForgetStore(URL)) == [DrainNoted(LEASE_US)]
     assert steps(bench) == [2]
-    (unknown,) = bench.tell(bench.session(), ForgetStore(URL))
+    (unknown,) = bench.tell(bench.session(Role.ADMIN), ForgetStore(URL))
     assert isinstance(unknown, Failed)
     assert unknown.code == "not_found"
-    again = bench.tell(bench.session(), ForgetStore(URL, repeated=True))
+    again = bench.tell(bench.session(Role.ADMIN), ForgetStore(URL, repeated=True))
     assert again == [DrainNoted(LEASE_US)], "who lost the answer hears that it is done"
     bench.restart(*bench.targets)
     assert bench.machine.drains.stores == {}

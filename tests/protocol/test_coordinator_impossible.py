@@ -37,6 +37,7 @@ from ckpt.format.messages.saving import OpenPayload
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, ScrubReport
 from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.keeping.drain_jobs import PARTS_MAX
+from ckpt.protocol.coordinator.keeping.draining import LEASE_US
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.events import CloseSession
 from tests.calls import counted
@@ -109,6 +110,25 @@ def test_a_plan_that_cannot_be_is_refused_and_the_right_one_counts_then(
     assert refused(bench, begun, mark)
     assert isinstance(worker.begin(id, 4), DrainNoted)
     assert worker.take(id) == part(0)
+
+
+def test_a_worker_has_drained_nothing_that_was_not_leased_and_is_not_here() -> None:
+    """It is mistaken: the store would be said to hold what it does not."""
+    bench = Bench()
+    id = bench.save(1)
+    worker, noted = WorkerFake(bench), DrainNoted(LEASE_US)
+    mark = bench.mark()
+    for error in ("", "why"):
+        failed = worker.end(CheckpointId(RUN, Step(7), Generation(1, 7)), error)
+        assert isinstance(failed, Failed)
+        assert failed.code == "not_found", "it looks at the store again, and says what is there"
+    assert not [action for action in bench.log[mark:] if isinstance(action, Persist)]
+    assert (worker.store()["drained"], worker.store()["error"]) == (0, "")
+    bench.restart(*bench.targets)
+    late = WorkerFake(bench)
+    assert late.end(id) == noted, "of the coordinator before it had a lease"
+    assert late.end(id) == noted
+    assert late.store()["drained"] == 1
 
 
 @pytest.mark.parametrize("rate", [nan, inf, -inf])

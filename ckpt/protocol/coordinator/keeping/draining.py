@@ -372,8 +372,11 @@ class DrainQueue:
         self._answer(store, session, request)
 
     def _end(self, store: ServedStore, session: Session, request: int, message: EndDrain) -> None:
-        check_checkpoint(message.checkpoint)
-        job = store.jobs.get(message.checkpoint)
+        id = check_checkpoint(message.checkpoint)
+        job = store.jobs.get(id)
+        # The lease may be of a coordinator before; of what nobody had there was none.
+        if job is None and self._checkpoints.get(id) is None and not store.holds(id):
+            raise NotFound(f"{id} was not leased, and is not here", hint="look at the store again")
         self._release(store, message.worker)
         if not message.error:
             self._drained_now(store, session, request, message.checkpoint)
