@@ -13,10 +13,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ReservationId
-from ckpt.base.limits import BLOCK_BYTES
+from ckpt.base.limits import BLOCK_BYTES, FRAME_META_BYTES_MAX
 from ckpt.base.units import KiB, MiB
 from ckpt.format.messages.hello import OLDEST_VERSION, PROTOCOL_VERSION, Failed, Role
 from ckpt.format.messages.reading import (
@@ -126,6 +127,26 @@ def test_an_ipv6_address_is_announced_as_others_dial_it(tmp_path: Path) -> None:
             assert daemon.address.startswith("[::1]:")
             await reserve(coordinator, [column])
             async with Peer(daemon.address) as stager:
+                assert isinstance(await stager.write(column, reservation=1), ColumnSealed)
+
+    run(story)
+
+
+def test_who_asks_what_no_answer_has_room_for_is_refused_and_goes_on(tmp_path: Path) -> None:
+    """Four characters of the answer for each of the question."""
+
+    async def story(coordinator: Coordinator) -> None:
+        column = _column()
+        with await _daemon(tmp_path / "t", coordinator, "--id", "t1") as daemon:
+            await _registered(coordinator)
+            await reserve(coordinator, [column])
+            async with Peer(daemon.address) as stager:
+                long = replace(column.begin(1), code="\0" * (FRAME_META_BYTES_MAX // 3))
+                await stager.send(5, long)
+                answer, _ = await stager.next()
+                assert isinstance(answer, Failed)
+                assert answer.code == "refused"
+                assert "does not fit one frame" in answer.message
                 assert isinstance(await stager.write(column, reservation=1), ColumnSealed)
 
     run(story)

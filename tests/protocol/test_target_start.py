@@ -269,6 +269,14 @@ def test_a_command_from_a_session_that_was_not_dialed_cuts_it_off() -> None:
     assert world.machine.column_count == 1
 
 
+def test_the_coordinator_has_refused_nothing_that_another_peer_says() -> None:
+    world = _ready()
+    world.tell(WRITER, Failed("refused", "go away"))
+    assert [each.session for each in world.closed] == [WRITER]
+    assert world.reports == []
+    assert world.machine.registered
+
+
 def test_the_lease_is_renewed_each_second_with_counters() -> None:
     world, column = _ready(), Column()
     store(world, column)

@@ -313,7 +313,9 @@ class TargetMachine:
                 self._workers.bytes_per_s = repair_bytes
                 self.epoch = epoch
                 self._note.told(position)
-            case Failed(message=text, hint=remedy, retry_after_us=after_us):
+            case Failed(message=text, hint=remedy, retry_after_us=after_us) if (
+                session == self._coordinator
+            ):
                 if text != self._refusal:
                     self._core.report("error", "the coordinator refused", why=text, remedy=remedy)
                 self._refusal = text

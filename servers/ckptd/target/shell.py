@@ -24,11 +24,12 @@ from ckpt.aio.disk import Disk
 from ckpt.aio.net.bulk import Bulk
 from ckpt.aio.net.dial import Dialer
 from ckpt.aio.net.serving.server import Server
-from ckpt.base.errors import Unavailable
+from ckpt.base.errors import Refused, Unavailable
 from ckpt.base.units import US_PER_S
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.lending import ReturnColumn
+from ckpt.format.messages.targets import RegisterTarget, RenewLease
 from ckpt.protocol.events import (
     CloseSession,
     Received,
@@ -300,8 +301,25 @@ class TargetShell:
             self._unsent[session] = self._unsent.get(session, 0) + 1
             sent = lambda: self._sent(session)  # noqa: E731
         peer = self.dialer if session == self._coordinator else self.server
-        if peer is not None:
+        if peer is None:
+            return
+        try:
             peer.send(session, action.request, action.message, action.bulk, sent=sent)
+        except Refused as error:
+            if sent is not None:
+                sent()
+            self._cannot_send(action, peer, error)
+
+    def _cannot_send(self, action: Send, peer: Server | Dialer, error: Refused) -> None:
+        """Who asked hears why, and whoever did not is cut off: it is nobody else's business, and
+        what follows in the same event is done.
+        """
+        session, request = action.session, action.request
+        self._report("error", "cannot be sent", {"session": session, "why": error.message})
+        if request and not isinstance(action.message, RegisterTarget | RenewLease):
+            peer.send(session, request, Failed(error.code, error.message, error.hint))
+        else:
+            self._close(CloseSession(session, error.message))
 
     def _lend(self, action: LendFile) -> None:
         """Also to one whose session has just ended: then the file goes nowhere."""
