@@ -29,6 +29,7 @@ from ckpt.base.ids import RunName, Step, TargetId
 from ckpt.erasure.code import Code
 from ckpt.format.messages.asking import ChangeTarget, DeleteStep, StepDeleted, TargetChanged
 from ckpt.format.messages.drains import DrainNoted, ForgetStore
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.answers import StatusView
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.control import Control
@@ -284,7 +285,9 @@ class BenchCluster:
         ]
         address = self._spawn("coordinator", arguments, {})["address"]
         self.url = f"ckpt://{address}"
-        self._control = Control(Locator("", str(address)), self.directory / "secret", None)
+        self._control = Control(
+            Locator("", str(address)), self.directory / "secret", None, Role.ADMIN
+        )
         for name in self.target_names:
             (self._data / "targets" / name).mkdir(parents=True)
             self.start_target(name)

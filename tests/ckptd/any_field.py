@@ -190,6 +190,7 @@ class Everything:
             BalanceTargets(),
             FinishUpgrade(),
             ask.DeleteStep(RUN, Step(1), self.old.generation, True, True),
+            drains.ForgetStore("s3://other", True),
         ]
         yield from (Saying(self.admin, one) for one in said)
 
@@ -210,7 +211,6 @@ class Everything:
             repairs.LeaseRepair("r"),
             repairs.RenewRepair("r", payload, 5),
             repairs.EndRepair("r", payload),
-            drains.ForgetStore("s3://other", True),
         ]
         yield from (Saying(self.worker, one) for one in said)
 

@@ -21,7 +21,7 @@ import pytest
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, LaunchNumber, TargetId
-from ckpt.format.messages.asking import Answer, Ask
+from ckpt.format.messages.asking import Answer, Ask, StepDown
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import RowState
@@ -96,6 +96,11 @@ def test_it_answers_on_both_planes_alike_and_stops_cleanly(
             "clients": 1, "idle_s": 0.0, "live": [], "refused": [], "catalog": "gathering",
             "repair_due": False,
         }  # fmt: skip
+    with (
+        daemon.client(role=Role.READER) as reader,
+        pytest.raises(Refused, match="StepDown is not said in the role reader, but as admin"),
+    ):
+        reader.call(StepDown())
     assert status["cluster"] == daemon.ready["cluster"]
     pid, address = daemon.ready["pid"], daemon.ready["address"]
     http = daemon.ready["http"]

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from ckpt.format.messages.drains import ForgetStore
+from ckpt.format.messages.hello import Role
 from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from tests.client.checkkit import RUN_NAME, made
 from tests.client.clikit import flip, run
@@ -52,7 +53,7 @@ def a_store_that_nobody_serves(_folder: Path) -> None:
     assert words[4] == "--coordinator"
     *_, forget = found["remedy"].rpartition("for good: ")
     assert shlex.split(forget) == ["ckpt", "drain", "forget", words[3]]
-    bench.tell(bench.session(), ForgetStore(words[3]))
+    bench.tell(bench.session(Role.ADMIN), ForgetStore(words[3]))
     view = bench.ask("status")
     assert isinstance(view, dict)
     assert view["checks"] == []

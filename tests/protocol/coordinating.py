@@ -280,8 +280,7 @@ class Bench:
     def ask(self, what: str, run: str | None = None, step: int | None = None) -> object:
         """The JSON of a question, decoded."""
         self._request += 1
-        session = self.session()
-        mark = self.mark()
+        session, mark = self.session(), self.mark()
         named = None if run is None else RunName(run)
         question = Ask(what, named, None if step is None else Step(step))
         self.tell(session, question)
@@ -330,6 +329,7 @@ class RankFake:
         run: str = RUN,
         process: str | None = None,
         payload_bytes: int = 10_000,
+        role: Role = Role.STAGER,
     ) -> None:
         self.bench = bench
         self.run = RunName(run)
@@ -349,7 +349,7 @@ class RankFake:
         self.replicas = ReplicaPolicy.ABORT
         self.homes: tuple[Home, ...] = ()
         self.metrics: dict[str, float] = {}
-        self.session = bench.session(Role.STAGER)
+        self.session = bench.session(role)
         self.join()
 
     @property

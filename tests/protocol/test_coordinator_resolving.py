@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
 from ckpt.format.documents.record import decode_record
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import DamageJudged, ReleasePin, ReportDamage, Resolve, Resolved
 from ckpt.format.messages.reading import ByteRange
@@ -111,7 +111,7 @@ def test_what_never_was_is_not_found() -> None:
 def test_before_a_launch_has_begun_all_its_ranks_read_the_same_step() -> None:
     bench = Bench()
     bench.save(1)
-    readers = team(bench, 2, key="reader")
+    readers = [RankFake(bench, rank, 2, key="reader", role=Role.READER) for rank in range(2)]
     first = resolved(bench, newest_of(readers[0]))
     bench.save(2)
     second = resolved(bench, newest_of(readers[1]))
@@ -123,7 +123,7 @@ def test_before_a_launch_has_begun_all_its_ranks_read_the_same_step() -> None:
 def test_retention_waits_for_ranks_that_have_not_come_for_their_launchs_resolution() -> None:
     bench = Bench(keep=1)
     bench.save(1)
-    readers = team(bench, 2, key="reader")
+    readers = [RankFake(bench, rank, 2, key="reader", role=Role.READER) for rank in range(2)]
     first = resolved(bench, newest_of(readers[0]), readers[0].session)
     bench.tell(readers[0].session, ReleasePin(first.pin))
     bench.save(2)
@@ -140,7 +140,7 @@ def test_a_resolution_is_held_for_late_ranks_only_while_their_launch_lives_and_n
     for ending in ("sessions", "time"):
         bench = Bench(keep=1)
         bench.save(1)
-        reader = RankFake(bench, 0, 2, key="reader")
+        reader = RankFake(bench, 0, 2, key="reader", role=Role.READER)
         answer = resolved(bench, newest_of(reader), reader.session)
         bench.tell(reader.session, ReleasePin(answer.pin))
         bench.save(2)

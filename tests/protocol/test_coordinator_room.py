@@ -9,7 +9,7 @@ import pytest
 from ckpt.base.ids import RunName, Step, TargetId
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, DeleteStep, LabelStep, ReplaceTarget, RollBack
-from ckpt.format.messages.hello import Failed
+from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.keeping import KeepSteps, Retention
 from ckpt.format.messages.launches import LaunchJoined
 from ckpt.format.messages.loading import LoadConfirmed, Resolved
@@ -214,7 +214,7 @@ def test_a_change_that_somebody_asks_for_is_refused(message: Message) -> None:
     bench = Bench()
     bench.save(1)
     fill(bench)
-    session, mark = bench.session(), bench.mark()
+    session, mark = bench.session(Role.ADMIN), bench.mark()
     bench.tell(session, message)
     bench.tick(1)
     refusal(bench.to(session, mark))

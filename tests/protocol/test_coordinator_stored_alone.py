@@ -7,6 +7,7 @@ from __future__ import annotations
 from ckpt.base.ids import CheckpointId, ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step
 from ckpt.format.messages.asking import DeleteStep, LabelStep
 from ckpt.format.messages.drains import ForgetStore
+from ckpt.format.messages.hello import Role
 from ckpt.format.messages.keeping import KeepSteps, Retention
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.reading import ByteRange, VerifyColumn
@@ -131,7 +132,7 @@ def test_a_store_that_is_forgotten_leaves_it_lost() -> None:
     assert steps(bench) == {1: ("stored", True)}
     bench.close(worker.session)
     bench.tick(3)
-    bench.tell(bench.session(), ForgetStore(URL))
+    bench.tell(bench.session(Role.ADMIN), ForgetStore(URL))
     assert steps(bench) == {1: ("damaged", False)}
 
 

@@ -11,7 +11,6 @@ from ckpt.format.messages.asking import Ask, DeleteStep, LabelStep, RollBack
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import ReportDamage, Resolve
 from ckpt.format.messages.reading import ByteRange, DocumentKind
-from ckpt.format.messages.targets import RenewLease
 from ckpt.protocol.coordinator.reading.launch_round import RANKS_NAMED_MAX
 from tests.protocol.coordinating import RUN, Bench, RankFake
 
@@ -234,16 +233,6 @@ def test_unknown_questions_are_refused_and_unknown_steps_not_found() -> None:
         failed = asked(bench, what, run, step)
         assert isinstance(failed, Failed)
         assert failed.code == code
-
-
-def test_a_target_may_not_ask_and_a_reader_may_not_register() -> None:
-    bench = Bench()
-    target = bench.targets[TargetId("t0")].session
-    assert target is not None
-    bench.tell(target, Ask("status"))
-    assert bench.targets[TargetId("t0")].session is None
-    reader = bench.session()
-    assert bench.tell(reader, RenewLease(TargetId("t1"), 2, 0, 0)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ from ckpt.format.messages.saving import (
     PayloadGivenUp,
 )
 from ckpt.format.messages.sharing import LeaveReads, NextReads, ShareReads
+from ckpt.format.messages.speaking import refusal
 from ckpt.format.messages.targets import RegisterTarget, RenewLease, Reserved
 from ckpt.format.messages.upgrading import FinishUpgrade
 from ckpt.protocol.coordinator import facts
@@ -123,8 +124,6 @@ from ckpt.protocol.events import (
 Event = (
     SessionOpened | SessionClosed | Received | StoodStill | Ticked | Persisted | RoomSeen | Worked
 )
-
-TARGET_MESSAGES = (RegisterTarget, RenewLease)
 
 
 class CoordinatorMachine:
@@ -285,15 +284,16 @@ class CoordinatorMachine:
             return
         role = self._roles[event.session]
         from_target = role is Role.TARGET
+        if (refused := refusal(role, event.message)) is not None:
+            self._desk.fail(event.session, event.request, refused)
+            return
         if not from_target and not self.vouching.serves and not is_of_people(event.message):
             self.vouching.hold(role, event)
             return
         if from_target and isinstance(event.message, Reserved):
             self.reservations.answered_late(event.session, event.message.reservation)
             return
-        if from_target is not isinstance(event.message, TARGET_MESSAGES):
-            if not from_target or not isinstance(event.message, LATE_ANSWERS):
-                self._desk.close(event.session, f"{type(event.message).__name__} is not for here")
+        if from_target and isinstance(event.message, LATE_ANSWERS):
             return
         if is_confirmed(event.message):
             self.confirming.hold(event)

@@ -31,6 +31,7 @@ from ckpt.base.ids import BootId, RunName, Step
 from ckpt.base.units import US_PER_S, MiB
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CoordinatorsNamed, Failed, Ping, Pong, Role
+from ckpt.format.messages.speaking import refusal
 from ckpt.format.messages.versions import since
 from ckpt.native.version import release
 from ckpt.protocol.coordinator.reading.answers import Check
@@ -96,8 +97,8 @@ class Front:
         self.reception = Reception(self)
         """For people, while nobody can lead."""
         self._shell: CoordinatorShell | None = None
-        #: Of the present term, with what the peer speaks.
-        self._sessions: dict[Session, int] = {}
+        #: Of the present term, with who is there.
+        self._sessions: dict[Session, Established] = {}
         #: While the clock rests.
         self._rest: asyncio.Timeout | None = None
 
@@ -134,8 +135,8 @@ class Front:
         self.server.identity = replace(self.server.identity, coordinators=coordinators)
         if set(coordinators) - set(known):
             said = CoordinatorsNamed(coordinators)
-            for session, version in list(self._sessions.items()):
-                if since(said) <= version:
+            for session, peer in list(self._sessions.items()):
+                if since(said) <= peer.version:
                     self.server.send(session, 0, said)
 
     def retire(self) -> CoordinatorShell | None:
@@ -185,7 +186,7 @@ class Front:
         elif peer.role is Role.COORDINATOR:
             self.known_people.opened(session, peer)
         else:
-            self._sessions[session] = peer.version
+            self._sessions[session] = peer
             self._shell.opened(session, peer)
 
     def received(self, session: Session, request: int, message: Message, bulk: Bulk | None) -> None:
@@ -194,6 +195,10 @@ class Front:
         elif session not in self._sessions or self._shell is None:
             if not self.known_people.heard(session, request, message, bulk):
                 self.reception.received(session, request, message)
+            if bulk is not None:
+                bulk.release()
+        elif (refused := refusal(self._sessions[session].role, message)) is not None:
+            self.server.send(session, request, Failed(refused.code, refused.message))
             if bulk is not None:
                 bulk.release()
         elif not self.known_people.answers(session, request, message):
