@@ -39,6 +39,7 @@ from tests.protocol.old_catalogs import (
     TOMBSTONE,
     assert_old,
     begin_from,
+    checks,
     copy_of,
     newest,
     newest_id,
@@ -56,6 +57,22 @@ def test_an_empty_catalog_beside_one_target_with_records_serves_nobody(
     begin_from(bench, EMPTY, "t0", *others)
     bench.tick(1)
     assert_old(bench)
+
+
+def test_an_empty_catalog_to_which_nobody_came_says_that_another_one_may_be_missing() -> None:
+    """As on a directory whose disk is not mounted, while its targets are away as well."""
+    bench = Bench(targets_live=False)
+    session = bench.session()
+    assert newest(bench, session) == []
+    bench.tick(GATHERING_S + 1)
+    (failed,) = bench.to(session)
+    assert isinstance(failed, Failed)
+    assert "the catalog is new and empty, and no target has come" in failed.message
+    assert "if it had a catalog" in failed.hint
+    assert "ckpt catalog rebuild DIR" in failed.hint
+    assert checks(bench)["CATALOG_UNPROVED"] == failed.hint
+    bench.start("t0")
+    assert checks(bench)["CATALOG_UNPROVED"].startswith("start them on their hosts")
 
 
 @pytest.mark.parametrize("lives", [0, 1, 2, 5])

@@ -197,10 +197,29 @@ class Vouching:
         targets = self._members.targets
         waited = sorted(self._electorate.domains)
         away = [id for id in waited if targets[id].state is not TargetState.LIVE]
+        if self.is_new:
+            waits = f"{needed} are to vouch for it"
+            text = f"the catalog is new and empty, and no target has come: {waits}"
+            return Unavailable(text, hint=self.new_remedy(), retry_after_s=1.0)
         text = f"the catalog may be older than its targets: {here} of {needed} have vouched for it"
         named = f"; away: {', '.join(away)}" if away else ""
         return Unavailable(
             text + named, hint="start the targets: ckpt status says how", retry_after_s=1.0
+        )
+
+    @property
+    def is_new(self) -> bool:
+        """It names nothing, and nobody has come: it is of a cluster that begins, or another one is
+        missing in its place.
+        """
+        return self._is_empty and not self._members.targets
+
+    def new_remedy(self) -> str:
+        """What to do of both."""
+        again = self._mend.replace("{targets}", "HOST:PORT ...")
+        return (
+            "of a new cluster start the targets; if it had a catalog, end this coordinator and"
+            f" bring that back where it was, or make it again: {again}"
         )
 
     def remedy(self) -> str:

@@ -131,6 +131,9 @@ class Health:
                 remedy = f"end this coordinator, {remedy}, and start it again"
             yield check("CATALOG_OLD", problem.message, remedy, command)
             return
+        if self._vouching.is_new:
+            yield check("CATALOG_UNPROVED", problem.message, self._vouching.new_remedy())
+            return
         away = [t.id for t in self._members.all() if t.state is not TargetState.LIVE]
         # Before others have come nobody knows what their old directories are needed for.
         unclaimed = [id for id in away if not self._members.replacing(id)]
