@@ -143,6 +143,9 @@ class Control:
         except Unauthorized as error:
             where, file = self.locator.address(), self._secret_file
             hint = f"{error.hint}; this one's secret is in {file}" if error.hint else ""
+            if hint and self.locator.directory:
+                again = f"`ckpt local stop {self.locator.directory} && ckpt ls`"
+                hint = f"{hint}; if another was put there, {again} serves with it"
             raise Unauthorized(f"{where}: {error.message}", hint=hint) from None
         if isinstance(answer, AttemptAborted):
             after_us = answer.retry_after_us

@@ -202,6 +202,27 @@ def test_another_secret_is_not_authorized(store: str, tmp_path: Path) -> None:
     assert (ended.code, ended.error()["code"]) == (12, 12)
 
 
+def test_a_secret_that_goes_under_its_cluster_is_not_made_again(
+    directory: Path, store: str, tmp_path: Path
+) -> None:
+    """The daemons have the old one: another in its place would shut everybody out."""
+    secret, kept = directory / "secret", tmp_path / "kept"
+    secret.rename(kept)
+    try:
+        ended = run("status", "--store", store)
+        assert (ended.code, secret.exists()) == (12, False)
+        assert f"the secret of the cluster in {directory} is gone" in ended.err
+        assert f"put a copy of it back as {secret}" in ended.err
+        secret.write_text("cd" * 32)
+        secret.chmod(0o600)
+        ended = run("status", "--store", store)
+        assert ended.code == 12
+        assert f"`ckpt local stop {directory} && ckpt ls` serves with it" in ended.err
+    finally:
+        kept.rename(secret)
+    assert run("status", "--store", store).code == 0
+
+
 def test_a_secret_that_others_can_read_is_refused(store: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("cd" * 32)

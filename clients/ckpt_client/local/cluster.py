@@ -116,10 +116,7 @@ def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[in
         lock = _wait_for_lock(directory, deadline_s)
         try:
             check_options(directory, options)
-            secret_file = find_secret_file(directory)
-            if secret_file == directory / "secret" and not secret_file.exists():
-                make_secret(secret_file)
-            read_secret(secret_file)
+            secret_file = _secret_of(directory)
             ready = serving(directory) or _start(directory, options, deadline_s)
         except BaseException:
             os.close(lock)
@@ -130,6 +127,21 @@ def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[in
         at = f": {error.filename}" if error.filename else ""
         raise system_error(f"cannot open the cluster in {directory}{at}", error) from None
     return lock, ServingCluster(directory, secret_file, ready)
+
+
+def _secret_of(directory: Path) -> Path:
+    """Its file, which can be read; made unless the cluster runs. Raises Unauthorized, Refused."""
+    file = find_secret_file(directory)
+    if file == directory / "secret" and not file.exists():
+        if serving(directory) is not None:
+            raise Unauthorized(
+                f"the secret of the cluster in {directory} is gone, and its daemons go on with it",
+                hint=f"put a copy of it back as {file}; without one `ckpt local stop {directory} &&"
+                " ckpt ls` serves with a new one: nothing that is stored depends on it",
+            )
+        make_secret(file)
+    read_secret(file)
+    return file
 
 
 def not_ours(directory: Path, error: PermissionError) -> Unauthorized:
