@@ -9,11 +9,13 @@ import pytest
 from ckpt.base.ids import BootId, TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US
 from ckpt.base.units import US_PER_S
+from ckpt.format.documents.cluster_map import target_bytes
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import ChangeTarget, ReplaceTarget, TargetReplaced
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.targets import RegisterTarget, TargetRegistered
 from ckpt.protocol.coordinator.catalog import TargetSeen
+from ckpt.protocol.coordinator.cluster import claims
 from ckpt.protocol.coordinator.cluster.claims import REMOVED_RETRY_S
 from ckpt.protocol.coordinator.cluster.membership import TargetState
 from tests.protocol.coordinated_target import FakeTarget
@@ -323,6 +325,24 @@ def test_a_removed_directory_is_taken_in_under_no_name(bench: Bench) -> None:
         other = replace(gone, id=TargetId("t9"))
         assert "is the directory of target t3" in refused(bench, other).message
         bench.restart("t0", "t1", "t2")
+
+
+def test_who_would_not_fit_the_cluster_s_map_is_refused_and_others_stay(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that it says the map would fit no frame, and each target was cut off for ever."""
+    held = sum(target_bytes(t.id, t.domain, f"d/{t.id}") for t in bench.targets.values())
+    monkeypatch.setattr(claims, "TARGETS_BYTES_MAX", held + 10)
+    one_more = FakeTarget(TargetId("t9"), "p/r/h9/d9", BootId(9))
+    assert "map has no room for target t9: 4 targets" in refused(bench, one_more).message
+    bench.stop("t3")
+    elsewhere = replace(bench.targets[TargetId("t3")], domain="p/r/" + "h" * 20 + "/d3")
+    assert "map has no room for target t3" in refused(bench, elsewhere).message
+    bench.start("t3")
+    assert bench.machine.members.live_count == 4
+    bench.restart(*bench.targets)
+    assert bench.machine.members.live_count == 4
+    assert "map has no room for target t9" in refused(bench, one_more).message
 
 
 def test_targets_of_the_version_before_are_taken_in_and_their_first_incarnation_is_noted() -> None:

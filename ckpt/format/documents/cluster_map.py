@@ -14,14 +14,23 @@ import msgspec
 from msgspec import Struct
 
 from ckpt.base.ids import CatalogPosition, TargetId
-from ckpt.base.units import MiB
+from ckpt.base.limits import FRAME_BULK_BYTES_MAX
+from ckpt.base.units import KiB, MiB
 from ckpt.format.checksum import Buffer, xxh3_128
 from ckpt.format.envelope import Packing, decode_body, unwrap, wrap
 
 MAP_MAGIC: Final = b"CKPA"
 VERSION: Final = 1
 MAP_BYTES_MAX: Final = 16 * MiB
-"""Largest map before packing, enough for tens of thousands of targets."""
+"""Largest map before packing that is read."""
+TARGETS_BYTES_MAX: Final = FRAME_BULK_BYTES_MAX - 128 * KiB
+"""Most `target_bytes` of all targets together, enough for tens of thousands: their map travels in
+one frame, also where packing makes it larger by 1 byte in 255.
+"""
+_TARGET_BYTES: Final = 48
+"""Of an entry and its group, beside their texts."""
+
+assert TARGETS_BYTES_MAX + TARGETS_BYTES_MAX // 255 + KiB <= FRAME_BULK_BYTES_MAX <= MAP_BYTES_MAX
 
 
 class MapEntry(Struct, array_like=True, frozen=True, gc=False):
@@ -61,6 +70,12 @@ class ClusterMap(Struct, frozen=True, gc=False, omit_defaults=True):
     def targets(self) -> tuple[MapEntry, ...]:
         """By target. Raises Corrupt."""
         return decode_body(_ENTRIES, self.entries)
+
+
+def target_bytes(target: TargetId, domain: str, directory: str) -> int:
+    """What it takes of the map, at most, however it stands and in whatever group."""
+    texts = target, target, domain, directory
+    return _TARGET_BYTES + sum(len(text.encode()) for text in texts)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

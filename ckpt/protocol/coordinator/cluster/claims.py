@@ -27,7 +27,8 @@ from typing import Final
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import TargetId
 from ckpt.base.limits import INCARNATION_BYTES, LEASE_US, TARGET_ID_BYTES_MAX
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, format_bytes
+from ckpt.format.documents.cluster_map import TARGETS_BYTES_MAX, target_bytes
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import TargetSeen, TargetStanding
 from ckpt.protocol.coordinator.desk import Desk
@@ -74,6 +75,8 @@ class Claims:
         self._named: dict[bytes, set[TargetId]] = {}
         for each in self._known.values():
             self._named.setdefault(each.incarnation, set()).add(each.target)
+        #: Of the cluster's map, what all of them take.
+        self._map_bytes = sum(map(_map_bytes, self._known.values()))
         self.version = 0
         """Another one whenever something else is known of a target."""
         #: Processes that were refused a seat lately, at most CLAIMS_MAX; see `_key`.
@@ -133,6 +136,13 @@ class Claims:
         if problem := _misfit(message):
             return Refused(problem)
         known = self._known.get(message.target)
+        if self._overfills(message, known):
+            return Refused(
+                f"the cluster's map has no room for target {message.target}:"
+                f" {len(self._known)} targets, removed ones too, and their domains and directories"
+                f" take {format_bytes(self._map_bytes)} of {format_bytes(TARGETS_BYTES_MAX)}",
+                hint="give new targets shorter domains and directories",
+            )
         if known is not None and known.standing is TargetStanding.REMOVED:
             return removed(message.target, retry_after_s=REMOVED_RETRY_S)
         unknown = _of_another_directory(known, message, seated) if known is not None else None
@@ -235,11 +245,18 @@ class Claims:
     def _know(self, seen: TargetSeen) -> bool:
         """True when it is news."""
         was, self._known[seen.target] = self._known.get(seen.target), seen
+        self._map_bytes += _map_bytes(seen) - _map_bytes(was)
         if was is not None:
             self._named[was.incarnation].discard(seen.target)
         self._named.setdefault(seen.incarnation, set()).add(seen.target)
         self.version += was != seen
         return was != seen
+
+    def _overfills(self, message: RegisterTarget, known: TargetSeen | None) -> bool:
+        """Whether the map would fit no frame with what it says: then no target could get one."""
+        size = target_bytes(message.target, message.domain, message.directory)
+        grows = size - _map_bytes(known)
+        return grows > 0 and self._map_bytes + grows > TARGETS_BYTES_MAX
 
     def _of_another_name(self, message: RegisterTarget) -> CkptError | None:
         if not message.incarnation:
@@ -299,6 +316,10 @@ def _misfit(message: RegisterTarget) -> str:
     if max(len(text.encode()) for text in texts) > TEXT_BYTES_MAX:
         return f"it says in more than {TEXT_BYTES_MAX} bytes where it is"
     return ""
+
+
+def _map_bytes(seen: TargetSeen | None) -> int:
+    return 0 if seen is None else target_bytes(seen.target, seen.domain, seen.directory)
 
 
 def _key(message: RegisterTarget) -> tuple[TargetId, bytes, str]:
