@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Corrupt, Refused
-from ckpt.base.ids import LaunchNumber, Rank
+from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, Step
+from ckpt.base.units import KiB
 from ckpt.format.messages.hello import OLDEST_VERSION
+from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,
@@ -21,6 +23,13 @@ from ckpt.protocol.coordinator.catalog import (
     RowCommitted,
 )
 from ckpt.protocol.coordinator.image import CatalogImage
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
+    Held,
+    StoreHolds,
+    StoreOpened,
+    tellings,
+)
 from ckpt.testing.catalog_entries import (
     RUN,
     apply_all,
@@ -102,6 +111,42 @@ def test_a_launch_of_many_ranks_goes_in_two_operations() -> None:
         assert writes.count == 1
     assert stored.write(LaunchForgotten(RUN, SEVEN)).count == 2
     assert stored.held == {}
+
+
+def drained(count: int) -> set[Held]:
+    """Of a run that has saved so often, with other runs beside it now and then."""
+    return {(Step(10 * n), Generation(1 + n // 3_000, n + n // 1000)) for n in range(count)}
+
+
+def test_a_store_s_long_history_costs_a_drain_no_more_than_a_short_one() -> None:
+    """In one key the list outgrew a transaction at 90,000 generations: that ended the term."""
+    stored, url, held = Keys(), "s3://b", drained(8_000)
+    stored.write(StoreOpened(StorePolicy(url)))
+    for part in tellings(set(), held):
+        writes = stored.write(StoreHolds(url, RUN, part))
+        writes.check("a part of what a worker says")
+    assert stored.image.stores[url].stored[RUN] == held
+    for counter in range(200_000, 200_010):
+        id = CheckpointId(RUN, Step(counter * 10), Generation(3, counter))
+        writes = stored.write(CheckpointDrained(url, id))
+        assert writes.count <= 1
+        assert writes.value_bytes < 8 * KiB
+    *_, last = tellings(stored.image.stores[url].stored[RUN], set())
+    assert last == ()
+    for part in tellings(stored.image.stores[url].stored[RUN], drained(1000)):
+        stored.write(StoreHolds(url, RUN, part)).check("a part of what a worker says")
+    assert load(1, stored.held.items()) == stored.image
+    assert stored.count == count_of(stored.image) == len(stored.held)
+
+
+@pytest.mark.parametrize("sparse", [1, 1000])
+def test_no_part_of_what_is_said_of_a_store_claims_what_it_neither_had_nor_has(sparse: int) -> None:
+    known = {(Step(n), Generation(1, n * sparse)) for n in range(400)}
+    has = {(Step(n), Generation(1, n * sparse)) for n in range(200, 600)}
+    *parts, last = tellings(known, has)
+    assert last == tuple(sorted(has))
+    assert all(known & has <= set(part) <= known | has for part in parts)
+    assert list(tellings(has, has)) == [tuple(sorted(has))], "it is said all the same"
 
 
 def test_what_one_transaction_cannot_take_is_refused_by_name() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import Refused
-from ckpt.base.ids import LaunchNumber, Rank
+from ckpt.base.ids import Generation, LaunchNumber, Rank, Step
+from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     LaunchEntered,
@@ -17,9 +18,16 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     Persist,
 )
+from ckpt.protocol.coordinator.stores import (
+    CheckpointDrained,
+    StoreHolds,
+    StoreOpened,
+    tellings,
+)
 from ckpt.testing.catalog_contract import Writer, folded, found, on_a_loop, writing
 from ckpt.testing.catalog_entries import RUN, attempt, checkpoint
 from ckptd.catalog.etcd.history import RevisionHistory
+from ckptd.catalog.etcd.keys import quoted
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, asked, in_base64, names_in, value_of
 from tests.waiting import wait_until_async
@@ -67,6 +75,33 @@ async def test_large_tickets_go_one_after_the_other(etcd: Etcd) -> None:
         assert transactions(etcd, place) == len(tickets)
     image = await found(place)
     assert image == folded(image, [entry for ticket in tickets for entry in ticket])
+
+
+@on_a_loop
+async def test_what_a_store_has_in_one_key_goes_to_pages_and_none_comes_back(etcd: Etcd) -> None:
+    """An earlier version wrote it so: pages are laid beside it, and then its own key is emptied."""
+    place, url = Prefix(etcd.addresses), "s3://b"
+    held = {(Step(n), Generation(1 + n % 3, n)) for n in range(20_000)}
+    async with writing(place) as writer:
+        await writer.write(StoreOpened(StorePolicy(url)), StoreHolds(url, RUN, ()))
+    own = f"store/s3%3A%2F%2Fb/{quoted(RUN)}"
+    listed = " ".join(f"{step}#{generation}" for step, generation in sorted(held))
+    put = {"key": in_base64(f"{place.name}:{own}"), "value": in_base64(listed)}
+    asked(etcd.members[0], "/v3/kv/put", put)
+    image = await found(place)
+    assert image.stores[url].stored[RUN] == held
+    assert value_of(etcd, place, own) == b""
+    assert len([name for name in names_in(etcd, place) if name.startswith(f"{own}/")]) > 128
+    async with writing(place) as writer:
+        for part in tellings(held, set(sorted(held)[:300])):
+            await writer.write(StoreHolds(url, RUN, part))
+        await writer.write(CheckpointDrained(url, checkpoint(9)))
+    image = await found(place)
+    assert image.outdated == "", "no key is missed"
+    assert image.stores[url].stored[RUN] == {
+        *sorted(held)[:300],
+        (Step(9), checkpoint(9).generation),
+    }
 
 
 @on_a_loop

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.plan.drains import StorePolicy
+
+Held = tuple[Step, Generation]
+"""A generation of a run in a store."""
+Page = tuple[int, int]
+"""Term and number, see `page_of`."""
+PAGE_GENERATIONS: Final = 256
+"""Of a term: what a store has of these is written together."""
+CHANGED_PAGES_MAX: Final = 96
+"""Most pages that one entry changes, so that a transaction of etcd takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +32,7 @@ class StoreHolds:
 
     url: str
     run: RunName
-    stored: tuple[tuple[Step, Generation], ...]
+    stored: tuple[Held, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +55,31 @@ class StoreRow:
     """All that is known of one object store."""
 
     policy: StorePolicy
-    stored: dict[RunName, set[tuple[Step, Generation]]] = field(default_factory=dict)
+    stored: dict[RunName, set[Held]] = field(default_factory=dict)
     """What is committed there."""
+
+
+def page_of(generation: Generation) -> Page:
+    """Term and number of the page that it is in: each is as large at the end of a long run as at
+    its begin.
+    """
+    return generation.term, generation.counter // PAGE_GENERATIONS
+
+
+def tellings(known: Set[Held], stored: Set[Held]) -> Iterator[tuple[Held, ...]]:
+    """What is to be written, one after the other, from what was known of a run to all that the
+    store has: each changes CHANGED_PAGES_MAX pages at most, and claims nothing that neither does.
+    """
+    changed: dict[Page, set[Held]] = {}
+    for one in known ^ stored:
+        changed.setdefault(page_of(one[1]), set()).add(one)
+    held, pages = set(known), sorted(changed)
+    for start in range(0, len(pages), CHANGED_PAGES_MAX):
+        for page in pages[start : start + CHANGED_PAGES_MAX]:
+            held ^= changed[page]
+        yield tuple(sorted(held))
+    if not pages:
+        yield tuple(sorted(stored))
 
 
 def apply_drain(

@@ -47,7 +47,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (
     RowState,
 )
-from ckpt.protocol.coordinator.desk import Desk
+from ckpt.protocol.coordinator.desk import Desk, nothing
 from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunDrained
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
@@ -57,6 +57,7 @@ from ckpt.protocol.coordinator.stores import (
     StoreHolds,
     StoreOpened,
     StoreRow,
+    tellings,
 )
 from ckpt.protocol.events import Buffer, Session
 
@@ -211,10 +212,14 @@ class DrainQueue:
             case TellStored():
                 if message.version not in (0, store.version):
                     raise Busy(f"{message.url} changed meanwhile", hint="look at it again")
-                stored = tuple(sorted(decode_stored(bulk)))
-                for one in stored:
+                stored = set(decode_stored(bulk))
+                for one in sorted(stored):
                     check_checkpoint(CheckpointId(message.run, *one))
-                entry = StoreHolds(store.policy.url, message.run, stored)
+                *first, last = tellings(store.row.stored.get(message.run, set()), stored)
+                for part in first:
+                    entry = StoreHolds(store.policy.url, message.run, part)
+                    self._desk.persist((entry,), nothing)
+                entry = StoreHolds(store.policy.url, message.run, last)
                 self._note_change(store, session, request, entry)
             case LeaseDrain():
                 leased = DrainLeased(self._lease(store, message.worker))

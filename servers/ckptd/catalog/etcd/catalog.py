@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from ckpt.base.errors import CkptError, NoSpace, Refused, Unavailable
 from ckpt.base.rests import Rests
 from ckpt.protocol.coordinator.catalog import Persist
 from ckpt.protocol.coordinator.image import CatalogImage
+from ckpt.protocol.coordinator.stores import CHANGED_PAGES_MAX
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.census import census, lacking
 from ckptd.catalog.etcd.client import EtcdClient
@@ -41,7 +42,7 @@ from ckptd.catalog.etcd.lease import LeaseKeeper
 from ckptd.catalog.etcd.loading import images_of
 from ckptd.catalog.etcd.opening import admitted, all_keys, check_whose
 from ckptd.catalog.etcd.url import EtcdUrl
-from ckptd.catalog.etcd.values import Values, count_of
+from ckptd.catalog.etcd.values import Values, count_of, whole
 from ckptd.catalog.etcd.words import encode
 from ckptd.catalog.sqlite import write_copy
 
@@ -142,6 +143,8 @@ class EtcdCatalog:
             check_whose(space, pairs, cluster)
             # Not on the loop: while it stood still the lease would run out.
             images = await asyncio.to_thread(_images, fence.term, pairs)
+            for part in _lists_in_pages(pairs, images[0]):
+                await space.write(fence, part, deadline)
             # Whoever took it over meanwhile may have written between two pages.
             await space.write(fence, _first(images[0]), deadline)
         except BaseException:
@@ -334,6 +337,20 @@ def _images(term: int, pairs: list[tuple[str, bytes]]) -> tuple[CatalogImage, Ca
     for image in images:
         image.outdated = why
     return images
+
+
+def _lists_in_pages(pairs: list[tuple[str, bytes]], image: CatalogImage) -> Iterator[Writes]:
+    """An earlier version kept all that a store has of a run in one key: its pages, and then that
+    key without its list, so that each of these leaves all of it there.
+    """
+    lists = {name for name, value in pairs if value and keys.is_of_stored_run(name)}
+    paged = dict(whole(image)) if lists else {}
+    for own in sorted(lists):
+        below = [name for name in paged if name.startswith(f"{own}/")]
+        for start in range(0, len(below), CHANGED_PAGES_MAX):
+            names = below[start : start + CHANGED_PAGES_MAX]
+            yield Writes({name: paged[name] for name in names})
+        yield Writes({own: paged[own]})
 
 
 def _first(image: CatalogImage) -> Writes:

@@ -27,7 +27,9 @@ TERM.COUNTER; RUN, URL and ID are percent-encoded, so that a slash parts words.
     launch/RUN/NUMBER/turn/T  STEP#GEN: what a turn loaded
     launch/RUN/NUMBER/step/S  STEP#GEN: what the step's number was settled to
     store/URL                 JSON: every, keep, runs; gone, all below it is gone
-    store/URL/RUN             STEP#GEN of all that it holds of a run, by spaces
+    store/URL/RUN             nothing: it was looked at for that run
+    store/URL/RUN/PAGE        STEP#GEN by spaces, of what it holds of a run. PAGE is TERM.N: of the
+                              term's generations whose counters are from 256 N on, 256 of them
     target/ID                 JSON: domain, directory, incarnation, place, standing
     retention/RUN             JSON: the rules
     repair                    JSON: what people have said of repair
@@ -43,8 +45,11 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote, unquote
 
+from msgspec import Struct
+
 from ckpt.base.ids import CheckpointId, LaunchNumber, RunName, TargetId
 from ckpt.format.messages.hello import MOVES_VERSION
+from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
 
 META: Final = "meta"
 LEADER: Final = "leader"
@@ -79,6 +84,49 @@ OF_CHECKPOINTS: Final = ("row", "record", "label", "unsettled", "passed_over")
 """Kinds of keys that a generation has, at most one of each."""
 
 
+class RowValue(Struct, frozen=True):
+    """Of `row/…`."""
+
+    state: RowState
+    launch: int
+    launch_key: str | None
+    world_size: int
+    reason: str
+
+
+class LaunchValue(Struct, frozen=True):
+    """Of `launch/RUN/NUMBER`."""
+
+    key: str | None
+    world_size: int
+
+
+class StoreValue(Struct, frozen=True):
+    """Of `store/URL`."""
+
+    every: int
+    keep: int | None
+    runs: tuple[str, ...]
+
+
+class TargetValue(Struct, frozen=True):
+    """Of `target/ID`."""
+
+    domain: str
+    directory: str
+    incarnation: bytes
+    """Base64 in the JSON."""
+    place: str
+    standing: TargetStanding = TargetStanding.IN
+
+
+class RebuiltValue(Struct, frozen=True):
+    """Of `rebuilt`."""
+
+    term: int
+    targets: int
+
+
 def schema_of(protocol: int) -> int:
     """Of a cluster that needs it."""
     return SCHEMA_VERSION if protocol >= MOVES_VERSION else SCHEMA_UNFINISHED
@@ -102,6 +150,11 @@ def of_launch(run: RunName, number: LaunchNumber) -> str:
 def of_store(url: str) -> str:
     """Likewise."""
     return f"store/{quoted(url)}"
+
+
+def is_of_stored_run(name: str) -> bool:
+    """Whether it is the own key of what a store has of a run."""
+    return name.startswith("store/") and name.count("/") == 2
 
 
 def of_target(id: TargetId) -> str:

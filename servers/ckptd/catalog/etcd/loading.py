@@ -31,7 +31,7 @@ from ckpt.protocol.coordinator.catalog import TargetSeen
 from ckpt.protocol.coordinator.image import CatalogImage, CatalogRow, LaunchRow
 from ckpt.protocol.coordinator.stores import StoreRow
 from ckptd.catalog.etcd import keys
-from ckptd.catalog.etcd.values import (
+from ckptd.catalog.etcd.keys import (
     LaunchValue,
     RebuiltValue,
     RowValue,
@@ -160,9 +160,10 @@ def _take_of_store(image: CatalogImage, url: str, below: list[str], value: bytes
         case []:
             found = _json(value, StoreValue)
             image.stores[url] = StoreRow(StorePolicy(url, found.every, found.keep, found.runs))
-        case [run]:
-            held = {_home(word) for word in value.decode().split()}
-            image.stores[url].stored[RunName(unquote(run))] = held
+        case [run, *_]:
+            # Its own key had all of it once; now its pages have.
+            held = image.stores[url].stored.setdefault(RunName(unquote(run)), set())
+            held.update(_home(word) for word in value.decode().split())
 
 
 def _settled(run: RunName, value: bytes) -> CheckpointId:

@@ -5,12 +5,11 @@ A key is a function of the image alone, so that what is stored is the fold, what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from ckpt.base.ids import CheckpointId, Home, LaunchNumber, Rank, RunName, Step, TargetId
 from ckpt.format.messages.hello import OLDEST_VERSION
@@ -32,10 +31,8 @@ from ckpt.protocol.coordinator.catalog import (
     LaunchNumbered,
     LaunchResolved,
     RowForgotten,
-    RowState,
     StepForgotten,
     TargetSeen,
-    TargetStanding,
 )
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.said import (
@@ -46,58 +43,26 @@ from ckpt.protocol.coordinator.said import (
 )
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
+    Held,
+    Page,
     StoreForgotten,
     StoreHolds,
     StoreOpened,
+    page_of,
 )
 from ckptd.catalog.etcd import keys
+from ckptd.catalog.etcd.keys import (
+    LaunchValue,
+    RebuiltValue,
+    RowValue,
+    StoreValue,
+    TargetValue,
+)
 from ckptd.catalog.groups import encode_groups
+from ckptd.catalog.stored_pages import StoredPages, only_page
 
 Values = dict[str, bytes | None]
 """Of keys; None: there is none."""
-
-
-class RowValue(Struct, frozen=True):
-    """Of `row/…`."""
-
-    state: RowState
-    launch: int
-    launch_key: str | None
-    world_size: int
-    reason: str
-
-
-class LaunchValue(Struct, frozen=True):
-    """Of `launch/RUN/NUMBER`."""
-
-    key: str | None
-    world_size: int
-
-
-class StoreValue(Struct, frozen=True):
-    """Of `store/URL`."""
-
-    every: int
-    keep: int | None
-    runs: tuple[str, ...]
-
-
-class TargetValue(Struct, frozen=True):
-    """Of `target/ID`."""
-
-    domain: str
-    directory: str
-    incarnation: bytes
-    """Base64 in the JSON."""
-    place: str
-    standing: TargetStanding = TargetStanding.IN
-
-
-class RebuiltValue(Struct, frozen=True):
-    """Of `rebuilt`."""
-
-    term: int
-    targets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +93,10 @@ def count_of(image: CatalogImage) -> int:
                 1 + len(row.processes) + len(row.resolved) + len(row.by_number)
                 for row in image.launches.values()
             ),
-            *(1 + len(store.stored) for store in image.stores.values()),
+            *(
+                1 + sum(1 + len(_HeldOfRun(url, run).pages(image)) for run in store.stored)
+                for url, store in image.stores.items()
+            ),
             *(len(each) for each in (image.targets, image.retentions)),
         )
     )
@@ -146,7 +114,7 @@ def _all_of(image: CatalogImage) -> Iterator[KeyedValue]:
         yield from _launch(image, run, number)
     for url, store in image.stores.items():
         yield _store(url)
-        yield from (_held(url, run) for run in store.stored)
+        yield from (cell for run in store.stored for cell in _HeldOfRun(url, run).all(image))
     yield from map(_target, image.targets)
     yield from map(_retention, image.retentions)
 
@@ -350,14 +318,17 @@ def _of_store(
     match entry:
         case StoreOpened():
             yield _store(entry.policy.url)
-        case StoreHolds():
-            yield _held(entry.url, entry.run)
-        case CheckpointDrained():
-            yield _held(entry.url, entry.checkpoint.run)
+        case StoreHolds(url, run, stored):
+            yield from _HeldOfRun(url, run).replaced(image, stored)
+        case CheckpointDrained(url, id):
+            held = _HeldOfRun(url, id.run)
+            yield held.own()
+            yield held.grown(page_of(id.generation))
         case StoreForgotten():
             yield _store(entry.url)
             known = image.stores.get(entry.url)
-            yield from (_held(entry.url, run) for run in (known.stored if known else ()))
+            for run in known.stored if known else ():
+                yield from _HeldOfRun(entry.url, run).all(image)
 
 
 def _store(url: str) -> KeyedValue:
@@ -371,15 +342,43 @@ def _store(url: str) -> KeyedValue:
     return KeyedValue(keys.of_store(url), value)
 
 
-def _held(url: str, run: RunName) -> KeyedValue:
-    def value(image: CatalogImage) -> bytes | None:
-        known = image.stores.get(url)
-        stored = None if known is None else known.stored.get(run)
-        return None if stored is None else b" ".join(
-            str(Home(*each)).encode() for each in sorted(stored)
-        )  # fmt: skip
+class _HeldOfRun:
+    """What a store has of a run: a key of its own, and one for each page."""
 
-    return KeyedValue(f"{keys.of_store(url)}/{keys.quoted(run)}", value)
+    def __init__(self, url: str, run: RunName) -> None:
+        self._url, self._run = url, run
+        self._name = f"{keys.of_store(url)}/{keys.quoted(run)}"
+        self._pages = StoredPages()
+
+    def own(self) -> KeyedValue:
+        return KeyedValue(self._name, lambda image: None if self.of(image) is None else b"")
+
+    def all(self, image: CatalogImage) -> Iterator[KeyedValue]:
+        yield self.own()
+        yield from map(self.page, self.pages(image))
+
+    def replaced(self, image: CatalogImage, stored: Iterable[Held]) -> Iterator[KeyedValue]:
+        """Where all of it is another set."""
+        yield self.own()
+        changed = (self.of(image) or set()) ^ set(stored)
+        yield from map(self.page, sorted({page_of(generation) for _, generation in changed}))
+
+    def page(self, page: Page) -> KeyedValue:
+        return self._at(page, lambda image: self._pages.spelled(self.of(image), page))
+
+    def grown(self, page: Page) -> KeyedValue:
+        """Where one is added to the set."""
+        return self._at(page, lambda image: only_page(self.of(image) or set(), page))
+
+    def pages(self, image: CatalogImage) -> list[Page]:
+        return self._pages.there_are(self.of(image))
+
+    def of(self, image: CatalogImage) -> set[Held] | None:
+        known = image.stores.get(self._url)
+        return None if known is None else known.stored.get(self._run)
+
+    def _at(self, page: Page, value: Callable[[CatalogImage], bytes | None]) -> KeyedValue:
+        return KeyedValue(f"{self._name}/{page[0]}.{page[1]}", value)
 
 
 # --------------------------------------------------------------------------- targets and rules
