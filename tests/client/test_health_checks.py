@@ -27,6 +27,7 @@ from tests.client.clikit import fill, flip, run
 from tests.client.remote_daemons import remote
 from tests.client.upkeep_proofs import (
     a_last_header_that_rots,
+    a_removed_target_that_runs,
     a_repair_that_is_paused,
     a_store_that_nobody_serves,
     an_upgrade_that_is_not_finished,
@@ -429,6 +430,7 @@ PROOFS: dict[str, list[Callable[[Path], None]]] = {
     ],
     "DIRECTORY_UNKNOWN": [an_emptied_directory],
     "DIRECTORY_COPIED": [a_copied_directory],
+    "TARGET_REMOVED": [a_removed_target_that_runs],
     "DEVICE_FAILING": [
         a_failing_device, a_failing_device_whose_cause_is_mended,
         a_failing_device_and_a_new_coordinator,

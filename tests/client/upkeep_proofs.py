@@ -6,8 +6,12 @@ import shlex
 import sqlite3
 from pathlib import Path
 
+from ckpt.base.ids import TargetId
+from ckpt.base.limits import LEASE_US
+from ckpt.base.units import US_PER_S
 from ckpt.format.messages.drains import ForgetStore
 from ckpt.format.messages.hello import Role
+from ckpt.protocol.coordinator.cluster.claims import CLAIM_US, REMOVED_RETRY_S
 from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from tests.client.checkkit import RUN_NAME, made
 from tests.client.clikit import flip, run
@@ -85,6 +89,32 @@ def moves_that_nobody_makes(_folder: Path) -> None:
     view = bench.ask("status")
     assert isinstance(view, dict)
     assert view["checks"] == []
+
+
+def a_removed_target_that_runs(_folder: Path) -> None:
+    """In the machine's own time: its process knocks once a minute, and is of another host."""
+    bench = Bench(5)
+    gone = bench.targets[TargetId("t4")]
+    bench.stop(gone.id)
+    bench.tick(LEASE_US / US_PER_S)
+    done(change(bench, gone.id, "removed"))
+
+    def named() -> list[dict[str, str]]:
+        view = bench.ask("status")
+        assert isinstance(view, dict)
+        return list(view["checks"])
+
+    assert named() == []
+    for _ in range(2):
+        bench.start(gone)
+        bench.tick(REMOVED_RETRY_S)
+        (found,) = named()
+        assert (found["name"], found["severity"]) == ("TARGET_REMOVED", "warning")
+        assert found["message"].startswith("target t4 was removed from this cluster, for good: ")
+        assert found["command"] == "ssh t4 kill 1"
+    # It has ended.
+    bench.tick(CLAIM_US / US_PER_S)
+    assert named() == []
 
 
 def an_upgrade_that_is_not_finished(folder: Path) -> None:

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from ckpt.base.shell_words import at_host
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import SetRepair
-from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S, at_host
+from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from tests.protocol.coordinating import SECOND_US, Bench
 from tests.protocol.test_coordinator_repairing import Worker, holders, wipe
 from tests.protocol.test_coordinator_scrubs import CELLS, RECORD, tell

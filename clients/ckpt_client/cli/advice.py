@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from ckpt.aio.process_identity import process_state
 from ckpt.base.errors import Corrupt
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import MiB, format_bytes
 from ckpt.protocol.coordinator.reading.answers import Check
-from ckpt.protocol.coordinator.reading.checks import check, quoted
+from ckpt.protocol.coordinator.reading.checks import check
 from ckpt.protocol.coordinator.reading.local_advice import on_one_machine
 from ckpt_client.local.cluster import last_line
 

@@ -57,6 +57,8 @@ class Claim:
     """It may take the seat when somebody says so; else it has to end."""
     why: str
     heard_us: int
+    """When it knocked; of a removed one, which knocks rarely, when it will again."""
+    is_removed: bool = False
 
     @property
     def where(self) -> str:
@@ -144,7 +146,9 @@ class Claims:
                 hint="give new targets shorter domains and directories",
             )
         if known is not None and known.standing is TargetStanding.REMOVED:
-            return removed(message.target, retry_after_s=REMOVED_RETRY_S)
+            gone = removed(message.target, retry_after_s=REMOVED_RETRY_S)
+            self._note(message, gone, now_us=now_us, is_removed=True)
+            return gone
         unknown = _of_another_directory(known, message, seated) if known is not None else None
         error = self._of_another_name(message) or unknown
         if error is None and known is not None:
@@ -288,8 +292,9 @@ class Claims:
         )
 
     def _note(
-        self, message: RegisterTarget, error: CkptError, *, replaces: bool, now_us: int
-    ) -> None:
+        self, message: RegisterTarget, error: CkptError, *, now_us: int, replaces: bool = False,
+        is_removed: bool = False,
+    ) -> None:  # fmt: skip
         key = _key(message)
         self._refused = {
             k: c for k, c in self._refused.items() if now_us - c.heard_us < CLAIM_US and k != key
@@ -298,7 +303,7 @@ class Claims:
             return
         self._refused[key] = Claim(
             *key, message.directory, message.domain, message.address, message.pid, replaces,
-            error.message, now_us,
+            error.message, now_us + round(REMOVED_RETRY_S * US_PER_S) * is_removed, is_removed,
         )  # fmt: skip
 
 

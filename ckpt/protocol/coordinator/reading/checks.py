@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final
 
 from ckpt.base.limits import DESCRIPTORS_REMEDY
+from ckpt.base.shell_words import at_host
 from ckpt.protocol.coordinator.reading.answers import Check
 
 WARNING: Final = "warning"
@@ -84,6 +84,16 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
         " while the target is there; it is not let in",
         mend="`kill PID` on its host; to add a target, begin with an empty directory",
         clears="8 s after that process has ended",
+    ),
+    "TARGET_REMOVED": CheckKind(
+        WARNING,
+        OK_CODE,
+        means="that process serves nobody; nothing is missing because of it",
+        cause="the process of a target that was removed still runs, or was started again; it is"
+        " not let in",
+        mend="`kill PID` on its host, and start it no more; to use its device again, empty the"
+        " directory, and start a target there with an `--id` that was never used",
+        clears="70 s after that process has ended",
     ),
     "DEVICE_FAILING": CheckKind(
         WARNING,
@@ -395,18 +405,6 @@ def new_target(address: str) -> str:
     return f"{NEW_TARGET} {placed} --listen HOST:PORT"
 
 
-def at_host(address: str, command: str) -> str:
-    """The command for a process of the host where this is listened at: its number may be that of
-    another process where somebody reads the advice. What only its own host reaches is read there.
-    """
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        is_here = ip_address(host).is_loopback
-    except ValueError:
-        is_here = host in ("", "localhost")
-    return command if is_here else f"ssh {quoted(host)} {command}"
-
-
 def exit_code(checks: Sequence[Check], *, strict: bool) -> int:
     """How `ckpt status` ends: by the worst of them. `strict`: a warning is 3 as well."""
     codes = {_exit_code(each) for each in checks}
@@ -422,9 +420,3 @@ def _exit_code(each: Check) -> int:
     if kind is not None:
         return kind.exit_code
     return DEGRADED_CODE if each.severity == ERROR else OK_CODE
-
-
-def quoted(word: str) -> str:
-    """As a shell takes it for one word."""
-    plain = word.isascii() and all(letter.isalnum() or letter in "@%+=:,./-_" for letter in word)
-    return word if plain and word else "'" + word.replace("'", "'\"'\"'") + "'"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import US_PER_S
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue, ServedStore, Unreached
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
-from ckpt.protocol.coordinator.reading.checks import check, quoted
+from ckpt.protocol.coordinator.reading.checks import check
 
 UNSERVED_US = 60_000_000
 """A store that has a backlog and no worker for so long is a fault."""

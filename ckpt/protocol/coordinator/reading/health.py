@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
+from ckpt.base.shell_words import at_host, quoted
 from ckpt.base.units import US_PER_S, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
@@ -35,12 +36,10 @@ from ckpt.protocol.coordinator.policy import CoordinatorPolicy
 from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
 from ckpt.protocol.coordinator.reading.checks import (
     START_WORKER,
-    at_host,
     check,
     checkpoints,
     connections_full,
     new_target,
-    quoted,
 )
 from ckpt.protocol.coordinator.reading.drain_views import drain_checks
 from ckpt.protocol.coordinator.reading.repair_views import repaired, unserved_moves, worker
@@ -398,6 +397,8 @@ def _away(target: Target, now_us: int) -> str:
 
 def _claim_check(claim: Claim, is_served: bool) -> Check:
     text, end = f"{claim.why}: {claim.where}", at_host(claim.address, f"kill {claim.pid}")
+    if claim.is_removed:
+        return check("TARGET_REMOVED", text, "end its process, and start it no more", end)
     if not claim.replaces:
         return check("DIRECTORY_COPIED", text, "end the process on the copy", end)
     if is_served:

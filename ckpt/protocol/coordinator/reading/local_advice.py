@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from ckpt.base.shell_words import quoted
 from ckpt.protocol.coordinator.reading.answers import Check
-from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, START_WORKER, quoted
+from ckpt.protocol.coordinator.reading.checks import NEW_TARGET, START_WORKER
 
 OLD_TARGET: Final = "ckptd target --id "
 #: Commands that name their directory themselves.

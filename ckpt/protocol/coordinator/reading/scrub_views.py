@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import isfinite
 
 from ckpt.base.ids import TargetId
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import format_age, format_seconds
 from ckpt.format.messages.targets import ROT_NAMED_MAX, Rot, ScrubReport
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.reading.answers import Check, ReadingView, RotView, ScrubView
-from ckpt.protocol.coordinator.reading.checks import check, quoted
+from ckpt.protocol.coordinator.reading.checks import check
 
 
 def reading_view(

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ckpt.base.errors import NotFound, Refused, Unavailable
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import StatusView, StoreStatus
-from ckpt.protocol.coordinator.reading.checks import quoted
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output, counted

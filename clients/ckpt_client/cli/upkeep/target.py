@@ -98,7 +98,7 @@ WAITED: Final = ("drain", "out", "balance")
 """Actions that take a while."""
 EMPTIED: Final = ("draining", "out")
 """Standings whose columns move to other targets."""
-REFUSED: Final = ("DIRECTORY_UNKNOWN", "DIRECTORY_COPIED")
+REFUSED: Final = ("DIRECTORY_UNKNOWN", "DIRECTORY_COPIED", "TARGET_REMOVED")
 """Health checks about processes that would be a target and may not."""
 POLL_S: Final = 0.1
 
