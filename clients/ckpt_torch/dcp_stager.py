@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ckpt.base.errors import Refused
+from ckpt.format.tree import Key, SequenceIndex, below
 from ckpt_client.save.staged import Staged, staged_already
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.dcp_names import MARK_VERSION, Tree, pack_pickle, pack_value, put
 from ckpt_torch.dcp_writer import CkptWriter
 from ckpt_torch.place import find_who
 from ckpt_torch.saving import refusing_together, stage
-from ckpt_torch.tree import MARK_KEY, not_pickled
+from ckpt_torch.tree import MARK_KEY, check_depth, not_pickled
 
 StateDict = dict[str, object]
 
@@ -109,11 +110,17 @@ def _done_after(staged: Staged, state_dict: StateDict) -> Future[StateDict]:
 
 def _nested(state_dict: StateDict, allow_pickle: bool) -> Tree:
     """The state under the names that DCP's own planner gives."""
+    check_depth(state_dict, naming=_below)
     flat, paths = flatten_state_dict(state_dict)
     tree: Tree = {MARK_KEY: MARK_VERSION}
     for fqn, leaf in flat.items():
         put(tree, paths[fqn], leaf if is_tensor(leaf) else _packed(fqn, leaf, allow_pickle))
     return tree
+
+
+def _below(name: str, step: Key | SequenceIndex) -> str:
+    """DCP takes any key, as text."""
+    return below(name, step if isinstance(step, SequenceIndex) else str(step))
 
 
 def _packed(fqn: str, leaf: object, allow_pickle: bool) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import deque
 from collections.abc import (
     Callable,
     Container,
@@ -18,14 +19,14 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeGuard, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
 
 from ckpt.base.errors import Refused
 from ckpt.base.limits import TREE_DEPTH_MAX
-from ckpt.format.tree import Scalar, SequenceIndex, below, names_below, path_text
+from ckpt.format.tree import Key, Scalar, SequenceIndex, below, names_below, path_text
 from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.forms import items_of
 from ckpt_client.save.state import too_deep
@@ -42,7 +43,8 @@ _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 _LEAVES: Final = PLAIN_TENSORS | {np.ndarray, *_SCALARS}
 """Exact types of nearly all leaves: who asks what else it may be asks an abstract type, which costs
 more than a small tensor's bytes."""
-Leaf = TypeVar("Leaf")
+Naming: TypeAlias = "Callable[[str, Key | SequenceIndex], str]"
+"""Gives the path of what lies one step below a path."""
 
 
 class Stateful(Protocol):
@@ -57,18 +59,18 @@ class Stateful(Protocol):
 
 def asked(state_dict: object) -> dict[str, object]:
     """The state dict, with its Stateful values replaced by what they return. Raises Refused for
-    other types.
+    other types, and for one that another thread changes.
     """
     if not isinstance(state_dict, Mapping):
         kind = type(state_dict).__qualname__
         raise Refused(f"the state is of type {kind}, not a dict", hint='pass {"model": …}')
-    kinds = {type(value): value for value in state_dict.values()}
-    if not any(map(is_stateful, kinds.values())):
-        return dict(state_dict)  # Of thousands of tensors: their kinds are looked at, not each.
-    return {
-        key: value.state_dict() if is_stateful(value) else value
-        for key, value in state_dict.items()
-    }
+    state = cast(dict[str, object], _items(state_dict, ""))
+    kinds = {type(value): value for value in state.values()}
+    if any(map(is_stateful, kinds.values())):  # Of thousands of tensors their kinds are looked at.
+        for key, value in state.items():
+            if is_stateful(value):
+                state[key] = value.state_dict()
+    return state
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
@@ -126,21 +128,26 @@ class Settled:
 
 def settled(state: object) -> Settled:
     """Each container is looked at once: those of the caller may be another thread's as well, and a
-    mapping of theirs may turn its order.
+    mapping of theirs may turn its order. Raises Refused by path for one that allows no look.
     """
     kinds: dict[int, type] = {}
-    return Settled(_settled(state, kinds), kinds)
+    return Settled(_settled(state, "", kinds), kinds)
 
 
-def _settled(tree: object, kinds: dict[int, type]) -> object:
+def _settled(tree: object, name: str, kinds: dict[int, type]) -> object:
     made: object
     if isinstance(tree, Mapping):
-        items = made = items_of(tree)
+        items = made = _items(tree, name)
         for key, child in items.items():
             if type(child) not in _LEAVES:
-                items[key] = _settled(child, kinds)
+                items[key] = _settled(child, below(name, cast(Key, key)), kinds)
     elif isinstance(tree, list | tuple):
-        children = [_settled(child, kinds) for child in tuple(tree)]
+        children = [
+            child
+            if type(child) in _LEAVES
+            else _settled(child, below(name, SequenceIndex(position)), kinds)
+            for position, child in enumerate(tuple(tree))
+        ]
         made = children if isinstance(tree, list) else tuple(children)
     else:
         return tree
@@ -154,37 +161,60 @@ def is_container(value: object) -> TypeGuard[Mapping[object, object] | Sequence[
     return type(value) not in _LEAVES and isinstance(value, Mapping | list | tuple)
 
 
-def empty_mappings(tree: object, name: str = "") -> Iterator[str]:
+def empty_mappings(tree: object) -> Iterator[str]:
     """Paths of mappings that hold nothing, such as the state of an optimizer before a step."""
-    if isinstance(tree, Mapping):
-        if not tree and name:
+    for name, container in containers(tree):
+        if isinstance(container, Mapping) and not container and name:
             yield name
-        for key, child in tree.items():
-            if is_container(child):
-                yield from empty_mappings(child, below(name, key))
-    elif isinstance(tree, list | tuple):
-        for position, child in enumerate(tree):
-            if is_container(child):
-                yield from empty_mappings(child, below(name, SequenceIndex(position)))
 
 
-def check_keys(tree: object, name: str = "") -> None:
+def check_keys(tree: object) -> None:
     """Raises Refused for a key that has a meaning of its own: a load would not give it back; and
-    for a tree that is too deep, such as one that holds itself.
+    what `containers` raises.
     """
+    for name, container in containers(tree):
+        for key in (PICKLE_KEY, VALUE_KEY, MARK_KEY):
+            if isinstance(container, Mapping) and key in container:
+                raise Refused(f"{name or 'the state'}: the key {key!r} is taken")
+
+
+def check_depth(tree: object, naming: Naming = below) -> None:
+    """Raises what `containers` raises, before somebody walks the tree without end."""
+    deque(containers(tree, naming=naming), maxlen=0)
+
+
+def containers(
+    tree: object, name: str = "", naming: Naming = below
+) -> Iterator[tuple[str, object]]:
+    """Every container with its path as text, from the top; each is looked at once.
+
+    Raises Refused by path for a tree that is too deep, such as one that holds itself, and for a
+    mapping that another thread changes.
+    """
+    if not is_container(tree):
+        return
     if name.count("/") >= TREE_DEPTH_MAX:
         raise too_deep(name)
+    yield name, tree
     if isinstance(tree, Mapping):
-        for key in (PICKLE_KEY, VALUE_KEY, MARK_KEY):
-            if key in tree:
-                raise Refused(f"{name or 'the state'}: the key {key!r} is taken")
-        for key, child in tree.items():
+        for key, child in _items(tree, name).items():
             if is_container(child):
-                check_keys(child, below(name, key))
-    elif isinstance(tree, list | tuple):
-        for position, child in enumerate(tree):
+                yield from containers(child, naming(name, cast(Key, key)), naming)
+    else:
+        for position, child in enumerate(tuple(tree)):
             if is_container(child):
-                check_keys(child, below(name, SequenceIndex(position)))
+                yield from containers(child, naming(name, SequenceIndex(position)), naming)
+
+
+def _items(mapping: Mapping[object, object], name: str) -> dict[object, object]:
+    """What a mapping with this path holds at one look; raises Refused where there is none."""
+    try:
+        return items_of(mapping)
+    except RuntimeError as error:
+        raise Refused(
+            f"{name or 'the state'}: {error}",
+            hint="let no other thread change the state while it is saved or loaded",
+        ) from None
 
 
 def replaced(tree: object, values: Iterator[object]) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -165,14 +165,53 @@ def test_a_mapping_without_an_order_has_each_value_under_its_name(cluster: str) 
 
 
 @pytest.mark.parametrize("kind", [dict, list])
+@pytest.mark.parametrize("way", ["save", "stager", "load", "async_load"])
 def test_a_state_that_holds_itself_is_refused_by_its_path(
-    cluster: str, kind: type[dict[str, object] | list[object]]
+    cluster: str, way: str, kind: type[dict[str, object] | list[object]]
 ) -> None:
     around: dict[str, object] = {"w": torch.ones(3)}
     around["more"] = around if kind is dict else [around]
     path = "more/more/more/more" if kind is dict else "more/#0/more/#0"
-    with pytest.raises(ckpt.Refused, match=rf"^{path}/\.\.\.: the tree is deeper than 64"):
-        ckpt_torch.save(around, checkpoint_id=f"{cluster}/around/1")
+    name = f"{cluster}/around-{way}/1"
+    calls: dict[str, Callable[[], object]] = {
+        "save": lambda: ckpt_torch.save(around, checkpoint_id=name),
+        "stager": lambda: ckpt_torch.CkptStager(ckpt_torch.CkptWriter(name)).stage(around),
+        "load": lambda: ckpt_torch.load(around, checkpoint_id=name),
+        "async_load": lambda: ckpt_torch.async_load(around, checkpoint_id=name, order=["w"]),
+    }
+    if "load" in way:
+        ckpt_torch.save({"w": torch.ones(3)}, checkpoint_id=name)
+    with pytest.raises(
+        ckpt.Refused, match=rf"^{path}/\.\.\.: the tree is deeper than 64; .*itself"
+    ):
+        calls[way]()
+
+
+class Disturbing(collections.UserDict[str, object]):
+    """Whoever looks at it finds another mapping grown: as if by another thread."""
+
+    disturbed: dict[str, object] | None = None
+
+    def __getitem__(self, key: str) -> object:
+        if self.disturbed is not None:
+            self.disturbed[f"late {len(self.disturbed)}"] = 0.0
+        return self.data[key]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_dict_that_grows_while_it_is_saved_is_taken_as_it_was_at_one_look(
+    cluster: str, ordered: bool
+) -> None:
+    name = f"{cluster}/growing-{ordered}/1"
+    inner = Disturbing(n=1)
+    outer: dict[str, object] = collections.OrderedDict() if ordered else {}
+    outer.update(inner=inner, w=torch.full((3,), 7.0))
+    inner.disturbed = outer
+    ckpt_torch.save({"a": outer}, checkpoint_id=name)
+    with ckpt.open(cluster) as store:
+        found = store.load(f"growing-{ordered}", 1)["a"]
+    assert found["inner"] == {"n": 1}
+    assert found["w"].tolist() == [7.0] * 3
 
 
 def test_a_key_that_comes_while_ranks_meet_moves_no_value_to_another_name(cluster: str) -> None:

@@ -4,8 +4,10 @@ all hear it, and the same step commits when all save it again.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,14 @@ class Strange:
     """Not plain data."""
 
 
+class Changing(UserDict[str, object]):
+    """Whenever it is looked at it grows: as if by another thread."""
+
+    def __getitem__(self, key: str) -> object:
+        self.data[f"late {len(self.data)}"] = 0.0
+        return self.data[key]
+
+
 def state_of(way: str, value: float) -> dict[str, Any]:
     """What a rank saves; where ranks do not talk, all have the same names."""
     name = "w" if "alone" in way else f"w{dist.get_rank()}"
@@ -44,7 +54,11 @@ def spoilt(way: str, how: str) -> dict[str, Any]:
     """What the refusing rank saves in vain."""
     if how == "nan":
         return state_of(way, float("nan"))
-    more = {"strange": {"strange": Strange()}, "text": {"text": "\udc80"}}
+    more: dict[str, dict[str, object]] = {
+        "strange": {"strange": Strange()},
+        "text": {"text": "\udc80"},
+        "changing": {"changing": {"deep": Changing(n=1)}},
+    }
     return {**state_of(way, 1.0), **more.get(how, {})}
 
 
@@ -116,8 +130,15 @@ def job(url: str, way: str, how: str) -> Any:
     return heard, values.unique().tolist()
 
 
-@pytest.mark.parametrize("how", ["strange", "text", "nan", "untold"])
-@pytest.mark.parametrize("way", ["writer", "alone", "stager", "save", "save-alone"])
+WAYS = ["writer", "alone", "stager", "save", "save-alone"]
+CASES = [
+    *itertools.product(WAYS, ["strange", "text", "nan", "untold"]),
+    # Through the writer DCP looks at the state before anything of ours does.
+    *itertools.product(WAYS[2:], ["changing"]),
+]
+
+
+@pytest.mark.parametrize(("way", "how"), CASES)
 def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
     cluster: str, ranks: Ranks, way: str, how: str
 ) -> None:
@@ -125,6 +146,7 @@ def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
         assert values == [float(TRIES)]
         for text in heard:
             assert how in text
+            assert how != "changing" or f"{how}/deep: dictionary changed size" in text
             assert rank == REFUSING or f"rank {REFUSING}" in text.lower()
 
 

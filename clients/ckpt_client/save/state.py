@@ -259,7 +259,10 @@ class _Walk:
 def too_deep(where: str) -> Refused:
     """Why what has this path is not stored."""
     above = "/".join(where.split("/")[:4])
-    return Refused(f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}")
+    return Refused(
+        f"{above}/...: the tree is deeper than {TREE_DEPTH_MAX}",
+        hint="leave out what holds itself, such as an object's reference to its owner",
+    )
 
 
 def encoded_scalar(value: Scalar) -> AnyArray:

@@ -16,10 +16,16 @@ from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
-from ckpt_torch.reading.loading import LoadJob, give_back, names_of, objects_of, tensors_of
+from ckpt_torch.reading.loading import (
+    LoadJob,
+    asked_to_fill,
+    give_back,
+    names_of,
+    objects_of,
+    tensors_of,
+)
 from ckpt_torch.reading.order import LoadOrder, paths_of
 from ckpt_torch.reading.wants import NewLeaves
-from ckpt_torch.tree import asked
 
 _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
@@ -57,7 +63,7 @@ def async_load(
     futures and `result` raise what goes wrong later.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
-    state, order = asked(state_dict), paths_of(order)
+    state, order = asked_to_fill(state_dict), paths_of(order)
     loading = Loading(state_dict, state, order)
     futures = loading.prefixes
     parts = LoadOrder(order, names_of(state), lambda part: futures[part].set_result(None))

@@ -30,7 +30,7 @@ from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.twins import check_twins
 from ckpt_torch.reading.wants import NewLeaves, StateWants
 from ckpt_torch.tensors import PLAIN_TENSORS
-from ckpt_torch.tree import asked, is_stateful, leaf_values, leaves, refill
+from ckpt_torch.tree import asked, check_depth, is_stateful, leaf_values, leaves, refill
 
 
 def load(
@@ -68,7 +68,7 @@ def load(
     checkpoint. After a later error the tensors may hold anything.
     """
     where, who = find_where(checkpoint_id, store), find_who(process_group, no_dist)
-    state = asked(state_dict)
+    state = asked_to_fill(state_dict)
     objects = objects_of(state_dict)
     job = LoadJob(state, who, LoadOrder(order, names_of(state)), strict, allow_pickle, objects)
     with (
@@ -93,7 +93,7 @@ def fill(
     """`load` of a checkpoint that is resolved already, and stays open. Raises what `load`
     raises.
     """
-    state = asked(state_dict)
+    state = asked_to_fill(state_dict)
     job = LoadJob(state, who, LoadOrder((), ()), strict=False, allow_pickle=allow_pickle)
     with DeviceReads(tensors_of(state)) as devices:
         found = job.read(checkpoint, devices)
@@ -145,6 +145,13 @@ class LoadJob:
                 self.order.hand_out(number, generation)
         devices.wait_copied()
         return wanted.found
+
+
+def asked_to_fill(state_dict: Mapping[str, object]) -> dict[str, object]:
+    """`asked`, for a load: what holds itself has no end to fill. Raises Refused by path."""
+    state = asked(state_dict)
+    check_depth(state)
+    return state
 
 
 def objects_of(state_dict: Mapping[str, object]) -> frozenset[str]:
