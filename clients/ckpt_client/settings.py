@@ -11,6 +11,7 @@ from ckpt.base.ids import whole_number
 from ckpt.base.units import check_seconds
 from ckpt.format.messages.saving import ReplicaPolicy
 from ckpt.protocol.stager.events import FullPolicy, Unchanged
+from ckpt_client.control_group import limited_groups
 from ckpt_client.environment import find_launch_key
 
 
@@ -89,4 +90,6 @@ def _choice(
 
 
 def _half_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Of the host's, or of what a job's control group may have where that is less."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([host, *(group.limit_bytes for group in limited_groups())]) // 2

@@ -80,7 +80,7 @@ def open(
     references: whether a save refers to what has not changed since the run's last committed save
         through this store (tensors of 64 KiB and more); False writes it again.
     arena_bytes_max: the most bytes of staging memory for this rank, both halves together. Default:
-        half of the host's memory.
+        half of the host's memory, or of what the job's control group may have.
     stager_idle_s: how many seconds the stager stays after its store is closed, so that a restart
         can read from its memory, and the other ranks hear at once when this process ends.
     start_timeout_s: how many seconds to wait for a cluster that is coming up: a local one that this

@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.units import GiB, MiB
-from ckpt_client.doctor.control_group import GroupMemory, limited_groups
+from ckpt_client.control_group import GroupMemory, limited_groups
 
 NONE = 0x7FFF_FFFF_FFFF_F000
 """What a group of version 1 says that has no limit."""
 LOOK = """
 import json
 from ckpt_client.doctor.probes import memory
-print(json.dumps([memory().free_bytes, memory().total_bytes]))
+from ckpt_client.settings import checked_settings
+settings = checked_settings(
+    launch=None, replicas="abort", when_full="wait", unchanged="warn", references=True,
+    arena_bytes_max=None, stager_idle_s=1.0, start_timeout_s=1.0, durable=None,
+)
+print(json.dumps([memory().free_bytes, memory().total_bytes, settings.arena_bytes_max]))
 """
 
 
@@ -128,13 +133,16 @@ def small_group() -> Iterator[Path]:
     pytest.skip("no control group can be made here")
 
 
-def test_doctor_sees_what_a_real_group_leaves(small_group: Path) -> None:
+def test_doctor_and_the_default_of_staging_memory_see_what_a_real_group_leaves(
+    small_group: Path,
+) -> None:
     joined = subprocess.run(
         ["sh", "-c", f'echo $$ > {small_group}/cgroup.procs && exec "$@"', "sh",
          sys.executable, "-P", "-c", LOOK],
         capture_output=True, text=True,
     )  # fmt: skip
     assert joined.returncode == 0, joined.stderr
-    free, total = json.loads(joined.stdout)
+    free, total, staging = json.loads(joined.stdout)
+    assert staging == 150 * MiB
     assert total == 300 * MiB
     assert 100 * MiB < free < 300 * MiB

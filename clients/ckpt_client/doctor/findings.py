@@ -214,7 +214,7 @@ def judge_memory(need: Need, free_bytes: int, total_bytes: int) -> Finding:
     text += f", {format_bytes(free_bytes)} are free"
     remedy = "fewer ranks on a host, or more memory for the job (its cgroup counts)"
     if half > total_bytes // HALVES:
-        remedy += "; arena_bytes_max= is half of the host's memory unless it is given"
+        remedy += "; arena_bytes_max= is half of the memory unless it is given"
     if wanted > free_bytes:
         return Finding("memory", Level.FAIL, text, remedy, ExitCode.NO_SPACE)
     if wanted > free_bytes * MEMORY_SPARE:

@@ -24,7 +24,7 @@ from ckpt.format.messages.hello import Role
 from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
 from ckpt.protocol.handshake import Caller
-from ckpt_client.doctor.control_group import limited_groups
+from ckpt_client.control_group import limited_groups
 from ckpt_client.doctor.findings import TargetReach
 from ckpt_client.locate import client_name
 
