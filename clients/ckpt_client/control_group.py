@@ -20,7 +20,7 @@ class GroupMemory:
 
     limit_bytes: int
     used_bytes: int
-    """Without what the kernel takes back first: pages of files."""
+    """Without what the kernel takes back first, such as pages of files."""
 
     @property
     def free_bytes(self) -> int:
@@ -33,17 +33,20 @@ class _Names:
 
     limit: str
     used: str
-    file_pages: tuple[str, str]
-    """Lines of its `memory.stat`, groups below it included."""
+    taken_back: tuple[str, ...]
+    """Lines of its `memory.stat`, groups below it included: pages of files, and what the kernel
+    knows of them where that is counted."""
 
 
 _ONE: Final = _Names(
     limit="memory.limit_in_bytes",
     used="memory.usage_in_bytes",
-    file_pages=("total_active_file", "total_inactive_file"),
+    taken_back=("total_active_file", "total_inactive_file"),
 )
 _TWO: Final = _Names(
-    limit="memory.max", used="memory.current", file_pages=("active_file", "inactive_file")
+    limit="memory.max",
+    used="memory.current",
+    taken_back=("active_file", "inactive_file", "slab_reclaimable"),
 )
 
 
@@ -97,7 +100,7 @@ def _read(folder: Path, names: _Names) -> GroupMemory | None:
     try:
         limit, used = int((folder / names.limit).read_text()), (folder / names.used).read_text()
         stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
-        pages = sum(int(stat.get(name, "0")) for name in names.file_pages)
+        pages = sum(int(stat.get(name, "0")) for name in names.taken_back)
         return GroupMemory(limit, int(used) - pages)
     except (OSError, ValueError):
         return None

@@ -27,6 +27,15 @@ settings = checked_settings(
 print(json.dumps([memory().free_bytes, memory().total_bytes, settings.arena_bytes_max]))
 """
 
+MAKE = """
+from ckpt.base.errors import NoSpace
+from ckpt_client.stager.arena import make_half
+try:
+    make_half(400 << 20)
+except NoSpace as error:
+    print(error)
+"""
+
 
 def process(directory: Path, cgroup: str, mount: str) -> Path:
     """A /proc/PID that says so."""
@@ -136,13 +145,26 @@ def small_group() -> Iterator[Path]:
 def test_doctor_and_the_default_of_staging_memory_see_what_a_real_group_leaves(
     small_group: Path,
 ) -> None:
-    joined = subprocess.run(
-        ["sh", "-c", f'echo $$ > {small_group}/cgroup.procs && exec "$@"', "sh",
-         sys.executable, "-P", "-c", LOOK],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert joined.returncode == 0, joined.stderr
-    free, total, staging = json.loads(joined.stdout)
+    free, total, staging = json.loads(run_in(small_group, LOOK))
     assert staging == 150 * MiB
     assert total == 300 * MiB
     assert 100 * MiB < free < 300 * MiB
+
+
+def test_staging_memory_that_a_group_has_not_is_refused_before_the_kernel_kills(
+    small_group: Path,
+) -> None:
+    said = run_in(small_group, MAKE)
+    assert said.startswith("the job's control group has 2")
+    assert "the arena needs 400 MiB; lower arena_bytes_max, or give the job more mem" in said
+
+
+def run_in(group: Path, script: str) -> str:
+    """What a process of the group prints."""
+    joined = subprocess.run(
+        ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh",
+         sys.executable, "-P", "-c", script],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert joined.returncode == 0, joined.stderr
+    return joined.stdout

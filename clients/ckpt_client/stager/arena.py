@@ -19,11 +19,13 @@ from ckpt.aio.sealed_memory import mapped, populate, sealed_memory
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.system_errors import system_error
 from ckpt.base.units import MiB, align_up, format_bytes
+from ckpt_client.control_group import limited_groups
 
 HALF_UNIT_BYTES: Final = 2 * MiB
 GROWTH_SHARE: Final = 16
 """A half that must grow gets 1/16 more than asked, so that a slowly growing state grows it rarely.
 """
+_HINT: Final = "lower arena_bytes_max, or give the job more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ def make_half(size: int) -> Half:
 
     Raises NoSpace; slow, call it off the loop.
     """
+    for group in limited_groups():
+        # Nobody is asked: the kernel kills a process of the group, such as the trainer.
+        if size > group.free_bytes:
+            raise NoSpace(
+                f"the job's control group has {format_bytes(group.free_bytes)} of memory free, "
+                f"the arena needs {format_bytes(size)}",
+                hint=_HINT,
+            )
     try:
         descriptor, view = sealed_memory("ckpt-arena", size, present=True)
         return Half(view, descriptor, Lendable.of(descriptor, view))
@@ -60,8 +70,7 @@ def make_half(size: int) -> Half:
         what = f"the host gives no {format_bytes(size)} of memory for the arena"
         if error.errno == errno.EFBIG:
             raise system_error(what, error) from None
-        hint = "lower arena_bytes_max, or give the job more memory"
-        raise NoSpace(f"{what}: {error.strerror}", hint=hint) from None
+        raise NoSpace(f"{what}: {error.strerror}", hint=_HINT) from None
 
 
 def map_half(descriptor: int, size: int) -> Half:
