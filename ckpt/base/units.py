@@ -57,6 +57,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+    """`1 target`, `2 targets`; with verbs for one and for more `1 target is`, `2 targets are`."""
+    text = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    verb = one if count == 1 else more
+    return f"{text} {verb}" if verb else text
+
+
 def exact_bytes(count: int) -> str:
     """The count as `parse_bytes` reads it back: `32MiB`, `1536KiB`, `1000`."""
     for unit, size in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):

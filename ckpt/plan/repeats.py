@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ckpt.base.units import counted
 from ckpt.format.messages.saving import Repeats
 from ckpt.format.table import RankTable
 
@@ -53,13 +54,13 @@ def repeat_warning(ranks: Sequence[Repeats | None]) -> str:
     optimizer = sum(rank.optimizer_tensors for rank in known)
     if tensors and same == tensors:
         return (
-            f"nothing has changed since step {step}: {_counted(tensors, 'tensor')} on "
-            f"{_counted(len(ranks), 'rank')}, bit for bit the same"
+            f"nothing has changed since step {step}: {counted(tensors, 'tensor')} on "
+            f"{counted(len(ranks), 'rank')}, bit for bit the same"
         )
     if optimizer and sum(rank.optimizer_same for rank in known) == optimizer:
         return (
-            f"no optimizer state has changed since step {step}: {_counted(optimizer, 'tensor')} on "
-            f"{_counted(len(ranks), 'rank')}, bit for bit the same; of all {tensors}, "
+            f"no optimizer state has changed since step {step}: {counted(optimizer, 'tensor')} on "
+            f"{counted(len(ranks), 'rank')}, bit for bit the same; of all {tensors}, "
             f"{tensors - same} changed"
         )
     return ""
@@ -74,7 +75,3 @@ def is_optimizer_state(name: str) -> bool:
     return segments[-1] in _LEAVES or any(
         one.startswith(_PREFIX) or one in _SEGMENTS for one in segments
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -20,7 +20,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError, Lost, NotFound, Refused, Unavailable
 from ckpt.base.ids import RunName, check_run_name, check_step
-from ckpt.base.units import check_seconds
+from ckpt.base.units import check_seconds, counted
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
 from ckpt_client.environment import RankPlace, find_place
@@ -446,8 +446,9 @@ class Store(HereOnly, Keeper):
             finally:
                 self._leave()
         if late:
+            saves = counted(late, "save", "was", "were")
             raise Unavailable(
-                f"{late} saves were not committed within {timeout_s:g} s; their stager goes on",
+                f"{saves} not committed within {timeout_s:g} s; the stager goes on",
                 hint="open the store again and look at steps()",
             )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch.distributed as dist
 
 from ckpt.base.errors import Refused
+from ckpt.base.units import counted
 from ckpt_client.default import process_store
 from ckpt_client.environment import find_place
 from ckpt_client.save.turn import SaveTurn
@@ -111,7 +112,7 @@ def find_who(group: dist.ProcessGroup | None, no_dist: bool) -> Who:
     if group is None and os.environ.get("WORLD_SIZE", str(world_size)) != str(world_size):
         raise Refused(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, "
-            f"the process group has {world_size} ranks",
+            f"the process group has {counted(world_size, 'rank')}",
             hint="unset it, or pass process_group=",
         )
     return Who(rank, world_size, group, world_size > 1)

@@ -250,7 +250,7 @@ def test_a_store_is_left_though_a_copy_cannot_get_its_memory(
     os.kill(link.pid, signal.SIGSTOP)
     try:
         save = store.save("stuck", 2, state(2.0), staging="overlap")
-        with pytest.raises(ckpt.Unavailable, match="1 saves were not committed"):
+        with pytest.raises(ckpt.Unavailable, match="1 save was not committed"):
             store.close(timeout_s=0.2)
         assert save.staged.wait(WAIT_S)
         with pytest.raises(ckpt.Aborted, match="the store was closed"):

@@ -126,7 +126,7 @@ def test_a_loss_that_the_coordinator_does_not_find_is_none(directory: Path, stor
         context = ReaderContext(control.locator.address, control.secret, control.cluster, "test")
         report = verify(context, RunName("mended"), Step(1), on_progress=mend_one)
     assert report.state == "unknown"
-    assert report.judged == DamageJudged(False, "at most 1 columns are damaged at one place")
+    assert report.judged == DamageJudged(False, "at most 1 column is damaged at one place")
     (listed,) = run("ls", "mended", "--json", "--store", store).document()["steps"]
     assert listed["state"] != "lost"
 

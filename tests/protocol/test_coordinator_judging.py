@@ -84,7 +84,7 @@ def test_damage_at_different_places_can_be_mended_and_proves_nothing() -> None:
     harm(bench, id, 0, (0, 100))
     harm(bench, id, 1, (100, 200))
     answer = judged(report(bench, id))
-    assert (answer.proved, answer.reason) == (False, "at most 1 columns are damaged at one place")
+    assert (answer.proved, answer.reason) == (False, "at most 1 column is damaged at one place")
     assert bench.states() == {str(id): "committed"}
 
 

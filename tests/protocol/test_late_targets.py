@@ -97,7 +97,7 @@ def test_late_targets_that_would_not_be_enough_are_not_waited_for() -> None:
     fall_silent(bench, "t2")
     (abort,) = RankFake(bench).open(1)
     assert isinstance(abort, AttemptAborted)
-    assert "1 targets are live" in abort.message
+    assert "1 target is live" in abort.message
     assert "silent: t2" in abort.message
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckpt.base.printable import printable, printable_json
+from ckpt.base.units import counted as counted
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.tables import Narrowed, Row, Tone, columns_of, narrowed, parted, table_lines
 
@@ -224,11 +225,6 @@ def rate_text(count_bytes: int, seconds: float) -> str:
     if count_bytes < RATE_BYTES_LEAST or seconds <= 0:
         return text
     return f"{text} ({format_bytes(count_bytes / seconds)}/s)"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 target`, `2 targets`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def age_text(at_s: float) -> str:

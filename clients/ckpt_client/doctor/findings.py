@@ -12,13 +12,12 @@ from enum import Enum
 from typing import Final
 
 from ckpt.base.errors import CkptError, NotFound
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import counted
 
 ANSWER_S: Final = 1.0
 """A coordinator that takes longer is far away or overloaded."""

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from ckpt.base.errors import CkptError, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step, TargetId
-from ckpt.base.units import US_PER_S, format_bytes
+from ckpt.base.units import US_PER_S, counted, format_bytes
 from ckpt.format.messages.loading import Resolve
 from ckpt.plan.placement import check_level
 from ckpt_client.drill.contents_digest import ContentsDigest, OnBytes, contents_digest
@@ -144,7 +144,7 @@ class CheckpointDrill:
             "every column where it lies",
             (),
             "damaged" if wrong else "whole",
-            _named(wrong) or f"{len(report.columns)} columns",
+            _named(wrong) or counted(len(report.columns), "column"),
             report.bytes_read,
             report.seconds,
         )

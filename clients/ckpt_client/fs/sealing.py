@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import CheckpointId, RunName, Step
+from ckpt.base.units import counted
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.members import Member, encode_members
 from ckpt_client.fs.paths import run_of, step_of
@@ -72,7 +73,7 @@ def disagreement(files: list[Member], seals: list[RankSeal], world_size: int) ->
         return "a rank has sealed it twice"
     count = sum(seal.count for seal in seals)
     if count != len(files):
-        return f"its ranks have written {count} files, {len(files)} are there"
+        return f"its ranks have written {counted(count, 'file')}, {len(files)} are there"
     if reduce(xor, (seal.digest for seal in seals)) != digest_of(files):
         return "the files that are there are not those that its ranks have written"
     return ""

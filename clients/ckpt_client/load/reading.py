@@ -15,6 +15,7 @@ import numpy as np
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
+from ckpt.base.units import counted
 from ckpt.format.tree import Node
 from ckpt.transfer.read_job import ReceiverStatistics
 from ckpt_client.load.plan import (
@@ -110,7 +111,7 @@ def _own_tree(reading: Reading, rank: Rank | None, world_size: int | None) -> ob
     if rank is None or world_size != saved_by or rank not in reading.ranks():
         caller = "nobody in particular" if rank is None else f"rank {rank} of {world_size}"
         raise Refused(
-            f"{reading.name} was saved by {saved_by} ranks; you are {caller}",
+            f"{reading.name} was saved by {counted(saved_by, 'rank')}; you are {caller}",
             hint="pass rank= and world_size=, a like= tree, or whole=True",
         )
     root = reading.documents([rank])[rank]

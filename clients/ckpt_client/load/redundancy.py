@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckpt.base.units import counted
+
 
 @dataclass(frozen=True, slots=True)
 class RedundancyAtCommit:
@@ -14,5 +16,5 @@ class RedundancyAtCommit:
     domain_level: str
 
     def __str__(self) -> str:
-        domains = f"{self.domains_survivable} {self.domain_level}s"
-        return f"survives {self.targets_survivable} targets, {domains}"
+        domains = counted(self.domains_survivable, self.domain_level)
+        return f"survives {counted(self.targets_survivable, 'target')}, {domains}"

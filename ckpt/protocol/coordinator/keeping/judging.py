@@ -25,6 +25,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.base.units import counted
 from ckpt.erasure.code import Code
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed
@@ -246,7 +247,8 @@ class Judge:
             )
         else:
             reason = (
-                "; ".join(inquiry.unproved) or f"at most {worst} columns are damaged at one place"
+                "; ".join(inquiry.unproved)
+                or f"at most {counted(worst, 'column', 'is', 'are')} damaged at one place"
             )
         without = {inquiry.payload.checkpoint} | inquiry.suspects
         self._conclude(without, inquiry.askers, proved, reason)

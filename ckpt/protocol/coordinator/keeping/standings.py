@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ckpt.base.errors import Busy, NotFound, Refused, Unavailable
 from ckpt.base.ids import Rank
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.messages.asking import (
     ChangeTarget,
@@ -255,8 +255,8 @@ class Standings:
         placed = len(without) - without.count(None)
         if without.count(None) > with_it.count(None):
             yield (
-                f"without {target.id} {len(staying) - 1} targets are left in, on which"
-                f" {placed} of the {self._code.n} columns of a save find a place"
+                f"without {target.id} {counted(len(staying) - 1, 'target', 'is', 'are')} left in, "
+                f"on which {placed} of the {self._code.n} columns of a save find a place"
             )
 
     def _doubts_of_room(self, target: Target, size: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import RunName, TargetId
 from ckpt.base.shell_words import at_host, quoted
-from ckpt.base.units import US_PER_S, format_seconds
+from ckpt.base.units import US_PER_S, counted, format_seconds
 from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import Rot
 from ckpt.protocol.coordinator.catalog import RowState, TargetStanding
@@ -175,8 +175,8 @@ class Health:
             return
         resort = f"; {', '.join(t.id for t in failing)} only as a last resort" if failing else ""
         text = (
-            f"{len(well)} targets are live and well{domains}, a save needs {self._code.floor} for"
-            f" {self._code}"
+            f"{counted(len(well), 'target', 'is', 'are')} live and well{domains}, "
+            f"a save needs {self._code.floor} for {self._code}"
             f"{self._members.leaving_text()}"
         )
         if down:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ckpt.base.errors import CkptError, Lost, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_checkpoint
+from ckpt.base.units import counted
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.loading import ConfirmLoad, check_turn
 from ckpt.protocol.coordinator.catalog import RowState
@@ -26,9 +27,8 @@ def check_load(launch: Launch | None, rank: Rank | None, turn: int) -> None:
     """
     check_turn(turn)
     if launch is not None and rank is not None and not 0 <= rank < launch.world_size:
-        raise Refused(
-            f"rank {rank} does not fit launch {launch.number} of {launch.world_size} ranks"
-        )
+        ranks = counted(launch.world_size, "rank")
+        raise Refused(f"rank {rank} does not fit launch {launch.number} of {ranks}")
 
 
 def check_loaded(message: ConfirmLoad) -> None:

@@ -22,6 +22,7 @@ from typing import Final
 
 from ckpt.base.errors import NoSpace
 from ckpt.base.ids import CheckpointId, ColumnNumber, TargetId
+from ckpt.base.units import counted
 from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.plan.placement import domain_key
@@ -138,12 +139,12 @@ class Clearing:
         """Which are too few: targets, or the domains that columns are spread over."""
         here = [target for target in self._members.live() if target.stays]
         if len(here) < code.n:
-            return f": {len(here)} targets are live, {code} needs {code.n}"
+            return f": {counted(len(here), 'target', 'is', 'are')} live, {code} needs {code.n}"
         most, level = self._rule.max_per_domain, self._rule.level
         domains = Counter(self.domain_of(target.id) for target in here)
         if sum(min(most, count) for count in domains.values()) < code.n:
             each = f", with {most} columns in each" if most > 1 else ""
-            return f": targets are live in {len(domains)} {level}s, {code} needs more{each}"
+            return f": targets are live in {counted(len(domains), level)}, {code} needs more{each}"
         return ""
 
     @staticmethod

@@ -20,6 +20,7 @@ from typing import Protocol
 from ckpt.base.errors import Aborted, Refused, Unavailable
 from ckpt.base.ids import CheckpointId, ColumnNumber, PayloadId, Rank, TargetId
 from ckpt.base.limits import LEASE_US
+from ckpt.base.units import counted
 from ckpt.format.checksum import xxh3_128
 from ckpt.format.documents.record import CommitRecord, encode_record, fitting
 from ckpt.format.index.document import index_document
@@ -216,9 +217,8 @@ class Committer:
             attempt.homes, self._homes.redundancy(run, attempt.homes), strict=True
         ):
             if now.targets < spare:
-                self._wait(
-                    attempt, f"{home.id(run)}, which it refers to, can lose {now.targets} targets"
-                )
+                lose = counted(now.targets, "target")
+                self._wait(attempt, f"{home.id(run)}, which it refers to, can lose {lose}")
                 return False
         return True
 
@@ -288,19 +288,17 @@ class Committer:
             self._desk.send(payload.session, 0, ColumnsLost(payload.id, columns, places))
 
     def _wait_for_targets(self, attempt: Attempt, payload: Payload, possible: int) -> None:
-        code = payload.layout.code
-        self._wait(
-            attempt,
-            f"{payload.id}: {possible} columns can count, {code.floor} are needed for {code}",
-        )
+        code, columns = payload.layout.code, counted(possible, "column")
+        needed = f"{code.floor} are needed for {code}"
+        self._wait(attempt, f"{payload.id}: {columns} can count, {needed}")
 
     def _wait(self, attempt: Attempt, lack: str) -> None:
         """For targets to come back, within bounds."""
         since = self._short_since.setdefault(attempt.checkpoint, self._desk.now_us)
         if self._desk.now_us - since < RECOUNT_GRACE_US:
             return
-        live = len(self._members.live())
-        text = f"{lack}; {live} targets are live{self._members.failing_text()}"
+        live = counted(len(self._members.live()), "target", "is", "are")
+        text = f"{lack}; {live} live{self._members.failing_text()}"
         hint = "start the missing targets (ckpt status shows them) and save again"
         self._ending.abort(attempt, Unavailable(text, hint=hint))
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.limits import LEASE_US
+from ckpt.base.units import counted
 from ckpt.protocol.coordinator.saving.attempts import ABORTABLE, Attempt
 from ckpt.protocol.coordinator.saving.context import SavingContext
 from ckpt.protocol.coordinator.saving.ending import Ending
@@ -55,8 +56,8 @@ class Stranded:
     def _why(self, attempt: Attempt) -> Unavailable:
         members, code = self._members, self._code
         return Unavailable(
-            f"{attempt.checkpoint}: {members.live_count} targets are live, {code.floor} are needed "
-            f"for {code}{members.silence()}{members.failing_text()}",
+            f"{attempt.checkpoint}: {counted(members.live_count, 'target', 'is', 'are')} live, "
+            f"{code.floor} are needed for {code}{members.silence()}{members.failing_text()}",
             hint="start the missing targets, or let those go on that are stopped (ckpt status says "
             "why each is away), and save again",
         )

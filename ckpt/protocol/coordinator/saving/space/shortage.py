@@ -9,7 +9,7 @@ from collections import Counter
 
 from ckpt.base.errors import NoSpace, Unavailable
 from ckpt.base.ids import TargetId
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt.erasure.code import Code
 from ckpt.protocol.coordinator.cluster.candidates import few_domains
 from ckpt.protocol.coordinator.cluster.devices import (
@@ -44,8 +44,8 @@ class Shortage:
             domains += ","
             hint = f"start targets in other {self._rule.level}s (--domain), and save again"
         return Unavailable(
-            f"{live} targets are live{domains} and {given} gave space, {code.floor} are needed for"
-            f" {code}"
+            f"{counted(live, 'target', 'is', 'are')} live{domains} and {given} gave space, "
+            f"{code.floor} are needed for {code}"
             f"{leaving}{self._members.silence()}{self._members.failing_text()}",
             hint=hint,
         )
