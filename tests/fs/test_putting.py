@@ -87,6 +87,21 @@ def test_two_lists_are_taken_as_they_are(fs: CkptFileSystemBase, run: str, tmp_p
     assert fs.info(f"{run}/1/empty")["size"] == 0
 
 
+def test_files_of_a_pattern_are_one_commit(
+    fs: CkptFileSystemBase, run: str, tmp_path: Path
+) -> None:
+    """The first was committed alone, and the second refused: half a step was left."""
+    fill(tmp_path, 1)
+    fs.put(f"{tmp_path}/*", f"{run}/1/")
+    assert fs.find(run) == [f"{run}/1/a", f"{run}/1/b"]
+    fs.copy(f"{run}/1/*", f"{run}/2/")
+    assert fs.find(f"{run}/2") == [f"{run}/2/a", f"{run}/2/b"]
+    after = After(2, harms(tmp_path)["written"])
+    with pytest.raises(ChangedMeanwhile):
+        fs.put(f"{tmp_path}/[ab]", f"{run}/3/", callback=after)
+    assert fs.find(f"{run}/3") == []
+
+
 def test_what_is_not_there_or_is_there_already_is_said_as_files_say_it(
     fs: CkptFileSystemBase, run: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ckpt_client.exchange.seen_file import SeenFile, check_all
 from ckpt_client.fs.base import LiveFileSystem
-from ckpt_client.fs.together import one_commit
+from ckpt_client.fs.together import are_many, one_commit
 
 Paths = str | list[str]
 
@@ -29,7 +29,7 @@ class PuttingFileSystem(LiveFileSystem):
         """As fsspec's; files of a step are one commit (together.py). Raises ChangedMeanwhile, and
         commits nothing of it, when somebody has written one of several files since this began.
         """
-        many = recursive or isinstance(lpath, list)
+        many = are_many(lpath, recursive)
         paths = _found(lpath, rpath, recursive, options) if many else []
         seen = [SeenFile.see(Path(path)) for path in paths if os.path.isfile(path)]
         with one_commit(self, many):

@@ -29,7 +29,7 @@ from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.putting import PuttingFileSystem
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
-from ckpt_client.fs.together import check_alone, move, one_commit
+from ckpt_client.fs.together import are_many, check_alone, move, one_commit
 from ckpt_client.fs.transaction import StepTransaction
 
 DELETE_TIMEOUT_S: Final = 120.0
@@ -288,7 +288,7 @@ class CkptFileSystemBase(PuttingFileSystem):
 
     def copy(self, path1: Paths, path2: Paths, recursive: bool = False, **options: object) -> None:
         """As fsspec's; files of a step are one commit (together.py)."""
-        with one_commit(self, recursive or isinstance(path1, list)):
+        with one_commit(self, are_many(path1, recursive)):
             super().copy(path1, path2, recursive=recursive, **options)
 
     def pipe(self, path: str | dict[str, bytes], *value: bytes, **options: object) -> None:

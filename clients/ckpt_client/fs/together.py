@@ -7,9 +7,12 @@ second refused: half a step would be left, and everybody would take it for a who
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+from fsspec.core import has_magic
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
@@ -42,6 +45,11 @@ def one_commit(fs: LiveFileSystem, many: bool, source: str | None = None) -> Ite
                     hint="move it to a path outside",
                 )
         _check_whole(fs, written)
+
+
+def are_many(paths: str | list[str], recursive: bool) -> bool:
+    """Whether a call's source may be many files: a list, a folder, a pattern."""
+    return recursive or isinstance(paths, list) or has_magic(os.fspath(paths))
 
 
 def move(fs: LiveFileSystem, path1: str, path2: str, recursive: bool) -> None:
