@@ -69,6 +69,20 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tmp_path: Path, export
     assert len(list(tmp_path.iterdir())) == (5 if export is weights else 1)
 
 
+def test_a_name_as_long_as_a_file_s_may_be_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    """The name aside was longer than a name may be."""
+    source = source_of(1)
+    arrays = named_arrays(source, "", ".")
+    names = ["é" * 125 + ".npz", "x" * 251 + ".npz", "y" * 251 + ".npz"]
+    written = [iter(write_npz(source, arrays, tmp_path / name)) for name in names]
+    assert [next(each) for each in written] == [4000] * 3
+    with pytest.raises(Busy):
+        next(iter(write_npz(source, arrays, tmp_path / names[1])))
+    assert all(path.name.endswith(".part") for path in tmp_path.iterdir())
+    assert [sum(each) for each in written] == [12_000] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
 @pytest.mark.parametrize("export", [weights, archive])
 def test_two_exports_to_one_place_at_once_are_refused(tmp_path: Path, export: Export) -> None:
     """Each would give some of the files their names, and the index would name those of both."""

@@ -1,6 +1,7 @@
 """Who writes here? A file aside that its writer holds locked: the lock ends with the process.
 
     .NAME.part     a file being written; .export.part: a whole folder is
+                   A long name has its digest here instead
     locked         its writer lives: another one is refused
     not locked     what a killed one left: the next one writes over it
 
@@ -21,13 +22,24 @@ from typing import Final, Self
 
 from ckpt.aio.durable import make_directories, remove_empty
 from ckpt.base.errors import Busy
+from ckpt.format.checksum import xxh3_128
 
 PART: Final = ".part"
 FOLDER: Final = f".export{PART}"
 CLAIM_TRIES: Final = 64
 """Claims that end between opening and locking them."""
+_ASIDE_BYTES_MAX: Final = 246
+"""Of 255 that a name may have; one that no lock holds gets nine more."""
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCKLESS: Final = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+
+
+def aside_of(path: Path) -> Path:
+    """Where what becomes this file is written."""
+    aside = f".{path.name}{PART}"
+    if len(os.fsencode(aside)) > _ASIDE_BYTES_MAX:
+        aside = f".{xxh3_128(os.fsencode(path.name)).hex()}{PART}"
+    return path.with_name(aside)
 
 
 class FileClaim:

@@ -11,7 +11,7 @@ from typing import Self
 from ckpt.aio.durable import make_directories, remove_empty, sync_names
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
-from ckpt_client.exchange.claims import PART, FileClaim
+from ckpt_client.exchange.claims import FileClaim, aside_of
 
 
 class WholeFile:
@@ -30,8 +30,7 @@ class WholeFile:
     def __enter__(self) -> Self:
         """Raises Busy while another process writes it."""
         self._made = make_directories(self.path.parent)
-        aside = self.path.with_name(f".{self.path.name}{PART}")
-        claim = FileClaim(aside, self.path, self._mode)
+        claim = FileClaim(aside_of(self.path), self.path, self._mode)
         self._aside = claim.path
         self._file = os.fdopen(claim.descriptor, "wb")
         self._file.truncate(0)
