@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import numpy as np
 import pytest
 
 import ckpt
+from ckptd.local.supervisor import LocalConfig, run_local
+from ckptd.log import reporter
 from tests.client.clikit import Ended, run
 from tests.harm import remove_under
 from tests.waiting import ASKED_S, wait_until
 
 WAIT_S = 60.0
+CLONE_NEWNET = 0x40000000
 STATE = {"a": np.arange(1 << 18)}
 
 
@@ -63,6 +68,31 @@ def check_loads(url: str) -> None:
         found = store.load("r", 1)
     assert isinstance(found, dict)
     assert np.array_equal(found["a"], STATE["a"])
+
+
+@pytest.fixture
+def without_loopback() -> Iterator[ThreadPoolExecutor]:
+    """A thread in a network of its own, as `unshare -n` makes it; skips where none can be made."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with ThreadPoolExecutor(1) as thread:
+        if thread.submit(libc.unshare, CLONE_NEWNET).result() != 0:
+            pytest.skip("no network namespace can be made here")
+        yield thread
+
+
+def test_a_network_without_loopback_is_named_before_anything_is_started(
+    tmp_path: Path, without_loopback: ThreadPoolExecutor
+) -> None:
+    """It took 76 s until somebody said that a coordinator is out of reach."""
+    directory = tmp_path / "burst"
+    config, report = LocalConfig(directory=directory), reporter("test")
+    for asked in (
+        without_loopback.submit(ckpt.open, f"ckpt+local://{directory}"),
+        without_loopback.submit(run_local, config, report=report),
+    ):
+        with pytest.raises(ckpt.Unavailable, match=r"127\.0\.0\.1: Network is unr.*ip link set lo"):
+            asked.result(WAIT_S)
+    assert not (directory / "logs").exists()
 
 
 def test_disks_that_are_not_mounted_are_not_replaced_unasked(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.net.reaching import check_loopback
 from ckpt.aio.net.wire_policy import insisted
 from ckpt.aio.private import make_private_directory, user_name
 from ckpt.aio.process_identity import has_ended, process_state
@@ -113,6 +114,7 @@ def opened_cluster(url: LocalUrl, timeout_s: float, known: str = "") -> Iterator
 def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[int, ServingCluster]:
     """DIR's lock, and its cluster, which serves."""
     try:
+        check_loopback()
         lock = _wait_for_lock(directory, deadline_s)
         try:
             check_options(directory, options)

@@ -36,6 +36,7 @@ from typing import Annotated, Final
 from ckpt.aio.disk import leads_to
 from ckpt.aio.durable import write_aside
 from ckpt.aio.local_targets import target_ids
+from ckpt.aio.net.reaching import check_loopback
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
 from ckpt.base.errors import CkptError, Refused
 from ckpt.erasure.code import Code
@@ -143,11 +144,13 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     """Serve DIR until a stop signal or idle. Call from the main thread of a process with no other.
 
     Raises Busy (already served), Refused (options contradict, another host, a secret that others
-    can read), Corrupt, Unavailable (the coordinator does not start), CkptError (no native library).
+    can read), Corrupt, Unavailable (no loopback, or a coordinator that does not start), CkptError
+    (no native library).
     """
     # Without native code that answers well no target begins: said once, before anything is made.
     # What has passed its test here has passed it in all that is forked.
     self_test_once()
+    check_loopback()
     directory = config.directory.resolve()
     check_no_target(directory)
     make_directory(directory)
