@@ -44,6 +44,29 @@ sys.exit(main())
 """It signals itself from such a place, at each event of that kind and name."""
 
 
+NEW_MODULES = """
+import sys
+
+before = set(sys.modules)
+import ckpt_client.cli.entry
+
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_command_imports_nothing_before_it_holds_ctrl_c_back() -> None:
+    """Python's own `signal` took most of the time in which Ctrl-C was a traceback."""
+    found = subprocess.check_output(
+        [sys.executable, "-S", "-c", NEW_MODULES], env=environment(), text=True
+    )
+    assert found.split() == [
+        "__future__",
+        "ckpt_client",
+        "ckpt_client.cli",
+        "ckpt_client.cli.entry",
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("kind", ["import", "open"])
 def test_a_signal_ends_a_command_where_its_exception_is_dropped(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import signal
+# Python has it already. `signal` itself makes enums of it, and a Ctrl-C meanwhile is a traceback.
+import _signal  # type: ignore[import-not-found]
 import sys
 
 
 def main() -> int:
     """Run a command. Returns the exit code."""
     # A program that ignores it would hide how those that a command starts have ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     # Some C modules crash when Ctrl-C cuts their import. It waits until the command is imported.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
     try:
         from ckpt.aio.collector import collect_rarely, end_uncollected
 
