@@ -20,7 +20,7 @@ from ckpt_client.save.packing import Picker, picker
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
 from ckpt_torch.staging.device_samples import DeviceSample
 from ckpt_torch.staging.watch import TensorWatch, Whole
-from ckpt_torch.tensors import as_array, from_array, is_shared, torch_dtype
+from ckpt_torch.tensors import as_array, from_array, is_shared, lie_in_memory, torch_dtype
 
 Devices = tuple[torch.device, ...] | None
 """Of each array, in order; None when all lie in host memory."""
@@ -189,14 +189,16 @@ class TorchCopier:
 
     def _held(self, arrays: Sequence[object]) -> Sequence[torch.Tensor]:
         """Tensors as they are now: `parameter.data = ...` beside the copy frees no memory of these,
-        and changes nothing of them.
+        and changes nothing of them. What was freed already has a stand-in: to read there would end
+        the process, and the watch ends the save.
         """
         tensors = cast(Sequence[torch.Tensor], arrays)
         if self._watch is None:
             return tensors
         # Under the interpreter lock no tensor is changed half.
         held = list(map(_detach, tensors))
-        self._watch.note_held(tensors, held)
+        if self._watch.note_held(tensors, held):
+            held = [one if lie_in_memory([one]) else _stand_in(one) for one in held]
         self._kept += held
         return held
 
@@ -204,6 +206,11 @@ class TorchCopier:
         accelerator = self._accelerators[device]
         moment = accelerator.copy_out(plan, sources, self._begun[device])
         self._queued.append((accelerator, moment))
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the same form, with memory for one element."""
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
 
 def _over(name: str) -> Callable[[AnyArray], object]:

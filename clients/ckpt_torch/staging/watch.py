@@ -66,9 +66,13 @@ class TensorWatch:
         """See StepWatcher."""
         self._watch.note(self._marks.places_in(addresses))
 
-    def note_held(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
-        """Note what is copied in the place of some of the tensors."""
-        self._watch.note(self._marks.elsewhere(tensors, held))
+    def note_held(self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> bool:
+        """Note what is copied in the place of some of the tensors. Whether any has other memory
+        than it had, or none.
+        """
+        moved = self._marks.elsewhere(tensors, held)
+        self._watch.note(moved)
+        return bool(moved)
 
     def note_copied(self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
         """Note where some of them, which were held, were copied to, in the host's memory."""
@@ -152,7 +156,7 @@ class _Marks:
 
     def elsewhere(
         self, tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor]
-    ) -> Iterable[int]:
+    ) -> Sequence[int]:
         """Marks of those of the tensors in whose place other memory is held."""
         if not self._places:
             self._places.update((id(one), n) for n, one in enumerate(self._tensors))
