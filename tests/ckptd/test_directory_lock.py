@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from ckpt.base.errors import Busy
 from ckpt.base.system_errors import LOCKS_REMEDY
+from ckptd.local.cluster_file import ClusterOptions, load_or_create
 from ckptd.target.directory_lock import DirectoryLock
 from tests.ckptd.target_peers import SECRET
 from tests.harm import WITHOUT_LOCKS, harmed
@@ -21,6 +23,7 @@ from tests.small_disk import FILL, run_on_small_disk
 LIMIT_S: Final = 120.0
 REFUSED: Final = 2
 """Exit code."""
+CKPT: Final = Path(sys.executable).with_name("ckpt")
 CKPTD: Final = Path(sys.executable).with_name("ckptd")
 FULL = (
     FILL
@@ -86,12 +89,15 @@ except ckpt.CkptError as error:
     [(("target", "--directory", "DIR", "--coordinator", "127.0.0.1:9"), "lock"),
      (("coordinator", "--directory", "DIR", "--listen", "127.0.0.1:0"), "coordinator.lock"),
      (("local", "DIR"), "supervisor.lock"),
-     (("ckpt+local://DIR?targets=3",), "lock")],
+     (("ckpt+local://DIR?targets=3",), "lock"),
+     (("ls", "--store", "ckpt+local://DIR"), "supervisor.lock")],
 )  # fmt: skip
 def test_a_file_system_without_locks_is_refused_by_name(
     tmp_path: Path, line: tuple[str, ...], lock: str
 ) -> None:
-    """Of a daemon, or of a trainer that opens a store there. It was a traceback."""
+    """Of a daemon, of a trainer that opens a store there, or of a command that sees a cluster's
+    directory by such a mount. It was a traceback, or an error number alone.
+    """
     site, secret, directory = tmp_path / "site", tmp_path / "secret", tmp_path / "d"
     site.mkdir()
     secret.write_text(SECRET.hex())
@@ -100,8 +106,12 @@ def test_a_file_system_without_locks_is_refused_by_name(
         **harmed(site, WITHOUT_LOCKS), "CKPT_SECRET_FILE": str(secret),
         "XDG_RUNTIME_DIR": str(tmp_path),
     }  # fmt: skip
-    opens = line[0].startswith("ckpt+local")
-    program = [sys.executable, "-c", OPEN] if opens else [str(CKPTD)]
+    programs = {"ckpt+local": [sys.executable, "-c", OPEN], "ls": [str(CKPT)]}
+    program = programs.get(line[0].partition(":")[0], [str(CKPTD)])
+    if "ls" in line:
+        directory.mkdir()
+        (directory / "supervisor.lock").touch()
+        load_or_create(directory, ClusterOptions(), socket.gethostname(), "ckptd")
     ended = subprocess.run(
         [*program, *(word.replace("DIR", str(directory)) for word in line)],
         env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False,

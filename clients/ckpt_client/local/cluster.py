@@ -181,6 +181,8 @@ def is_supervised(directory: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as error:
+        raise _no_locks(directory / SUPERVISOR_LOCK_NAME, error) from None
     finally:
         os.close(descriptor)
     return False
@@ -350,8 +352,11 @@ def _wait_for_lock(directory: Path, deadline_s: float) -> int:
             time.sleep(POLL_S)
         except OSError as error:
             os.close(descriptor)
-            what = f"cannot lock {directory / LOCK_NAME}"
-            raise Refused(f"{what}: {error.strerror}", hint=LOCKS_REMEDY) from None
+            raise _no_locks(directory / LOCK_NAME, error) from None
+
+
+def _no_locks(path: Path, error: OSError) -> Refused:
+    return Refused(f"cannot lock {path}: {error.strerror}", hint=LOCKS_REMEDY)
 
 
 def last_line(log: Path) -> str:
