@@ -31,6 +31,7 @@ from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.forms import items_of
 from ckpt_client.save.state import too_deep
 from ckpt_torch.boxes import is_tensor
+from ckpt_torch.modes import refuse_modes
 from ckpt_torch.tensors import PLAIN_TENSORS
 
 PICKLE_KEY: Final = "#pickle"
@@ -59,8 +60,9 @@ class Stateful(Protocol):
 
 def asked(state_dict: object) -> dict[str, object]:
     """The state dict, with its Stateful values replaced by what they return. Raises Refused for
-    other types, and for one that another thread changes.
+    other types, for one that another thread changes, and what `refuse_modes` raises.
     """
+    refuse_modes()
     if not isinstance(state_dict, Mapping):
         kind = type(state_dict).__qualname__
         raise Refused(f"the state is of type {kind}, not a dict", hint='pass {"model": …}')

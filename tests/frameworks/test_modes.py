@@ -4,12 +4,14 @@ Lightning has on while it validates and saves, and a device where tensors are ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import ckpt
 import ckpt_torch
@@ -117,3 +119,55 @@ def together_job(url: str) -> list[float]:
 
 def test_ranks_speak_whatever_the_default_is(cluster: str, ranks: Ranks) -> None:
     assert ranks.run(2, together_job, f"{cluster}/spoken") == [[5.0]] * 2
+
+
+def within_functionalize(call: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+    def transformed(argument: torch.Tensor) -> torch.Tensor:
+        call(argument)
+        call(tensor)
+        return argument
+
+    torch.func.functionalize(transformed)(tensor)
+
+
+def within_grad(call: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+    def transformed(argument: torch.Tensor) -> torch.Tensor:
+        call(argument)
+        return argument.sum()
+
+    torch.func.grad(transformed)(tensor)
+
+
+def within_fakes(call: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        call(tensor)
+
+
+@both
+@pytest.mark.parametrize("within", [within_functionalize, within_grad, within_fakes])
+def test_nothing_is_saved_or_loaded_where_torch_copies_nothing(
+    store: ckpt.Store, staging: str, within: Callable[..., None]
+) -> None:
+    """It saved zeros, and so did all later saves of that form."""
+    run = f"{within.__name__}-{staging}"
+
+    def refused(tensor: torch.Tensor) -> None:
+        with pytest.raises(ckpt.Refused, match=r"called within .*save and load outside of"):
+            save(store, f"{run}/1", {"w": tensor}, staging)
+        with pytest.raises(ckpt.Refused, match="called within"):
+            ckpt_torch.load({"w": tensor}, checkpoint_id=f"{run}/1", store=store)
+        if tensor is not plain:
+            with pytest.raises(ckpt.Refused, match=r"w: .* outside of what torch.func transforms"):
+                store.save(f"{run}-numpy", 1, {"w": tensor})
+
+    plain = torch.full((5,), 3.0)
+    within(refused, plain)
+    for step in range(1, 5):
+        save(store, f"{run}/{step}", {"w": plain + step}, staging)
+        check_loads(store, f"{run}/{step}", {"w": plain + step}, "cpu")
+
+
+def test_what_only_looks_on_at_torch_s_calls_changes_nothing(store: ckpt.Store) -> None:
+    with FlopCounterMode(display=False):
+        save(store, "looked-at/1", {"w": torch.full((5,), 3.0)}, "copy")
+        check_loads(store, "looked-at/1", {"w": torch.full((5,), 3.0)}, "cpu")

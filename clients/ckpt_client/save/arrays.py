@@ -5,6 +5,7 @@ what would come back as something else is refused by its path.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
@@ -105,8 +106,11 @@ def check_own_memory(value: object, where: str) -> None:
             f"{shown(where)}: a {tensor.dtype} tensor has no numpy form",
             hint="store its view(torch.uint8)",
         )
-    if tensor._is_zerotensor():
-        raise Refused(f"{shown(where)}: a tensor that has no memory", hint="clone() it")
+    is_functional = cast(_Torch, sys.modules["torch"])._is_functional_tensor
+    if tensor._is_zerotensor() or is_functional(tensor):
+        raise Refused(
+            f"{shown(where)}: a tensor that has no memory", hint=f"clone() it, {_OUTSIDE}"
+        )
     if tensor.is_conj() or tensor.is_neg():
         raise Refused(
             f"{shown(where)}: a lazily conjugated or negated tensor",
@@ -116,6 +120,8 @@ def check_own_memory(value: object, where: str) -> None:
         check_memory(tensor)
     except Refused as error:
         raise Refused(f"{shown(where)}: {error.message}", hint=error.hint) from None
+    except NotImplementedError as error:  # As within torch.func's grad and vmap.
+        raise Refused(f"{shown(where)}: {error}", hint=_OUTSIDE) from None
 
 
 def check_memory(tensor: Tensor) -> None:
@@ -132,6 +138,10 @@ def check_memory(tensor: Tensor) -> None:
             f"a tensor that reaches to byte {needed} of its memory, which has {there}",
             hint="its memory was freed: save what the wrapped model's state_dict() gives",
         )
+
+
+class _Torch(Protocol):
+    def _is_functional_tensor(self, tensor: Tensor) -> bool: ...
 
 
 class _Storage(Protocol):
@@ -160,6 +170,7 @@ class Tensor(Protocol):
     def untyped_storage(self) -> _Storage: ...
 
 
+_OUTSIDE: Final = "outside of what torch.func transforms"
 #: Modules and names of their classes.
 _TENSOR: Final = "torch", "Tensor"
 _PARAMETER: Final = "torch.nn.parameter", "Parameter"

@@ -18,6 +18,7 @@ from ckpt_client.save.arrays import ARRAYS, AnyArray
 from ckpt_client.save.copying import NUMPY, ArrayPlace, Bytes, copy_bytes
 from ckpt_client.save.packing import Picker, picker
 from ckpt_torch.device.accelerators import TorchAccelerator, accelerator_of
+from ckpt_torch.modes import refuse_modes
 from ckpt_torch.staging.device_samples import DeviceSample
 from ckpt_torch.staging.watch import TensorWatch, Whole
 from ckpt_torch.tensors import as_array, from_array, is_shared, lie_in_memory, torch_dtype
@@ -68,7 +69,10 @@ class TorchCopier:
         """watched: find what is changed while I copy; see OverlapCopier.
         wholes: what some of the arrays are local parts of.
         all_here: it is known that all lie in host memory: they need not be asked.
+
+        Raises what `refuse_modes` raises.
         """
+        refuse_modes()
         devices = None if all_here else devices_of(arrays)
         kinds = list(map(type, arrays))
         # What was prepared for a tensor takes no array in its place.
