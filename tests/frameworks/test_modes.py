@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.flop_counter import FlopCounterMode
 
 import ckpt
 import ckpt_torch
 from ckpt.base.units import MiB
-from ckpt_torch import tensors
+from ckpt_torch import CkptReader, CkptWriter, tensors
 from tests.frameworks.device.emulated import NAME, Emulated
 from tests.frameworks.gloo import Ranks
 
@@ -144,6 +146,7 @@ def within_fakes(call: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> 
 
 
 @both
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("within", [within_functionalize, within_grad, within_fakes])
 def test_nothing_is_saved_or_loaded_where_torch_copies_nothing(
     store: ckpt.Store, staging: str, within: Callable[..., None]
@@ -156,11 +159,15 @@ def test_nothing_is_saved_or_loaded_where_torch_copies_nothing(
             save(store, f"{run}/1", {"w": tensor}, staging)
         with pytest.raises(ckpt.Refused, match="called within"):
             ckpt_torch.load({"w": tensor}, checkpoint_id=f"{run}/1", store=store)
+        with pytest.raises(CheckpointException):
+            dcp.load({"w": tensor}, storage_reader=reader, no_dist=True)
         if tensor is not plain:
             with pytest.raises(ckpt.Refused, match=r"w: .* outside of what torch.func transforms"):
                 store.save(f"{run}-numpy", 1, {"w": tensor})
 
     plain = torch.full((5,), 3.0)
+    dcp.save({"w": plain}, storage_writer=CkptWriter(f"{run}-dcp/1", store=store), no_dist=True)
+    reader = CkptReader(f"{run}-dcp/1", store=store)
     within(refused, plain)
     for step in range(1, 5):
         save(store, f"{run}/{step}", {"w": plain + step}, staging)

@@ -28,6 +28,7 @@ from ckpt_client.load.ring import Ring
 from ckpt_client.save.arrays import AnyArray
 from ckpt_torch.device.accelerators import accelerator_of
 from ckpt_torch.device.page_locks import locked_memory
+from ckpt_torch.modes import refuse_modes
 from ckpt_torch.tensors import PLAIN_TENSORS, as_array, is_apart
 
 RING_BYTES: Final = 256 * MiB
@@ -65,8 +66,9 @@ class DeviceReads:
         they need. What the calling thread has queued on these devices is done before anything is
         copied. The first slots are made beside the caller.
 
-        Raises Refused for a ring that is too small.
+        Raises Refused for a ring that is too small, and what `refuse_modes` raises.
         """
+        refuse_modes()
         if ring_bytes < RING_BYTES_MIN:
             least = format_bytes(RING_BYTES_MIN)
             raise Refused(f"a ring of {ring_bytes} bytes", hint=f"at least {least}")
