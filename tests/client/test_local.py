@@ -133,6 +133,16 @@ def test_what_starts_on_its_own_finds_modules_where_this_process_does(
     wait_until(made.exists, "its module ran")
 
 
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_program_that_has_python_in_it_hears_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str | None
+) -> None:
+    """Without a name in sys.executable the first save was a TypeError."""
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(Refused, match=r"part of another program.*set sys\.executable"):
+        start_detached(["-m", "json.tool"], log=tmp_path / "log")
+
+
 def test_what_starts_on_its_own_needs_no_folder_that_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

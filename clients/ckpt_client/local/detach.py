@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ckpt.base.errors import CkptError, Unavailable
+from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 
 #: Forks once and leaves: the started process is nobody's child, so nobody has to wait for it.
@@ -42,6 +42,11 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
 
     Returns the process id.
     """
+    if not sys.executable:
+        raise Refused(
+            "this Python is part of another program, which does not say by what it is started",
+            hint="set sys.executable to the path of a Python that has ckpt",
+        )
     command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
     what = f"cannot start {arguments[1]}"
     try:
