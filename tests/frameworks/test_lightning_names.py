@@ -165,6 +165,24 @@ def test_two_callbacks_that_would_share_a_path_are_refused(run: str, tmp_path: P
     assert "CkptModelCheckpoint" in str(told.value.hint)
 
 
+def test_the_bare_word_last_does_not_start_a_run_again_from_scratch(
+    run: str, tmp_path: Path
+) -> None:
+    """Lightning looks for it among local files, finds none, and begins at step 0."""
+
+    def kept() -> list[Callback]:
+        return [CkptModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_last=True)]
+
+    with pytest.warns(UserWarning, match="no last checkpoint available"):
+        first = fit(CkptIO(run), kept(), epochs=2, ckpt_path="last")
+    assert first.global_step == 4, "a run without a step begins there, as with files"
+    with pytest.raises(ckpt.Refused, match="looks for files") as refused:
+        fit(CkptIO(run), kept(), epochs=3, ckpt_path="last")
+    assert f'ckpt_path="{run}"' in str(refused.value.hint)
+    assert fit(CkptIO(run), kept(), epochs=3, ckpt_path=run).global_step == 6
+    assert steps(run) == [2, 4, 6]
+
+
 @pytest.mark.parametrize("wrapped", [lambda io: io, AsyncCheckpointIO], ids=["plain", "async"])
 def test_a_last_one_that_is_a_link_is_a_second_name(
     run: str, tmp_path: Path, wrapped: Callable[[CkptIO], object]

@@ -151,6 +151,16 @@ class CkptIO(CheckpointIO):
         where = self._where()
         return self._paths.is_taken(where.store, where.run, paths.name_of(path))
 
+    def refuse_last(self) -> None:
+        """Raises Refused, where the run has a step, for a search among files; Unavailable."""
+        where = self._where()
+        newest = where.store.latest(where.run)
+        if newest is not None:
+            raise Refused(
+                f'ckpt_path="last" looks for files, and {where.run} has step {newest} in its store',
+                hint=f'ckpt_path="{self._run}" is the newest step; or name a path of the run',
+            )
+
     def teardown(self) -> None:
         """Wait until everything is committed, named and removed. Raises the first error."""
         self.wait()

@@ -55,6 +55,16 @@ class CkptModelCheckpoint(ModelCheckpoint):
             raise told
         return told
 
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """What Lightning calls for ckpt_path="last": it takes what is returned for files, and
+        begins from scratch where there is none. Raises Refused once the run has a step, with what
+        to write; Unavailable.
+        """
+        io = _io_of(trainer.strategy)
+        if io is not None:
+            io.refuse_last()
+        return super()._find_last_checkpoints(trainer)
+
     def _link_checkpoint(self, trainer: Trainer, filepath: str, linkpath: str) -> None:
         """What Lightning calls for save_last="link": there is no file to link to."""
         io = _io_of(trainer.strategy)
