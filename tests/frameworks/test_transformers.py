@@ -146,6 +146,25 @@ def test_a_training_that_stops_early_has_its_last_step_and_goes_on_from_it(
     assert steps(cluster, stopped) == [2, 3, 4, 5]
 
 
+def test_a_training_with_a_gradient_scaler_goes_on_with_the_scale_that_it_had(
+    cluster: str, tmp_path: Path
+) -> None:
+    """As one in float16 has it: began at its first scale, the next steps would be other ones."""
+
+    def scaled(name: str, steps: int, resumed: str | None = None) -> dict[str, Any]:
+        callback = CkptCallback(f"{cluster}/hf/{name}", every=3)
+        trainer = training(tmp_path / name, steps, [callback])
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=4)
+        trainer.accelerator.scaler = scaler
+        trainer.train(resume_from_checkpoint=resumed)
+        return scaler.state_dict()
+
+    straight, half = scaled("straight", 6), scaled("half", 3)
+    assert (straight["scale"], straight["_growth_tracker"], half["scale"]) == (128.0, 2, 64.0)
+    folder = fetch(f"{cluster}/hf/half", tmp_path / "fetched")
+    assert scaled("half", 6, folder) == straight
+
+
 @pytest.mark.parametrize("kind", [AutoModelForCausalLM, GPT2LMHeadModel])
 def test_a_trained_model_comes_back_for_use_without_a_folder(
     cluster: str, stopped: str, kind: Any

@@ -302,9 +302,13 @@ class CkptCallback(TrainerCallback):
             "optimizer": optimizer.state_dict(),
             "rng": {str(who.rank): _random_states()},
         }
-        # It says whose it is, so ranks differ; the Trainer writes this one alone.
-        if who.rank == 0:
+        if who.rank == 0:  # As the Trainer, which writes this one's alone.
+            # It says whose it is, so ranks differ.
             held["trainer_state"] = json.dumps(dataclasses.asdict(state), sort_keys=True)
+            # Accelerate's optimizer has one where it trains in float16.
+            scaler: torch.amp.GradScaler | None = getattr(optimizer, "scaler", None)
+            if scaler is not None and scaler.is_enabled():
+                held["scaler"] = scaler.state_dict()
         if scheduler is not None:
             held["scheduler"] = scheduler.state_dict()
         return held

@@ -55,8 +55,9 @@ def _write(state: object, folder: Path) -> None:
     assert isinstance(state, dict), "as CkptCallback saves it"
     save_file(_unshared(state["model"]), folder / "model.safetensors", {"format": "pt"})
     torch.save(state["optimizer"], folder / "optimizer.pt")
-    if "scheduler" in state:
-        torch.save(state["scheduler"], folder / "scheduler.pt")
+    for name in ("scheduler", "scaler"):
+        if name in state:
+            torch.save(state[name], folder / f"{name}.pt")
     alone = len(state["rng"]) == 1
     for rank, states in state["rng"].items():
         name = "rng_state.pth" if alone else f"rng_state_{rank}.pth"
