@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,14 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_pt_utils import safe_globals, set_rng_state_for_device
 
 import ckpt
+import ckpt_torch
 from ckpt_torch.place import Who
 from ckpt_torch.staging.known import recall
 from ckpt_torch.transformers import CkptCallback, fetch, from_pretrained, save_pretrained
+from ckpt_torch.transformers.random_states import random_states
 from tests.frameworks.warm import Warm
 
 FETCH_WITH_SMALL_FILES = """
@@ -163,6 +167,45 @@ def test_a_training_with_a_gradient_scaler_goes_on_with_the_scale_that_it_had(
     assert (straight["scale"], straight["_growth_tracker"], half["scale"]) == (128.0, 2, 64.0)
     folder = fetch(f"{cluster}/hf/half", tmp_path / "fetched")
     assert scaled("half", 6, folder) == straight
+
+
+class Devices:
+    """Two devices' generators, with the calls of `torch.cuda.random`; the second is this rank's."""
+
+    def __init__(self, seed: int) -> None:
+        self.each = [torch.Generator().manual_seed(seed + n) for n in range(2)]
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.each[1].get_state()
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [one.get_state() for one in self.each]
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.each[1].set_state(state)
+
+    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
+        for one, state in zip(self.each, states, strict=True):
+            one.set_state(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_s_devices_draw_what_they_would_have_drawn(
+    cluster: str, tmp_path: Path, ranks: int
+) -> None:
+    """The Trainer logs an error for states that it cannot give back, and goes on with others."""
+    name, was, now = f"{cluster}/hf-random-{ranks}/1", Devices(5), Devices(90)
+    kept = random_states(was, of_all=ranks > 1)
+    state = {"model": {}, "optimizer": {}, "trainer_state": "{}"}
+    ckpt_torch.save({**state, "rng": {str(n): kept for n in range(ranks)}}, checkpoint_id=name)
+    folder = fetch(name, tmp_path)
+    assert folder is not None
+    file = Path(folder) / ("rng_state.pth" if ranks == 1 else "rng_state_1.pth")
+    with safe_globals():
+        found = torch.load(file, weights_only=True)
+    set_rng_state_for_device("CUDA", SimpleNamespace(random=now), found, ranks > 1)
+    for mine, theirs in list(zip(now.each, was.each, strict=True))[2 - ranks :]:
+        assert torch.equal(torch.rand(9, generator=mine), torch.rand(9, generator=theirs))
 
 
 @pytest.mark.parametrize("kind", [AutoModelForCausalLM, GPT2LMHeadModel])

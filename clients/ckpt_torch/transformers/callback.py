@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.training_args import ParallelMode
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
@@ -25,6 +24,7 @@ from ckpt_torch.saving import async_save, refusing_together, wait_for
 from ckpt_torch.transformers.folder import check_is_folder
 from ckpt_torch.transformers.limit import BEST, SaveLimit, best_step
 from ckpt_torch.transformers.pretrained import described
+from ckpt_torch.transformers.random_states import random_states
 
 if TYPE_CHECKING:
     from ckpt_client.preemption.guard import PreemptionGuard
@@ -171,7 +171,7 @@ class CkptCallback(TrainerCallback):
             self._save_or_evaluate(args, state, control, kwargs)
         elif not self._is_ready and not self._saves_once(state):
             self._is_ready = True  # The optimizer has its moments now.
-            held = self._held(state, kwargs)
+            held = self._held(args, state, kwargs)
             prepare_ahead(held, checkpoint_id=self._run, store=self._store)
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
@@ -282,7 +282,7 @@ class CkptCallback(TrainerCallback):
             with refusing_together(None, find_who(None, no_dist=False)):
                 self._limit.say(self._best, state.global_step)
         future = async_save(
-            self._held(state, kwargs),
+            self._held(args, state, kwargs),
             checkpoint_id=f"{self._run}/{state.global_step}",
             store=self._store,
             check_finite=self._check_finite,
@@ -292,15 +292,19 @@ class CkptCallback(TrainerCallback):
         self._pending.append(future)
         self._saved_step, self._is_ready = state.global_step, True
 
-    def _held(self, state: TrainerState, kwargs: dict[str, object]) -> dict[str, object]:
+    def _held(
+        self, args: TrainingArguments, state: TrainerState, kwargs: dict[str, object]
+    ) -> dict[str, object]:
         """What is saved."""
         optimizer = cast(torch.optim.Optimizer, kwargs["optimizer"])
         scheduler = cast(torch.optim.lr_scheduler.LRScheduler | None, kwargs.get("lr_scheduler"))
         who = find_who(None, no_dist=False)
+        generators = torch.cuda.random if torch.cuda.is_available() else None
+        of_all = args.parallel_mode is ParallelMode.DISTRIBUTED
         held: dict[str, object] = {
             **described(_inner(kwargs)),
             "optimizer": optimizer.state_dict(),
-            "rng": {str(who.rank): _random_states()},
+            "rng": {str(who.rank): random_states(generators, of_all=of_all)},
         }
         if who.rank == 0:  # As the Trainer, which writes this one's alone.
             # It says whose it is, so ranks differ.
@@ -346,15 +350,3 @@ def _check_leaves_saving(args: TrainingArguments) -> None:
             "push_to_hub pushes the Trainer's own folders, and with CkptCallback it writes none",
             hint="push at the end with trainer.push_to_hub(), or give every= to save twice",
         )
-
-
-def _random_states() -> dict[str, object]:
-    """What the Trainer keeps of its generators."""
-    states: dict[str, object] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.random.get_rng_state()
-    return states

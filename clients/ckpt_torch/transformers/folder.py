@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors.torch import save_file
@@ -14,6 +13,7 @@ from ckpt_client.store import Store
 from ckpt_torch.fetched import put_folder
 from ckpt_torch.place import find_where
 from ckpt_torch.reading.whole import whole_of
+from ckpt_torch.transformers.random_states import as_saved_by_trainer
 
 
 def fetch(run: str, output_dir: str | Path, *, store: Store | str | None = None) -> str | None:
@@ -61,14 +61,8 @@ def _write(state: object, folder: Path) -> None:
     alone = len(state["rng"]) == 1
     for rank, states in state["rng"].items():
         name = "rng_state.pth" if alone else f"rng_state_{rank}.pth"
-        torch.save(_numpy_again(states), folder / name)
+        torch.save(as_saved_by_trainer(states), folder / name)
     (folder / "trainer_state.json").write_text(state["trainer_state"], "utf-8")
-
-
-def _numpy_again(states: dict[str, object]) -> dict[str, object]:
-    kind, keys, *rest = cast(tuple[object, ...], states["numpy"])
-    assert isinstance(keys, torch.Tensor)
-    return {**states, "numpy": (kind, keys.numpy(), *rest)}
 
 
 def _unshared(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
