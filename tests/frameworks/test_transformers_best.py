@@ -239,6 +239,20 @@ def test_what_leaves_no_saving_to_the_callback_is_refused(
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("every", [None, 2])
+def test_callbacks_that_would_be_as_the_training_began_are_refused_by_name(
+    cluster: str, tmp_path: Path, every: int | None
+) -> None:
+    """Early stopping came back with all its patience: the Trainer shows no callback another one."""
+    run, back = f"{cluster}/best/patience", {"restore_callback_states_from_checkpoint": True}
+    saves = {"save_strategy": "steps" if every is None else "no", "load_best_model_at_end": False}
+    ours = CkptCallback(run, every=every)
+    with pytest.raises(ckpt.Refused, match="EarlyStoppingCallback would be as when the training"):
+        trained(tmp_path, [0.9], ours, EarlyStoppingCallback(3), **saves, **back)
+    trained(tmp_path, [0.9], ours, **saves, **back)
+    assert steps(cluster, "best/patience") == [2]
+
+
 RANKS_SCRIPT = """
 import os, sys
 from pathlib import Path

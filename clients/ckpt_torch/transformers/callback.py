@@ -93,12 +93,15 @@ class CkptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Raises Refused for an output_dir that is a URL, which would become a folder here; and
-        without `every` for a `save_strategy` that leaves no saving to me.
+        """Raises Refused for an output_dir that is a URL, which would become a folder here; without
+        `every` for a `save_strategy` that leaves no saving to me; and for callbacks that are to
+        have their states back from what I alone save.
         """
         check_is_folder(args.output_dir)
         if self._every is None:
             _check_leaves_saving(args)
+        if self._every is None or args.save_strategy.value == "no":
+            _check_restores_none(args, state)
 
     def on_train_begin(
         self,
@@ -349,4 +352,18 @@ def _check_leaves_saving(args: TrainingArguments) -> None:
         raise Refused(
             "push_to_hub pushes the Trainer's own folders, and with CkptCallback it writes none",
             hint="push at the end with trainer.push_to_hub(), or give every= to save twice",
+        )
+
+
+def _check_restores_none(args: TrainingArguments, state: TrainerState) -> None:
+    """Raises Refused where callbacks would get back what they had when the training began: only
+    the Trainer can ask them, and does so as it writes a folder.
+    """
+    stateful = sorted(set(state.stateful_callbacks or ()) - {TrainerControl.__name__})
+    if args.restore_callback_states_from_checkpoint and stateful:
+        raise Refused(
+            f"restore_callback_states_from_checkpoint: {', '.join(stateful)} would be as when the "
+            "training began, since the Trainer shows CkptCallback no other callback's state",
+            hint="leave it out; where the state matters, such as the patience of an early stop, "
+            "let the Trainer write folders as well: every= with its own save_strategy",
         )
