@@ -52,7 +52,10 @@ def as_array(tensor: torch.Tensor) -> AnyArray:
             return tensor.view(integers).numpy().view(kind)
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
-        raise Refused(f"a {tensor.dtype} tensor has no numpy form: {error}") from None
+        raise Refused(
+            f"a {tensor.dtype} tensor has no numpy form: {error}",
+            hint="save, and load into, its view(torch.uint8), which holds every bit",
+        ) from None
 
 
 def as_plain_array(value: object, kind: torch.dtype) -> AnyArray | None:

@@ -101,6 +101,21 @@ def test_it_is_refused_by_its_path_in_a_save_and_in_a_load(
         ckpt_torch.load({"net": {"weight": made()}}, checkpoint_id=f"{name}/2")
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kind", [torch.complex32, torch.float4_e2m1fn_x2, torch.int4])
+def test_a_type_that_numpy_lacks_is_refused_and_its_bits_are_kept_as_the_hint_says(
+    cluster: str, kind: torch.dtype
+) -> None:
+    weight, name = torch.arange(24, dtype=torch.uint8).view(kind), f"{cluster}/odd-{kind}/1"
+    with pytest.raises(ckpt.Refused, match=f"net/w: a {kind} tensor has no numpy form") as refused:
+        ckpt_torch.save({"net": {"w": weight}}, checkpoint_id=name)
+    assert "view(torch.uint8)" in refused.value.hint
+    ckpt_torch.save({"net": {"w": weight.view(torch.uint8)}}, checkpoint_id=name)
+    found = torch.zeros_like(weight.view(torch.uint8)).view(kind)
+    ckpt_torch.load({"net": {"w": found.view(torch.uint8)}}, checkpoint_id=name)
+    assert torch.equal(found.view(torch.uint8), weight.view(torch.uint8))
+
+
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     """Of one process."""
