@@ -153,3 +153,20 @@ def test_store_save_refuses_a_tensor_that_has_no_memory_of_its_own(
                 store.save("no-memory", step, {"net": {"weight": tensor}})
             with pytest.raises(ckpt.Refused, match=f"net/weight: .*{kind}"):
                 store.load("no-memory", step, like={"net": {"weight": tensor}})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.ones(3, dtype=torch.bfloat16),
+        lambda: torch.ones(3, requires_grad=True),
+        lambda: torch.nn.Linear(2, 2).weight,
+    ],
+    ids=["bfloat16", "with a gradient", "a parameter"],
+)
+def test_a_tensor_that_numpy_cannot_see_is_refused_with_who_takes_it(
+    cluster: str, made: Callable[[], torch.Tensor]
+) -> None:
+    with ckpt.open(cluster) as store, pytest.raises(ckpt.Refused, match=r"^net/w: a torch") as no:
+        store.save("no-numpy", 1, {"net": {"w": made()}})
+    assert "ckpt_torch.save(state," in no.value.hint

@@ -79,7 +79,14 @@ def _instead(value: object) -> str:
         return "make it a dict, dict(...); ckpt_torch.save takes a state_dict() as it is"
     if hasattr(value, "state_dict"):
         return "save its state_dict(), with ckpt_torch.save"
+    if _TENSOR in _kinds_of(value):
+        return 'ckpt_torch.save(state, checkpoint_id="RUN/STEP", store=store) takes it as it is'
     return "use dict, list, tuple, arrays, numbers, str, bytes and None"
+
+
+def _kinds_of(value: object) -> list[tuple[str, str]]:
+    """Modules and names of its class and of those above."""
+    return [(one.__module__, one.__qualname__) for one in type(value).__mro__]
 
 
 def check_own_memory(value: object, where: str) -> None:
@@ -87,7 +94,7 @@ def check_own_memory(value: object, where: str) -> None:
     torch gives out as that of a DTensor, or of another class made of tensors, is freed or
     another's, and that of a view that is negated when it is read has the other sign.
     """
-    kinds = [(one.__module__, one.__qualname__) for one in type(value).__mro__]
+    kinds = _kinds_of(value)
     if _TENSOR not in kinds:
         return
     if kinds[0] not in (_TENSOR, _PARAMETER):
