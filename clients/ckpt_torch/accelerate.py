@@ -25,6 +25,8 @@ from ckpt.base.errors import Refused
 from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
+from ckpt_torch.buffers import rank_s_part
+from ckpt_torch.place import find_who
 from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.reading.loading import load
 from ckpt_torch.saving import async_save, wait_for
@@ -92,7 +94,7 @@ class CkptHooks:
         self._unprepared = None
         self._pending.append(
             async_save(
-                _named(weights),
+                _named(models, weights),
                 checkpoint_id=self._name(output_dir),
                 store=self._store,
                 check_finite=self._check_finite,
@@ -106,7 +108,7 @@ class CkptHooks:
         if accelerator is not None:
             models = accelerator._models
             weights = [accelerator.get_state_dict(model, unwrap=False) for model in models]
-            prepare_ahead(_named(weights), checkpoint_id=self._run, store=self._store)
+            prepare_ahead(_named(models, weights), checkpoint_id=self._run, store=self._store)
 
     def _load(self, models: list[torch.nn.Module], input_dir: str) -> None:
         """Fill every model in place, by all ranks, each byte read once."""
@@ -126,8 +128,15 @@ class CkptHooks:
         return f"{self._run}/{int(found[1])}"
 
 
-def _named(weights: list[dict[str, torch.Tensor]]) -> dict[str, object]:
-    return {f"model{n}": each for n, each in enumerate(weights)}
+def _named(
+    models: list[torch.nn.Module], weights: list[dict[str, torch.Tensor]]
+) -> dict[str, object]:
+    """What this rank saves."""
+    rank = find_who(None, no_dist=False).rank
+    return {
+        f"model{n}": rank_s_part(model, each, rank)
+        for n, (model, each) in enumerate(zip(models, weights, strict=True))
+    }
 
 
 def _after_steps(prepare: WeakMethod[Callable[[], None]]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 
 import ckpt
 from ckpt_torch.accelerate import CkptHooks
+from tests.frameworks.gloo import Ranks
 
 
 def trained(accelerator: Accelerator, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -76,3 +79,30 @@ def test_a_folder_without_a_number_is_refused(
     trained(accelerator, 1)
     with pytest.raises(ckpt.Refused, match="names no step"):
         accelerator.save_state(str(tmp_path / "best"))
+
+
+def means_job(url: str, folder: str) -> tuple[list[float], list[float]]:
+    """A rank's running means at the save, and after a load into others."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update(launched)
+    accelerator = Accelerator(cpu=True)
+    hooks = CkptHooks(f"{url}/accelerate/means").attach(accelerator)
+    net, _ = trained(accelerator, 1)
+    net(torch.full((5, 7), float(rank)))
+    means = net.state_dict()["module.1.running_mean"]
+    was = means.tolist()
+    accelerator.save_state(f"{folder}/step_1")
+    hooks.wait()
+    means.zero_()
+    accelerator.load_state(f"{folder}/step_1")
+    return was, means.tolist()
+
+
+def test_of_running_means_that_differ_between_ranks_the_first_one_s_are_kept(
+    cluster: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    """As Accelerate keeps them, and as DDP hands them out before the next forward pass."""
+    (first, after), (second, after_second) = ranks.run(2, means_job, cluster, str(tmp_path))
+    assert first != second
+    assert after == after_second == first

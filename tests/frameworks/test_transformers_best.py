@@ -53,15 +53,19 @@ class StopEarly(TrainerCallback):
 
 
 class Counted(GPT2LMHeadModel):
-    """It counts its passes; its state holds them as a tensor that is new each time."""
+    """It counts its passes; its state holds them as a tensor that is new each time. It has running
+    means as well, of what each rank sees.
+    """
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
         self.passes = 0
+        self.norm = torch.nn.BatchNorm1d(3, affine=False)
         self.register_forward_pre_hook(self.count)
 
     def count(self, *_: Any) -> None:
         self.passes += 1
+        self.norm(torch.arange(6.0).view(2, 3) + int(os.environ.get("RANK", "0")))
 
     def get_extra_state(self) -> torch.Tensor:
         return torch.tensor(self.passes)
@@ -262,7 +266,8 @@ from tests.frameworks.test_transformers_best import trained
 
 run, folder = sys.argv[1:]
 ended = trained(Path(folder), [0.1, 0.9, 0.3, 0.2], CkptCallback(run), save_total_limit=2)
-weight = ended.weights["lm_head.weight"].numpy().tobytes().hex()
+names = ("lm_head.weight", "norm.running_mean")
+weight = "".join(ended.weights[name].numpy().tobytes().hex() for name in names)
 os.write(1, f"{dist.get_rank()} of {dist.get_world_size()} {ended.best} {weight}\\n".encode())
 """
 
@@ -278,7 +283,8 @@ def test_all_ranks_end_with_the_best_step(cluster: str, tmp_path: Path, warm: Wa
     with ckpt.open(cluster) as store:
         kept = [commit.step for commit in store.steps("best/ranks")]
         saved: Any = store.load("best/ranks", 4, whole=True)
-    weight = saved["model"]["lm_head.weight"].tobytes().hex()
+    model = saved["model"]
+    weight = (model["lm_head.weight"].tobytes() + model["norm.running_mean"].tobytes()).hex()
     said = sorted(line for line in done.stdout.splitlines() if " of 2 " in line)
     assert said == [f"{rank} of 2 {run}/4 {weight}" for rank in range(2)]
     assert (kept, folders(tmp_path / "out")) == ([4, 8], [])

@@ -305,7 +305,7 @@ class CkptCallback(TrainerCallback):
         generators = torch.cuda.random if torch.cuda.is_available() else None
         of_all = args.parallel_mode is ParallelMode.DISTRIBUTED
         held: dict[str, object] = {
-            **described(_inner(kwargs)),
+            **described(_inner(kwargs), who.rank),
             "optimizer": optimizer.state_dict(),
             "rng": {str(who.rank): random_states(generators, of_all=of_all)},
         }

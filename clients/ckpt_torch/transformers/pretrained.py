@@ -12,7 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
-from ckpt_torch.place import find_where
+from ckpt_torch.buffers import rank_s_part
+from ckpt_torch.place import find_where, find_who
 from ckpt_torch.reading.whole import whole_of
 from ckpt_torch.saving import async_save
 
@@ -30,7 +31,8 @@ def save_pretrained(
     `store`, and wait until it is committed. All ranks of a process group call it. `metrics` and
     what is raised: as in `ckpt_torch.save`.
     """
-    return async_save(described(model), checkpoint_id=name, store=store, metrics=metrics).result()
+    held = described(model, find_who(None, no_dist=False).rank)
+    return async_save(held, checkpoint_id=name, store=store, metrics=metrics).result()
 
 
 def from_pretrained(
@@ -58,12 +60,13 @@ def from_pretrained(
     return cast(Model, made)
 
 
-def described(model: torch.nn.Module) -> dict[str, object]:
-    """Its weights, and its configuration if it has one."""
+def described(model: torch.nn.Module, rank: int) -> dict[str, object]:
+    """What the rank saves of its weights, and its configuration if it has one."""
+    weights = rank_s_part(model, model.state_dict(), rank)
     config = getattr(model, "config", None)
     if not isinstance(config, PreTrainedConfig):
-        return {"model": model.state_dict()}
-    return {"model": model.state_dict(), "config": config.to_json_string(use_diff=False)}
+        return {"model": weights}
+    return {"model": weights, "config": config.to_json_string(use_diff=False)}
 
 
 def _configured(name: str, state: dict[str, object]) -> PreTrainedConfig:
