@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.bytecode import compiled_by_one
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm, warm_servers
@@ -30,6 +31,13 @@ LONGEST = (
     "test_dcp.py",
 )
 """They go first, so that no worker is left alone with one of them at the end."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Workers import torch, JAX and their friends here, all at the same time; and few others do."""
+    with compiled_by_one("lightning"):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
