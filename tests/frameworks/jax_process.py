@@ -1,6 +1,6 @@
 """One of several JAX processes.
 
-    python -m tests.frameworks.jax_process URL RANK COUNT PORT [save|load|number|overlap]...
+    python jax_process.py URL RANK COUNT PORT [save|load|number|overlap]...
 
 It does one after the other, and ends with 0 when all held. Two save, overlap, or load by number;
 any number loads. Each has four devices.

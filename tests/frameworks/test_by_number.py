@@ -18,6 +18,7 @@ import ckpt
 import ckpt_torch
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_jax_processes import run
+from tests.frameworks.warm import Warm
 
 STEP = 5
 RANKS = 2
@@ -99,6 +100,6 @@ def test_ranks_that_load_a_step_which_is_saved_again_get_one_generation(
 
 
 def test_jax_processes_that_load_a_step_which_is_saved_again_get_one_generation(
-    cluster: str,
+    cluster: str, warm: Warm
 ) -> None:
-    run(cluster, 2, "number")
+    run(warm, cluster, 2, "number")

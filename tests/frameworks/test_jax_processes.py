@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -14,16 +13,17 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.clusters import local_cluster
+from tests.frameworks.warm import Warm
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-PROCESS = "tests.frameworks.jax_process"
+PROCESS = Path(__file__).with_name("jax_process.py")
 DEVICES = 4
 TIMEOUT_S = 300.0
 
 
-def run(url: str, count: int, *verbs: str) -> None:
-    """So many processes; each must end well, and one that does not ends the others, which would
+def run(warm: Warm, url: str, count: int, *verbs: str) -> None:
+    """So many processes, which start warm; each must end well, and one that does not ends the others, which would
     wait for it. What they load comes from the targets: a runtime directory of their own hides the
     memory of earlier stagers.
     """
@@ -32,14 +32,13 @@ def run(url: str, count: int, *verbs: str) -> None:
     with tempfile.TemporaryDirectory() as runtime, ExitStack() as opened:
         environ = {
             **os.environ,
-            "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
             "XDG_RUNTIME_DIR": runtime,
         }
         logs = [Path(runtime) / f"process-{rank}.log" for rank in range(count)]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", PROCESS, url, str(rank), str(count), port, *verbs],
+                warm.jax_command(PROCESS, url, str(rank), str(count), port, *verbs),
                 stdout=opened.enter_context(log.open("wb")),
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -71,18 +70,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def saved(cluster: str) -> str:
+def saved(cluster: str, warm: Warm) -> str:
     """The cluster, with what two processes saved, after a step that one of them refused."""
-    run(cluster, 2, "save")
+    run(warm, cluster, 2, "save")
     return cluster
 
 
-def test_one_process_loads_what_two_have_saved(saved: str) -> None:
-    run(saved, 1, "load")
+def test_one_process_loads_what_two_have_saved(saved: str, warm: Warm) -> None:
+    run(warm, saved, 1, "load")
 
 
 def test_two_processes_read_together_and_save_beside_their_computations_or_not_at_all(
-    saved: str,
+    saved: str, warm: Warm
 ) -> None:
     """In this order in the same two: they cost more than what they do."""
-    run(saved, 2, "load", "overlap")
+    run(warm, saved, 2, "load", "overlap")

@@ -1,7 +1,7 @@
 """Every script of docs/examples, run as its first lines say: without a break and with one.
 
-At its turn a script's run without a break is the command as a user types it. Other runs of torch
-scripts start warm: the same script in a process of its own, without seconds of imports.
+At its turn a script's run without a break is the command as a user types it. Other runs start
+warm: the same script in a process of its own, without seconds of imports.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ TURNS = {
     "lightning_fit.py": 0,
     "nvrx_local.py": 0,
     "accelerate_fit.py": 1,
+    "jax_fit.py": 1,
     "torch_checkpointing_fit.py": 1,
     "torch_dcp.py": 2,
     "transformers_trainer.py": 2,
@@ -47,7 +48,8 @@ def run_example(
     path = EXAMPLES / script
     if warm is not None:
         agent = ["--standalone", "--nproc-per-node", str(ranks)]
-        command = under_torchrun(warm, agent, path, line) if ranks else warm.command(path, *line)
+        alone = warm.jax_command if script == "jax_fit.py" else warm.command
+        command = under_torchrun(warm, agent, path, line) if ranks else alone(path, *line)
     else:
         torchrun = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(ranks)]
         command = [*(torchrun if ranks else [sys.executable]), str(path), *line]
@@ -86,10 +88,9 @@ def test_an_interrupted_run_learns_the_same_bits(
     cluster: str, warm: Warm, script: str, stop: int, end: int
 ) -> None:
     name = script.removesuffix(".py")
-    forked = None if script == "jax_fit.py" else warm  # JAX is not to be forked.
-    calm = run_example(script, cluster, f"{name}/calm", end, warm=first_start(script, forked))
-    first = run_example(script, cluster, f"{name}/broken", stop, warm=forked)
-    second = run_example(script, cluster, f"{name}/broken", end, warm=forked)
+    calm = run_example(script, cluster, f"{name}/calm", end, warm=first_start(script, warm))
+    first = run_example(script, cluster, f"{name}/broken", stop, warm=warm)
+    second = run_example(script, cluster, f"{name}/broken", end, warm=warm)
     assert (calm[:2], first[:2]) == (("None", str(end)), ("None", str(stop)))
     assert second == (str(stop), str(end), calm[2])
 

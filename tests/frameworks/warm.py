@@ -10,6 +10,9 @@ and its script runs from the first line to its end. What it shares with its sibl
 so there are two servers, and ranks alternate between them: the order of a set must not be the same
 for all. And what was imported before it was forked is not taken apart at its end.
 
+Scripts of JAX have a server of their own, whose imports no other has: JAX may be forked as long as
+it has made no devices. Flags that are read when it makes them are each script's own.
+
 What a child that started warm spawns by multiprocessing starts warm as well: torch's checkpointing
 processes import as much as its trainers. What a script that started cold spawns is cold.
 """
@@ -49,6 +52,8 @@ esac
 """
 """What stands for the interpreter of what multiprocessing spawns; it has other helpers, too."""
 SERVERS = 2
+OF_JAX = "jax"
+"""What the socket of JAX's server is called. There JAX is imported, which it is for a CPU."""
 LAZY = {
     # At the first optimizer.
     "torch": ("torch._dynamo",),
@@ -57,7 +62,7 @@ LAZY = {
 }
 """Package that was imported -> what it imports later."""
 NOT_BESIDE = ("jax", "ckpt_jax", "tests")
-"""JAX is not to be forked; what a test's module keeps is its process's own."""
+"""Ranks of torch have no JAX; what a test's module keeps is its process's own."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What the process that stands for one that started warm passes on to it."""
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -72,15 +77,22 @@ class Warm:
     """Servers that run."""
 
     sockets: tuple[str, ...]
+    of_jax: str
+    """The socket of JAX's own."""
 
     @classmethod
     def serving(cls, folder: Path) -> Self:
         """Those whose sockets lie there."""
-        return cls(tuple(str(folder / str(number)) for number in range(SERVERS)))
+        numbers = range(SERVERS)
+        return cls(tuple(str(folder / str(number)) for number in numbers), str(folder / OF_JAX))
 
     def command(self, script: Path, *arguments: str) -> list[str]:
         """A command line that does what `python SCRIPT ARGUMENT...` does."""
-        return [sys.executable, "-S", __file__, "run", *self.sockets, "--", str(script), *arguments]
+        return _command(self.sockets, script, arguments)
+
+    def jax_command(self, script: Path, *arguments: str) -> list[str]:
+        """The same of a script that uses JAX, on a CPU."""
+        return _command([self.of_jax], script, arguments)
 
     def interpreter(self, folder: Path) -> Path:
         """A `python` for scripts, made in that folder, which may stand on a shell's PATH."""
@@ -97,6 +109,10 @@ class Warm:
         """
         path = self.sockets[number % len(self.sockets)]
         return _order(path, [str(script)], {0: stdin, 1: 1, 2: 2}, beside)
+
+
+def _command(sockets: Sequence[str], script: Path, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-S", __file__, "run", *sockets, "--", str(script), *arguments]
 
 
 @contextmanager
@@ -120,8 +136,10 @@ def _servers(folder: Path) -> Iterator[None]:
     import subprocess
 
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environ["JAX_PLATFORMS"] = "cpu"
     servers = []
-    for path in Warm.serving(folder).sockets:
+    warm = Warm.serving(folder)
+    for path in (*warm.sockets, warm.of_jax):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen()
