@@ -36,6 +36,7 @@ from ckpt_client.save.state import flatten
 from ckpt_jax import copying
 from ckpt_jax.copying import JaxCopier
 from tests.frameworks.jax_trees import bits, like
+from tests.frameworks.warm import Warm
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -259,7 +260,7 @@ def private_bytes():
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
-state = {f"w{n}": jnp.full(2 * MiB, n % 16 - 8, jnp.int4) for n in range(64)}
+state = {f"w{n}": jnp.full(2 * MiB, n % 16 - 8, jnp.int4) for n in range(int(sys.argv[4]))}
 jax.block_until_ready(state)
 with ckpt.open(sys.argv[1]) as store:
     gc.collect()
@@ -272,17 +273,22 @@ with ckpt.open(sys.argv[1]) as store:
 """
 
 
+PACKED = 40
+"""Arrays of 2 MiB: what JAX copies of them would be 80 MiB, if nothing was let go."""
+
+
 @both
 def test_what_jax_copies_to_the_host_is_let_go_meanwhile(
-    store: ckpt.Store, cluster: str, staging: str
+    store: ckpt.Store, cluster: str, warm: Warm, tmp_path: Path, staging: str
 ) -> None:
-    """On a CPU JAX copies only what it packs: two of int4 lie in a byte. 64 arrays of 2 MiB."""
-    run = f"jax/host/{staging}"
-    command = [sys.executable, "-c", HOST, cluster, run, staging]
+    """On a CPU JAX copies only what it packs: two of int4 lie in a byte."""
+    run, script = f"jax/host/{staging}", tmp_path / "host.py"
+    script.write_text(HOST)
+    command = warm.jax_command(script, cluster, run, staging, str(PACKED))
     ended = subprocess.run(command, check=True, timeout=WAIT_S, cwd=ROOT, stdout=subprocess.PIPE)
-    assert int(ended.stdout) < 64
+    assert int(ended.stdout) < 60
     loaded: Any = store.load(run, 1, whole=True)
-    for n in range(64):
+    for n in range(PACKED):
         assert (loaded[f"w{n}"].astype("i1") == n % 16 - 8).all()
 
 
