@@ -34,7 +34,7 @@ SHORT = (
     "--ranks", "2", "--steps", "4", "--save-every", "1", "--width", "8", "--targets", "4",
     "--code", "1+2",
 )  # fmt: skip
-SMALL = ("--steps", "18", "--save-every", "3", "--width", "128")
+SMALL = ("--steps", "12", "--save-every", "2", "--width", "128")
 """Six saves by each of its runs; all else is as users have it."""
 ASTRAY = f"""
 import json, sys
