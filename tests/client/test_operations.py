@@ -18,7 +18,7 @@ from ckpt.protocol.coordinator.reading.checks import CHECKS
 from ckpt_client.cli.exits import MEANINGS
 from tests.client.clikit import PLAIN, TIMEOUT_S, Ended, environment, run, run_in_shell
 from tests.waiting import ASKED_S, wait_until
-from tests.warm_child import start_script
+from tests.warm_child import Child, start_daemon, start_script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 FOLDERS = ("/scratch", "/etc", "/var/lib", "/mnt")
@@ -37,8 +37,8 @@ class Shell:
     """I run a page's lines: its folders below a temporary one, its addresses on this machine.
 
     Each command of `ckpt` is a process the first time that the page has it. What it answers after
-    that is asked in this process, and each script after the first is forked warm: interpreters that
-    import the same were half of what a page cost.
+    that is asked in this process, and each script and each kind of daemon after the first is forked
+    warm: interpreters that import the same were half of what a page cost.
     """
 
     def __init__(self, root: Path, addresses: Mapping[str, str] | None = None) -> None:
@@ -46,8 +46,9 @@ class Shell:
         self._root = root
         self._environ = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         self._ports: dict[str, str] = dict(addresses or {})
-        self._daemons: list[subprocess.Popen[bytes]] = []
-        #: Commands of `ckpt` that have been processes, and "python3" once a script has been one.
+        self._daemons: list[Child] = []
+        #: Commands of `ckpt` and `ckptd` that have been interpreters of their own, and "python3"
+        #: once a script has been one.
         self._begun: set[str] = set()
         for folder in FOLDERS:
             (root / folder[1:]).mkdir(parents=True)
@@ -90,16 +91,22 @@ class Shell:
     def _start(self, words: list[str]) -> None:
         log = (self._root / f"daemon-{len(self._daemons)}.log").open("wb")
         with log:
-            daemon = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environ,
-            )
+            daemon = self._begin(words, log.fileno())
         self._daemons.append(daemon)
         assert daemon.stdout is not None
         assert daemon.stdout.readline().startswith(b"{"), f"no ready line from {words}"
+
+    def _begin(self, words: list[str], log: int) -> Child:
+        program, kind, *_ = words
+        if program == "ckptd" and self._has_begun(f"ckptd {kind}"):
+            return start_daemon(words[1:], stderr=log, environment=self._environ)
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=self._environ,
+        )
 
     def _answered(self, command: str, code: int) -> Ended | None:
         """Without an interpreter of its own. None is for a shell, or is to be a process."""
@@ -141,7 +148,7 @@ class Shell:
             out = child.stdout.read()
         return Ended(child.wait(TIMEOUT_S), out.decode(), "")
 
-    def _end(self, daemon: subprocess.Popen[bytes]) -> None:
+    def _end(self, daemon: Child) -> None:
         daemon.terminate()
         daemon.wait(TIMEOUT_S)
         assert daemon.stdout is not None
