@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ckpt.protocol.coordinator.reading.answers import Check
 from ckpt.protocol.coordinator.reading.checks import CHECKS, exit_code
 from tests.client.clikit import Ended, environment, fill, run, run_line
 from tests.waiting import ASKED_S, wait_until
+from tests.warm_child import Child, start_daemon
 
 RUN_NAME = "llama/7b"
 PATIENCE_S = 60.0
@@ -56,6 +57,10 @@ class Case:
             if held:
                 assert run("target", "hold", target, environ=self.environ).code == 0
             os.kill(self.pid_of(target), signal.SIGKILL)
+
+    def wait_well(self) -> None:
+        """Nothing is wrong."""
+        wait_until(lambda: self.status().code == 0, "all is well", PATIENCE_S, ASKED_S)
 
     def columns(self, step: int) -> list[Path]:
         prefix = xxh3_128(RUN_NAME.encode()).hex()
@@ -124,3 +129,17 @@ def made(
         yield case
     finally:
         run("local", "stop", str(case.directory))
+
+
+@contextmanager
+def running(words: Sequence[str], case: Case, log: Path) -> Iterator[Child]:
+    """`ckptd WORDS` beside the cluster; it is ended in the end."""
+    with log.open("wb") as said:
+        daemon = start_daemon(words, stderr=said.fileno(), environment=case.environ)
+    assert daemon.stdout is not None
+    with daemon.stdout:
+        try:
+            yield daemon
+        finally:
+            daemon.terminate()
+            daemon.wait(PATIENCE_S)
