@@ -16,16 +16,21 @@ WAIT_S: Final = 30.0
 _POLL_S: Final = 0.01
 ASKED_S: Final = 0.1
 """Between two looks at what costs a connection: asked each 10 ms it takes a core from others."""
+_LONG: Final = 4
+"""So much longer is the rest between two looks in the end, of a wait that lasts."""
+_LATE: Final = 0.1
+"""How much later than it could be a long wait may end, as a share of what it lasted."""
 
 
 def wait_until(
     condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, poll_s: float = _POLL_S
 ) -> None:
     """Returns as soon as the condition holds; fails naming `what` was awaited."""
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"
-        time.sleep(poll_s)
+        waited_s = time.monotonic() - begun
+        assert waited_s < timeout_s, f"after {timeout_s:g} s still not: {what}"
+        time.sleep(min(max(poll_s, waited_s * _LATE), poll_s * _LONG))
 
 
 async def wait_until_async(

@@ -26,7 +26,7 @@ from tests.client.checkkit import Case
 from tests.client.clikit import Ended, environment, run
 from tests.client.remote_daemons import remote
 from tests.harm import WITHOUT_LIBRARY, harmed
-from tests.waiting import wait_until
+from tests.waiting import ASKED_S, wait_until
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
 CODE = Code(2, 1)
@@ -96,7 +96,11 @@ def test_a_stopped_target_is_named_after_two_seconds_and_saves_go_on(case: Case)
 def test_it_says_of_the_cluster_what_status_says(case: Case) -> None:
     case.kill("t2")
     try:
-        wait_until(lambda: case.check("TARGET_DOWN") is not None, "the coordinator misses t2")
+        wait_until(
+            lambda: case.check("TARGET_DOWN") is not None,
+            "the coordinator misses t2",
+            poll_s=ASKED_S,
+        )
         wanted = case.check("TARGET_DOWN")
         found = finding(doctor(case), "TARGET_DOWN")
     finally:

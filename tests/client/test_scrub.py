@@ -232,7 +232,8 @@ def _killed_in_its_pass(directory: Path, store: str) -> None:
     assert (note.is_running, note.is_asked) == (True, True)
     assert 0 < len(note.readings) // 12 < len(list(newest.parent.iterdir()))
 
-    wait_until(lambda: bool(targets_of(store)[target]["pid"] not in (None, pid)), "it is back")
+    is_back = lambda: bool(targets_of(store)[target]["pid"] not in (None, pid))  # noqa: E731
+    wait_until(is_back, "it is back", poll_s=ASKED_S)
     wait_until(lambda: "ROT" in checks_of(store), "it has told what it knew", poll_s=ASKED_S)
     ended = lambda: bool(note_of(directory, target).pass_ended_s)  # noqa: E731
     wait_until(ended, "the pass is over", poll_s=ASKED_S)
@@ -266,8 +267,9 @@ def test_a_target_reads_by_itself_and_what_is_deleted_meanwhile_is_no_alarm(tmp_
         assert "ROT" not in checks_of(store)
         flip(path, FRAGMENTS_OFFSET + 1)
         # Its share of the device is of the time that it gets: beside other tests it takes longer.
-        wait_until(lambda: "ROT" in checks_of(store), "it finds out by itself", BUSY_S, ASKED_S)
         (log,) = (directory / "logs").glob(f"{target_of(path)}.log")
+        wait_until(lambda: '"rot"' in log.read_text(), "it finds out by itself", BUSY_S, ASKED_S)
+        wait_until(lambda: "ROT" in checks_of(store), "it has told", poll_s=ASKED_S)
         (line,) = (line for line in log.read_text().splitlines() if '"rot"' in line)
         assert json.loads(line)["region"] == "cells"
     finally:
