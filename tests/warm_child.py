@@ -113,10 +113,24 @@ def start_child(
     return began or subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environ)
 
 
-def start_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> Child:
-    """`python -W error FILE ARGUMENT...`, its stdout a pipe to us, its stderr ours."""
+def start_script(
+    file: Path, *arguments: str, environment: Mapping[str, str], stderr: int = 2
+) -> Child:
+    """`python -W error FILE ARGUMENT...`, its stdout a pipe to us, its stderr ours or that file."""
     command = [sys.executable, "-W", "error", "-m", "tests.warm_script", str(file), *arguments]
-    return start_child(command, {**environment, **WARM.environment()}, stderr=2)
+    return start_child(command, {**environment, **WARM.environment()}, stderr=stderr)
+
+
+def answer_of_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> str:
+    """What it prints. It ends well, and says nothing on stderr."""
+    errors = file.with_suffix(".errors")
+    with errors.open("wb") as said:
+        child = start_script(file, *arguments, environment=environment, stderr=said.fileno())
+    assert child.stdout is not None
+    with child.stdout:
+        answer = child.stdout.read().decode()
+    assert (child.wait(RUN_TIMEOUT_S), errors.read_text()) == (0, "")
+    return answer
 
 
 def run_script(file: Path, *arguments: str, environment: Mapping[str, str]) -> int:

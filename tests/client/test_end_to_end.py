@@ -27,9 +27,10 @@ from ckpt.format.index.pages import IndexTensor
 from ckpt_client.load import plan
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import TensorIndex
+from tests.client.daemonic import save_once
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
-from tests.warm_child import run_script, start_script
+from tests.warm_child import answer_of_script, run_script, start_script
 
 RANKS = 4
 TIMEOUT_S = 60.0
@@ -213,7 +214,7 @@ import os, signal, sys
 import numpy as np
 import ckpt
 store = ckpt.open(sys.argv[1])
-store.save("orphan", 7, {"a": np.arange(20_000_000), "b": 3})
+store.save("orphan", 7, {"a": np.arange(5_000_000), "b": 3})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -338,9 +339,9 @@ for file in mine:
 def test_a_store_whose_descriptors_other_code_closes_goes_on_and_touches_nothing_of_it(
     url: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-W", "error", "-c", _CLOSES, url, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    script = tmp_path / "trainer.py"
+    script.write_text(_CLOSES)
+    assert answer_of_script(script, url, str(tmp_path), environment=os.environ) == ""
 
 
 def test_an_option_that_contradicts_the_directory_names_both(url: str) -> None:
@@ -379,12 +380,11 @@ def test_a_stopped_cluster_is_started_again_by_the_next_open(tmp_path: Path) -> 
     stop(tmp_path)
 
 
-def test_the_module_level_functions_use_the_named_store(url: str) -> None:
-    script = "import ckpt; print(ckpt.save('module', 4, {'a': 1}).wait(60).step)"
+def test_the_module_level_functions_use_the_named_store(url: str, tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text("import ckpt; print(ckpt.save('module', 4, {'a': 1}).wait(60).step)")
     environ = {**os.environ, "CKPT_STORE": url}
-    command = [sys.executable, "-W", "error", "-c", script]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+    assert answer_of_script(script, environment=environ) == "4\n"
 
 
 def test_the_module_saves_and_loads_in_the_store_that_the_environment_names(
@@ -492,8 +492,3 @@ def test_a_daemonic_trainer_saves_too(url: str) -> None:
     assert trainer.exitcode == 0
     with ckpt.open(url) as store:
         assert [commit.step for commit in store.steps("daemonic")] == [1]
-
-
-def save_once(url: str, run: str) -> None:
-    with ckpt.open(url) as store:
-        store.save(run, 1, {"x": np.arange(10)}).wait(TIMEOUT_S)

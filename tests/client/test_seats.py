@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +17,10 @@ from ckpt_client.stager.memory import memory_source
 from tests.client.clikit import run
 from tests.client.test_stager_process import runs
 from tests.waiting import wait_until
+from tests.warm_child import answer_of_script
 
 WAIT_S = 60.0
-ROUNDS = 20
+ROUNDS = 12
 LOADER = """
 import sys, ckpt
 with ckpt.open(sys.argv[1]) as store, store.resolve("loop", int(sys.argv[2])) as found:
@@ -49,10 +48,11 @@ def save(url: str, step: int, run: str = "loop", **options: object) -> int:
         return link.pid
 
 
-def loaded_elsewhere(url: str, step: int) -> list[str]:
+def loaded_elsewhere(url: str, step: int, folder: Path) -> list[str]:
     """Where another process found the step, and what."""
-    line = [sys.executable, "-c", LOADER, url, str(step)]
-    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.split()
+    script = folder / "loader.py"
+    script.write_text(LOADER)
+    return answer_of_script(script, url, str(step), environment=os.environ).split()
 
 
 def test_a_store_for_each_step_leaves_one_stager_and_every_step_is_there(url: str) -> None:
@@ -77,11 +77,11 @@ def test_a_loop_that_has_two_stores_open_at_once_leaves_two_stagers(url: str) ->
 
 
 def test_another_process_reads_the_newest_step_from_the_memory_of_the_closed_store(
-    url: str,
+    url: str, tmp_path: Path
 ) -> None:
     for step in (101, 102, 103):
         save(url, step)
-        assert loaded_elsewhere(url, step) == ["stager", f"{step}.0"]
+        assert loaded_elsewhere(url, step, tmp_path) == ["stager", f"{step}.0"]
 
 
 def test_memory_that_a_reader_has_is_not_written_by_the_next_store(url: str) -> None:
