@@ -24,6 +24,7 @@ from ckpt.protocol.runs.run_sets import (
     union,
 )
 from ckpt.protocol.runs.wire_runs import from_wire, runs_of, to_wire
+from tests.calls import counted
 
 
 def numbers(runs: RunSet) -> set[int]:
@@ -71,6 +72,22 @@ def test_union_and_difference_are_those_of_sets(both: tuple[RunSet, RunSet]) -> 
     assert is_set(union(a, b))
     assert is_set(minus(a, b))
     assert total(a) == len(numbers(a))
+
+
+@given(run_sets(), st.integers(0, 4), st.integers(0, 4))
+def test_a_part_of_a_set_is_all_in_it(a: RunSet, first: int, last: int) -> None:
+    part = a[first:last]
+    assert minus(part, a) == ()
+    assert numbers(minus(a, part)) == numbers(a) - numbers(part)
+
+
+def test_a_part_of_a_large_set_is_found_in_it_without_a_step_for_each_run() -> None:
+    """A column is asked for thousands of runs by and by; what is left is looked at each time."""
+    runs = tuple((at, at + 5) for at in range(0, 200_000, 10))
+    rest = runs[5000:]
+    left, calls = counted(lambda: (minus(rest, runs), minus(runs, rest)))
+    assert left == ((), runs[:5000])
+    assert calls < 100
 
 
 @given(run_sets(), st.integers(1, 40), st.integers(1, 4))

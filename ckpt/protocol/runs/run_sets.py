@@ -78,6 +78,9 @@ def minus(a: RunSet, b: RunSet) -> RunSet:
     last = first + len(b)
     if a[first:last] == b:
         return a[:first] + a[last:]
+    within = bisect_left(b, a[0])
+    if b[within : within + len(a)] == a:
+        return ()
     if is_plain(a) and is_plain(b):
         return spans.minus(a, b)
     left: list[Run] = []
