@@ -91,7 +91,7 @@ def test_seventy_thousand_tensors_come_back_bit_by_bit_also_in_place(url: str) -
 
 
 def test_thousands_of_small_shards_are_cut_anew(url: str) -> None:
-    wholes = {f"w{n}": np.arange(n, n + 24, dtype=np.int64).reshape(6, 4) for n in range(3000)}
+    wholes = {f"w{n}": np.arange(n, n + 24, dtype=np.int64).reshape(6, 4) for n in range(2000)}
     with ckpt.open(url) as store:
         saves = [
             store.save(
