@@ -17,15 +17,16 @@ from tests.frameworks.warm import Warm
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-PROCESS = Path(__file__).with_name("jax_process.py")
+SCRIPT = "tests.frameworks.jax_process"
+PROCESS = ROOT.joinpath(*SCRIPT.split(".")).with_suffix(".py")
 DEVICES = 4
 TIMEOUT_S = 300.0
 
 
 def run(warm: Warm, url: str, count: int, *verbs: str) -> None:
-    """So many processes, which start warm; each must end well, and one that does not ends the others, which would
-    wait for it. What they load comes from the targets: a runtime directory of their own hides the
-    memory of earlier stagers.
+    """So many processes, which start warm; each must end well, and one that does not ends the
+    others, which would wait for it. What they load comes from the targets: a runtime directory of
+    their own hides the memory of earlier stagers.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
