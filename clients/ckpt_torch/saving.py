@@ -28,6 +28,7 @@ from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.turn import SaveTurn, staging_overlaps
 from ckpt_client.store import Store
 from ckpt_torch.exchange import Exchange, Holders, Shape, digests_of, tell_problem
+from ckpt_torch.modes import uncompiled
 from ckpt_torch.place import CheckpointName, Who, find_step, find_who
 from ckpt_torch.staging.copying import TorchCopier
 from ckpt_torch.staging.known import Known, confirm, learn, recall, recognise, remember
@@ -37,6 +38,7 @@ from ckpt_torch.staging.watch import Whole
 from ckpt_torch.tree import asked, check_keys
 
 
+@uncompiled
 def save(
     state_dict: Mapping[str, object],
     *,
@@ -65,6 +67,7 @@ def save(
     ).result()
 
 
+@uncompiled
 def async_save(
     state_dict: Mapping[str, object],
     *,

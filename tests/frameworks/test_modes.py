@@ -178,3 +178,16 @@ def test_what_only_looks_on_at_torch_s_calls_changes_nothing(store: ckpt.Store) 
     with FlopCounterMode(display=False):
         save(store, "looked-at/1", {"w": torch.full((5,), 3.0)}, "copy")
         check_loads(store, "looked-at/1", {"w": torch.full((5,), 3.0)}, "cpu")
+
+
+def test_a_compiled_step_may_save_and_load(store: ckpt.Store) -> None:
+    """As it may call torch.save. Dynamo looked into all of ours, and raised an error of its own."""
+
+    def step(tensor: torch.Tensor) -> torch.Tensor:
+        doubled = tensor * 2
+        save(store, "compiled/1", {"w": doubled}, "copy")
+        ckpt_torch.load({"w": tensor}, checkpoint_id="compiled/1", store=store)
+        return doubled + tensor
+
+    found = torch.compile(step, backend="eager")(torch.ones(3))
+    assert found.tolist() == [4.0] * 3

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ckpt.base.printable import printable
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
+from ckpt_torch.modes import uncompiled
 from ckpt_torch.place import CheckpointName, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.loading import (
@@ -31,6 +32,7 @@ _log = logging.getLogger("ckpt.restore")
 Value = TypeVar("Value")
 
 
+@uncompiled
 def async_load(
     state_dict: dict[str, object],
     *,

@@ -24,6 +24,7 @@ from ckpt_client.load.contents import Contents
 from ckpt_client.save.staged import wait_for_stagings
 from ckpt_client.store import Store
 from ckpt_torch.dtensors import is_dtensor
+from ckpt_torch.modes import uncompiled
 from ckpt_torch.place import CheckpointName, Who, find_where, find_who
 from ckpt_torch.reading.device_reads import RING_BYTES, DeviceReads
 from ckpt_torch.reading.order import LoadOrder
@@ -33,6 +34,7 @@ from ckpt_torch.tensors import PLAIN_TENSORS
 from ckpt_torch.tree import asked, check_depth, is_stateful, leaf_values, leaves, refill
 
 
+@uncompiled
 def load(
     state_dict: dict[str, object],
     *,
