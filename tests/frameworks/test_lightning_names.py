@@ -1,4 +1,6 @@
-"""Lightning's paths: what was saved to one is listed, loaded and removed by it."""
+"""Lightning's paths: what was saved to one is listed, loaded and removed by it, and is what
+Lightning's own files hold.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,26 @@ import subprocess
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import ckpt
 from ckpt.base.system_errors import Scarce
-from ckpt_torch.lightning import CkptIO, CkptModelCheckpoint, as_file, load
+from ckpt_torch.lightning import (
+    CkptIO,
+    CkptModelCheckpoint,
+    CkptModelParallelStrategy,
+    as_file,
+    load,
+)
 from ckpt_torch.lightning.paths import Paths
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm
@@ -210,6 +220,46 @@ def test_a_store_that_is_away_ends_all_ranks_with_its_error(ranks: Ranks, tmp_pa
     first, second = ranks.run(2, away_job, run, str(tmp_path))
     assert "burst" in first
     assert second == first
+
+
+class Normed(Classifier):
+    """Sharded, but for its running means."""
+
+    def configure_model(self) -> None:
+        self.norm = torch.nn.BatchNorm1d(4, affine=False)
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self.net(self.norm(batch[0])).square().mean()
+
+
+def uneven_job(run: str, folder: str) -> tuple[list[float], list[float], object]:
+    """A rank's running means after a fit, and what a load gives back of them and of a timer."""
+    rank = str(dist.get_rank())
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ.update(launched, GROUP_RANK="0", TORCHELASTIC_RUN_ID="uneven", MASTER_PORT="1")
+    sizes: dict[str, Any] = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+    strategy, net = CkptModelParallelStrategy(CkptIO(run), **sizes), Normed()
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy=strategy, logger=False,
+        callbacks=[ModelCheckpoint(folder), Timer()], enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(net, DataLoader(TensorDataset(torch.arange(32.0).view(8, 4)), batch_size=2))
+    was = net.norm.running_mean.tolist()
+    net.norm.running_mean.zero_()
+    rest: Any = strategy.load_checkpoint(run)
+    return was, net.norm.running_mean.tolist(), rest["callbacks"]["Timer"]["time_elapsed"]
+
+
+def test_what_is_each_rank_s_own_is_the_first_one_s_as_in_lightning_s_own_folders(
+    run: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    """Ranks see other batches, and their clocks do not agree."""
+    (first, *after), (second, *after_second) = ranks.run(2, uneven_job, run, str(tmp_path))
+    assert first != second
+    assert after == after_second
+    assert after[0] == first
 
 
 def test_a_path_that_was_saved_again_has_what_was_saved_last(run: str) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Final, SupportsFloat, cast
 
+import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
+from ckpt_torch.buffers import rank_s_part
 from ckpt_torch.lightning import paths
 from ckpt_torch.lightning.metrics import KEY
 from ckpt_torch.lightning.paths import FilePath, Paths
@@ -193,13 +195,20 @@ class CkptIO(CheckpointIO):
         *,
         no_dist: bool,
         metrics: Metrics | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
         """Copy what this rank holds; with `no_dist` it saves alone. Raises Refused, before anything
         is copied, for a path that cannot be a name, or that two callbacks use.
 
         metrics: in place of what CkptMetrics has put into the checkpoint.
+        model: whose shards each rank saves; rank 0 saves all else, as in Lightning's own folders.
         """
+        who = find_who(None, no_dist=no_dist)
         held = {key: value for key, value in checkpoint.items() if key != KEY}
+        if model is not None and who.rank > 0:
+            held = {key: value for key, value in held.items() if key in CHECKED}
+            weights = cast(Mapping[str, object], held["state_dict"])
+            held["state_dict"] = rank_s_part(model, weights, who.rank)
         measured = cast(Metrics | None, checkpoint.get(KEY))
         step, name = checkpoint.get("global_step"), paths.name_of(path)
         if not isinstance(step, int):
@@ -218,7 +227,7 @@ class CkptIO(CheckpointIO):
             staging=self._staging,
         )
         self._pending.append(future)
-        if find_who(None, no_dist=no_dist).rank == 0:
+        if who.rank == 0:
             self._paths.name(self._where().store, name, step, future)
 
     def load_into(self, state: dict[str, object], path: FilePath) -> int:

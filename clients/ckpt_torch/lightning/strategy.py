@@ -42,8 +42,9 @@ class CkptModelParallelStrategy(ModelParallelStrategy):
         filepath: FilePath,
         storage_options: object | None = None,
     ) -> None:
-        """Every rank copies its shards. storage_options: as of CkptIO."""
-        self._io.save(checkpoint, filepath, no_dist=False, metrics=given_with(storage_options))
+        """Every rank copies its shards, rank 0 also all else. storage_options: as of CkptIO."""
+        metrics = given_with(storage_options)
+        self._io.save(checkpoint, filepath, no_dist=False, metrics=metrics, model=self.model)
 
     def load_checkpoint(
         self, checkpoint_path: FilePath, weights_only: bool | None = None
