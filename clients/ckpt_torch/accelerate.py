@@ -25,7 +25,7 @@ from ckpt.base.errors import Refused
 from ckpt.base.extras import needing
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
-from ckpt_torch.buffers import rank_s_part
+from ckpt_torch.buffers import weights_of_rank
 from ckpt_torch.place import find_who
 from ckpt_torch.preparing import prepare_ahead
 from ckpt_torch.reading.loading import load
@@ -134,7 +134,7 @@ def _named(
     """What this rank saves."""
     rank = find_who(None, no_dist=False).rank
     return {
-        f"model{n}": rank_s_part(model, each, rank)
+        f"model{n}": weights_of_rank(model, each, rank)
         for n, (model, each) in enumerate(zip(models, weights, strict=True))
     }
 

@@ -13,7 +13,7 @@ import torch
 from ckpt_torch.dtensors import is_dtensor
 
 
-def rank_s_part(
+def weights_of_rank(
     model: torch.nn.Module, weights: Mapping[str, object], rank: int
 ) -> Mapping[str, object]:
     """What the rank saves of a model's weights, named as `model` names them: rank 0 saves the

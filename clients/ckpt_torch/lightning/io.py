@@ -15,7 +15,7 @@ from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.save.turn import staging_overlaps
 from ckpt_client.store import Store
-from ckpt_torch.buffers import rank_s_part
+from ckpt_torch.buffers import weights_of_rank
 from ckpt_torch.lightning import paths
 from ckpt_torch.lightning.metrics import KEY
 from ckpt_torch.lightning.paths import FilePath, Paths
@@ -208,7 +208,7 @@ class CkptIO(CheckpointIO):
         if model is not None and who.rank > 0:
             held = {key: value for key, value in held.items() if key in CHECKED}
             weights = cast(Mapping[str, object], held["state_dict"])
-            held["state_dict"] = rank_s_part(model, weights, who.rank)
+            held["state_dict"] = weights_of_rank(model, weights, who.rank)
         measured = cast(Metrics | None, checkpoint.get(KEY))
         step, name = checkpoint.get("global_step"), paths.name_of(path)
         if not isinstance(step, int):

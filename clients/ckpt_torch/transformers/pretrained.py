@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
 from ckpt_client.store import Store
-from ckpt_torch.buffers import rank_s_part
+from ckpt_torch.buffers import weights_of_rank
 from ckpt_torch.place import find_where, find_who
 from ckpt_torch.reading.whole import whole_of
 from ckpt_torch.saving import async_save
@@ -62,7 +62,7 @@ def from_pretrained(
 
 def described(model: torch.nn.Module, rank: int) -> dict[str, object]:
     """What the rank saves of its weights, and its configuration if it has one."""
-    weights = rank_s_part(model, model.state_dict(), rank)
+    weights = weights_of_rank(model, model.state_dict(), rank)
     config = getattr(model, "config", None)
     if not isinstance(config, PreTrainedConfig):
         return {"model": weights}
