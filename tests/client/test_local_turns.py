@@ -8,9 +8,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.client.bits import bits_of
 from tests.client.clikit import Ended, run, start
 from tests.harm import remove_under
 from tests.waiting import ASKED_S, wait_until
+from tests.warm_child import start_daemon
 
 WAIT_S = 90.0
 STEPS = range(1, 7)
@@ -101,14 +101,40 @@ def state(step: int) -> dict[str, Any]:
     return {"a": np.random.default_rng(step).integers(0, 255, 1 << 20, np.uint8)}
 
 
+@contextmanager
+def running(directory: Path) -> Iterator[Local]:
+    directory.mkdir()
+    (directory / "coordinator.toml").write_text("rebuild_after_s = 1\norphan_grace_s = 5\n")
+    yield Local(directory)
+    assert run("local", "stop", str(directory)).code == 0
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    with running(tmp_path_factory.mktemp("turns") / "burst") as made:
+        yield made
+
+
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Local]:
-    made = Local(tmp_path / "burst")
-    made.directory.mkdir()
-    (made.directory / "coordinator.toml").write_text("rebuild_after_s = 1\norphan_grace_s = 5\n")
-    made.save(*STEPS)
-    yield made
-    assert run("local", "stop", str(made.directory)).code == 0
+def local(lasting: Local) -> Local:
+    """One for all that leave it whole. The steps are saved again until each target has something of
+    them, also who has just come back empty.
+    """
+
+    def is_spread() -> bool:
+        lasting.save(*STEPS)
+        return all(each["columns"] for each in lasting.targets().values())
+
+    wait_until(is_spread, "each target has something to lose", WAIT_S, ASKED_S)
+    return lasting
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Local]:
+    """For who saves other steps, or makes a target more or less."""
+    with running(tmp_path / "burst") as made:
+        made.save(*STEPS)
+        yield made
 
 
 def test_two_are_drained_at_once_and_one_is_taken_back_in_the_middle(local: Local) -> None:
@@ -182,23 +208,23 @@ def test_one_that_is_drained_is_scrubbed(local: Local) -> None:
     local.check_whole(*STEPS)
 
 
-def test_a_disk_comes_back_as_it_was_some_time_ago(local: Local, tmp_path: Path) -> None:
+def test_a_disk_comes_back_as_it_was_some_time_ago(own: Local, tmp_path: Path) -> None:
     """A backup of its directory, put back: what was deleted since stays deleted, what was saved
     since is made again.
     """
     victim, backup = "t2", tmp_path / "backup"
-    local.end(victim)
-    shutil.copytree(local.folder(victim), backup, ignore=shutil.ignore_patterns("socket"))
-    local.back(victim)
-    local.save(7, 8, 9)
+    own.end(victim)
+    shutil.copytree(own.folder(victim), backup, ignore=shutil.ignore_patterns("socket"))
+    own.back(victim)
+    own.save(7, 8, 9)
     for step in (1, 2):
-        local.done("rm", f"r@{step}")
-    local.end(victim)
-    remove_under(local.folder(victim))
-    shutil.copytree(backup, local.folder(victim))
-    local.back(victim)
+        own.done("rm", f"r@{step}")
+    own.end(victim)
+    remove_under(own.folder(victim))
+    shutil.copytree(backup, own.folder(victim))
+    own.back(victim)
     left = range(3, 10)
-    local.check_whole(*left)
+    own.check_whole(*left)
 
 
 def test_durability_and_a_drill_while_a_target_dies(local: Local) -> None:
@@ -224,29 +250,27 @@ def test_a_balance_is_asked_for_during_a_rebuild(local: Local) -> None:
     local.check_whole(*STEPS)
 
 
-def test_the_daemon_of_a_removed_target_is_started_again(local: Local, tmp_path: Path) -> None:
+def test_the_daemon_of_a_removed_target_is_started_again(own: Local, tmp_path: Path) -> None:
     """It is told why it is none, as often as it asks, and nobody else hears of it."""
-    local.done("target", "drain", "t3", "--wait")
-    local.done("target", "remove", "t3")
-    removed = local.directory / "targets" / "t3.removed"
-    address = json.loads((local.directory / "ready.json").read_text())["address"]
+    own.done("target", "drain", "t3", "--wait")
+    own.done("target", "remove", "t3")
+    removed = own.directory / "targets" / "t3.removed"
+    address = json.loads((own.directory / "ready.json").read_text())["address"]
     words = [
         *("--id", "t3", "--directory", str(removed), "--coordinator", address),
-        *("--secret-file", str(local.directory / "secret")),
+        *("--secret-file", str(own.directory / "secret")),
     ]
     log = tmp_path / "log"
-    with (
-        log.open("wb") as said,
-        subprocess.Popen(
-            [sys.executable, "-m", "ckptd.cli", "target", *words],
-            stdout=subprocess.DEVNULL, stderr=said,
-        ) as again,
-    ):  # fmt: skip
+    with log.open("wb") as said:
+        again = start_daemon(["target", *words], stderr=said.fileno())
+    assert again.stdout is not None
+    with again.stdout:
         refused = "target t3 was removed from this cluster, for good"
         wait_until(lambda: refused in log.read_text(), "it is refused", WAIT_S)
-        assert "t3" not in local.targets()
-        local.check_whole(*STEPS)
+        assert "t3" not in own.targets()
+        own.check_whole(*STEPS)
         again.terminate()
+        again.wait(WAIT_S)
 
 
 def test_a_torn_map_is_no_map_and_is_written_again(local: Local) -> None:
@@ -266,13 +290,11 @@ def test_a_torn_map_is_no_map_and_is_written_again(local: Local) -> None:
     local.check_whole(*STEPS)
 
 
-def test_one_of_a_tenth_of_the_size_is_added_on_the_same_device(
-    local: Local, tmp_path: Path
-) -> None:
+def test_one_of_a_tenth_of_the_size_is_added_on_the_same_device(own: Local, tmp_path: Path) -> None:
     place = tmp_path / "small"
-    added = local.document("target", "add", str(place), "--force")
-    local.save(7, 8, 9)
-    local.check_whole(*range(1, 10))
-    local.done("target", "drain", added["id"], "--wait")
-    local.done("target", "remove", added["id"])
-    local.check_whole(*range(1, 10))
+    added = own.document("target", "add", str(place), "--force")
+    own.save(7, 8, 9)
+    own.check_whole(*range(1, 10))
+    own.done("target", "drain", added["id"], "--wait")
+    own.done("target", "remove", added["id"])
+    own.check_whole(*range(1, 10))
