@@ -38,7 +38,7 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def store(url: str, tmp_path: Path) -> Iterator[Store]:
     """A cluster that keeps the newest 4 steps."""
-    with ckpt.open(f"{url}?targets=4&code=2+1&keep=4") as opened:
+    with ckpt.open(f"{url}?targets=3&code=2+1&keep=4") as opened:
         yield opened
     run("local", "stop", f"{tmp_path}/burst")
 

@@ -29,7 +29,7 @@ def value_of(store: Store, which: int | str, run_name: str = RUN) -> int:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """Steps 1 and 2; of a run the newest 2 are kept."""
-    url = f"ckpt+local://{tmp_path}/burst?targets=4&code=2+1&keep=2"
+    url = f"ckpt+local://{tmp_path}/burst?targets=3&code=2+1&keep=2"
     with ckpt.open(url) as opened:
         save(opened, 1, 1)
         save(opened, 2, 2)
