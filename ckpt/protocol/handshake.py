@@ -93,11 +93,16 @@ class Elsewhere(Unavailable):
         self.leader = failed.leader
 
 
+_WHERE_IT_IS_ANOTHER: Final = (
+    "where the cluster was made again, start this process again; else name its own coordinators"
+)
+
+
 class OtherCluster(Refused):
     """The server is of `cluster`, and the client wants another one."""
 
     def __init__(self, message: str, cluster: str) -> None:
-        super().__init__(message)
+        super().__init__(message, hint=_WHERE_IT_IS_ANOTHER)
         self.cluster = cluster
 
 
