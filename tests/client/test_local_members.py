@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from ckpt_client.cli.cluster import HOLD_NAME, is_running
 from tests.client.bits import bits_of
 from tests.client.clikit import run, start
 from tests.waiting import ASKED_S, wait_until
+from tests.warm_child import start_daemon
 
 WAIT_S = 60.0
 LEAVING = "t1"
@@ -128,9 +127,11 @@ def test_an_interrupted_removal_holds_nothing(url: str, tmp_path: Path) -> None:
         *("target", "--id", "t9", "--directory", str(tmp_path / "t9")),
         *("--coordinator", address, "--secret-file", str(directory / "secret")),
     ]
-    line = [sys.executable, "-m", "ckptd.cli", *words]
     held = directory / "targets" / "t9" / HOLD_NAME
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as alone:
+    with (tmp_path / "log").open("wb") as log:
+        alone = start_daemon(words, stderr=log.fileno())
+    assert alone.stdout is not None
+    with alone.stdout:
         wait_until(
             lambda: target(url, "t9").get("state") == "live", "it has joined", WAIT_S, ASKED_S
         )
@@ -140,7 +141,7 @@ def test_an_interrupted_removal_holds_nothing(url: str, tmp_path: Path) -> None:
             removing.communicate(timeout=WAIT_S)
         assert (removing.returncode, held.exists()) == (130, False)
         alone.terminate()
-    assert alone.returncode == 0
+        assert alone.wait(WAIT_S) == 0
 
 
 def test_a_directory_is_one_target_more_and_goes_again(url: str, tmp_path: Path) -> None:
