@@ -17,8 +17,8 @@ from tests.frameworks.warm import Warm
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = "tests.frameworks.jax_process"
-PROCESS = ROOT.joinpath(*SCRIPT.split(".")).with_suffix(".py")
+MODULE = "tests.frameworks.jax_process"
+PROCESS = ROOT.joinpath(*MODULE.split(".")).with_suffix(".py")
 DEVICES = 4
 TIMEOUT_S = 300.0
 
