@@ -183,9 +183,9 @@ def stage(
         packing, wholes = parts.laid_out(lay_out, holders)
         turn.take(packing)
         copier = TorchCopier(packing.arrays, watched=overlaps, wholes=wholes)
-        save = turn.overlap(copier) if overlaps else turn.stage(copier)
-        learnt = learn_form() if learns_later else learnt
-        remember(store, learnt, packing.layout, shape, holders)
+    save = turn.overlap(copier) if overlaps else turn.stage(copier)
+    learnt = learn_form() if learns_later else learnt
+    remember(store, learnt, packing.layout, shape, holders)
     return save
 
 

@@ -128,7 +128,7 @@ def test_the_catalog_is_synced_before_a_rank_hears_what_it_says(tmp_path: Path) 
             # Nobody joins before targets vouch for the catalog.
             Daemon(tmp_path / "a", daemon.ready["address"], cluster=daemon.ready["cluster"]),
             Daemon(tmp_path / "b", daemon.ready["address"], cluster=daemon.ready["cluster"]),
-            daemon.client(role=Role.STAGER) as client,
+            daemon.client(role=Role.READER) as client,
         ):
             client.call(replace(joins, run=RunName("earlier")))
             with traced(daemon.process.pid, tmp_path) as calls:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ckpt_client
 from tests.client.clikit import environment
 
 DEAF_PLACE = """
@@ -56,8 +57,9 @@ print(*sorted(set(sys.modules) - before))
 
 def test_a_command_imports_nothing_before_it_holds_ctrl_c_back() -> None:
     """Python's own `signal` took most of the time in which Ctrl-C was a traceback."""
+    place = str(Path(ckpt_client.__file__).parents[1])
     found = subprocess.check_output(
-        [sys.executable, "-S", "-c", NEW_MODULES], env=environment(), text=True
+        [sys.executable, "-S", "-c", NEW_MODULES], env=environment(PYTHONPATH=place), text=True
     )
     assert found.split() == [
         "__future__",

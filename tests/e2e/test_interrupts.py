@@ -113,7 +113,8 @@ def _wait_until_it_waits(process: subprocess.Popen[str]) -> None:
         looks.append(tuple(fields[10:12]))  # Clock ticks in user and kernel mode.
         return state == "S" and looks[-LOOKS:] == [looks[-1]] * LOOKS
 
-    wait_until(sleeps, "it waits for somebody")
+    # Looks that lie further apart would meet each of its looks around.
+    wait_until(sleeps, "it waits for somebody", poll_s=0.0025)
 
 
 # --------------------------------------------------------------------------- a trainer

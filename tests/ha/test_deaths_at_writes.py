@@ -218,10 +218,12 @@ def test_a_store_is_drained_to_when_the_leader_dies_as_it_notes_the_store_and_wh
 
         def held() -> str:
             pairs = pairs_in(cluster.etcd, cluster.place)
-            (value,) = (
-                v for name, v in pairs.items() if name.endswith(f"/{run}") and name[:6] == "store/"
+            pages = (
+                value
+                for name, value in sorted(pairs.items())
+                if name.startswith("store/") and f"/{run}/" in name
             )
-            return base64.b64decode(value).decode()
+            return " ".join(base64.b64decode(page).decode() for page in pages)
 
         wait_until(lambda: "2#" in held(), "the store is known to hold step 2", AGAIN_S)
         assert [each.split("#")[0] for each in held().split()] == ["1", "2"]
