@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.base.ids import PayloadId, Rank
 from ckpt.format.messages.hello import Failed
@@ -334,3 +335,30 @@ def test_an_impossible_payload_is_refused(payload_bytes: int) -> None:
     (failed,) = RankFake(bench, payload_bytes=payload_bytes).open(1)
     assert isinstance(failed, Failed)
     assert bench.states() == {}
+
+
+@pytest.mark.parametrize("late", ["open", "certify"])
+def test_what_an_older_connection_said_comes_late_and_takes_no_save_from_the_newer_one(
+    late: str,
+) -> None:
+    """A stager that was cut off dials again; what it had sent before still arrives, and then the
+    end of that connection. Its save was certified over the newer one: there it waits to hear.
+    """
+    bench = Bench()
+    ranks = team(bench, 2)
+    every(ranks, lambda rank: rank.open(1))
+    every(ranks, RankFake.seal_all)
+    first, second = ranks
+    older = first.session
+    first.reconnect()
+    first.ask(first.question(1))
+    first.certify()
+    if late == "open":
+        bench.tell(older, first.question(1))
+    else:
+        table = first.table()
+        bench.tell(older, replace(first.certificate(), table_bytes=len(table)), table)
+    bench.close(older)
+    second.certify()
+    assert len(second.commits()) == 1
+    assert first.commits() == second.commits()

@@ -228,12 +228,17 @@ class AttemptBook:
         """Those that write it, or have ended, oldest first."""
         return self._of_step.get((run, step), {}).values()
 
-    def speaks(self, attempt: Attempt, payload: Payload, session: Session) -> None:
-        """A payload's stager is here, in this session."""
+    def speaks(self, attempt: Attempt, payload: Payload, session: Session) -> bool:
+        """A payload's stager is here, in this session. False where it has a newer one: what it said
+        over an older one before it dialed again comes late, and it hears no answer there.
+        """
+        if payload.session is not None and session < payload.session:
+            return False
         self.let_go(payload)
         payload.session = session
         if attempt.state not in ENDED:
             self._of_session.setdefault(session, {})[payload.id] = payload
+        return True
 
     def let_go(self, payload: Payload) -> None:
         """Its attempt has ended, or goes on without it: nobody is waited for."""

@@ -111,7 +111,8 @@ class Certifying:
             self._ending.tell_end_of(session, request, message.payload)
             return
         attempt, payload = found
-        self._book.speaks(attempt, payload, session)
+        if not self._book.speaks(attempt, payload, session):
+            return
         payload.away_since_us = None
         if not self._take_table(payload, message, bulk):
             return

@@ -141,7 +141,8 @@ class Ending:
             self.tell_end_of(session, request, message.payload)
             return
         attempt, payload = found
-        self._book.speaks(attempt, payload, session)
+        if not self._book.speaks(attempt, payload, session):
+            return
         payload.request = request
         if attempt.state in ABORTABLE:
             from_wire = Aborted(f"rank {payload.id.rank}: {message.message}", hint=message.hint)

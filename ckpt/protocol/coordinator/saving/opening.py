@@ -300,7 +300,8 @@ class Opening:
         self, session: Session, request: int, attempt: Attempt, payload: Payload
     ) -> None:
         """The same question from a stager that may have missed the answer."""
-        self._book.speaks(attempt, payload, session)
+        if not self._book.speaks(attempt, payload, session):
+            return
         payload.away_since_us = None
         payload.request = request
         if attempt.state in ENDED:
