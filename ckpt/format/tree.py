@@ -25,11 +25,10 @@ The text of a path names a tensor everywhere else. Its steps are joined by `/`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -141,9 +140,6 @@ def step_text(step: Key | SequenceIndex) -> str:
 
 _LEAF, _DICT, _LIST, _TUPLE, _BIG, _COMPLEX = range(6)
 
-_MANY: Final = 64
-"""Entries of a dict from which on they are packed together: fewer, one by one, take less."""
-
 Packed: TypeAlias = "bool | int | float | str | bytes | list[Packed] | tuple[int, str] | None"
 """What MessagePack carries for a node or a key."""
 
@@ -169,11 +165,10 @@ def _pack(node: Node, path: Path) -> Packed:
             if len({key for key, _ in items}) != len(items):
                 raise Refused(f"{_shown(path)}: two keys are equal")
             packed: list[Packed] = [_DICT]
-            if len(items) >= _MANY and _pack_leaves(items, packed):
-                return packed
             for key, child in items:
                 packed.append(_pack_key(key, path))
                 if type(child) is LeafNode and child.name.isascii():  # As nearly all are.
+                    # A tuple: Python's collector sees once that it is in no cycle.
                     packed.append((_LEAF, child.name))
                 else:
                     packed.append(_pack(child, (*path, key)))
@@ -192,24 +187,6 @@ def _pack(node: Node, path: Path) -> Packed:
             return _pack_scalar(value, path)
         case LeafNode():
             raise AssertionError("packed above")
-
-
-def _pack_leaves(items: Sequence[tuple[Key, Node]], packed: list[Packed]) -> bool:
-    """Whether all of a dict are tensors with plain keys and names, by loops of C's: then they are
-    packed.
-    """
-    keys = [key for key, _ in items]
-    nodes = [child for _, child in items]
-    if set(map(type, nodes)) != {LeafNode} or set(map(type, keys)) != {str}:
-        return False
-    names = [node.name for node in cast(Sequence[LeafNode], nodes)]
-    texts = cast(Sequence[str], keys)
-    if not ("".join(texts).isascii() and "".join(names).isascii()):
-        return False
-    # Of what tuples like these hold Python's collector soon knows that it is in no cycle.
-    leaves: list[Packed] = [(_LEAF, name) for name in names]
-    packed += chain.from_iterable(zip(texts, leaves, strict=True))
-    return True
 
 
 def _pack_scalar(value: Scalar, path: Path) -> Packed:

@@ -22,7 +22,6 @@ import msgspec
 
 from ckpt.base.errors import CkptError
 from ckpt.base.printable import printable, printable_json
-from ckpt.base.units import counted as counted
 from ckpt.base.units import format_bytes, format_seconds
 from ckpt_client.cli.tables import Narrowed, Row, Tone, columns_of, narrowed, parted, table_lines
 

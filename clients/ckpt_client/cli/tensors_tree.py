@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import Rank
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt.objects.source import Source
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.source import opened_source
 from ckpt_client.load.tensor_info import TensorInfo, tensor_infos
 

@@ -12,9 +12,8 @@ bytes (its own encoded node), so that replicas which differ in a scalar are foun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final, cast
 
 import msgspec
@@ -35,15 +34,12 @@ from ckpt.format.tree import (
     SequenceIndex,
     TupleNode,
     encode_tree,
-    names_below,
     step_text,
 )
 from ckpt_client.save.arrays import ARRAYS, AnyArray, as_array, shown
 from ckpt_client.save.shards import Replicated, Shard, Shards, check_box
 
 SCALAR_DTYPE: Final = np.dtype("u1")
-MANY: Final = 64
-"""Entries of a dict from which on they are looked at together: fewer, one by one, take less."""
 SCALARS: Final = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
@@ -146,12 +142,7 @@ class _Walk:
     def _entries(
         self, value: dict[object, object], where: str, depth: int, replicated: bool
     ) -> tuple[tuple[Key, Node], ...]:
-        is_deep = depth >= TREE_DEPTH_MAX
-        if len(value) >= MANY and not is_deep:
-            many = self._many_entries(value, where, replicated)
-            if many is not None:
-                return many
-        above = f"{where}/" if depth else ""
+        above, is_deep = f"{where}/" if depth else "", depth >= TREE_DEPTH_MAX
         entries: list[tuple[Key, Node]] = []
         for some, child in value.items():
             key = _checked_key(some, where)
@@ -166,36 +157,6 @@ class _Walk:
                 node = self.visit(child, name, depth + 1, replicated)
             entries.append((key, node))
         return tuple(entries)
-
-    def _many_entries(
-        self, value: dict[object, object], where: str, replicated: bool
-    ) -> tuple[tuple[Key, Node], ...] | None:
-        """The same of arrays alone, or copies of arrays alone, by loops of C's. None where others
-        are among them, and where one must be refused.
-        """
-        items = list(value.items())
-        children = [child for _, child in items]
-        if set(map(type, children)) == {Replicated}:
-            copies = cast(Sequence[Replicated], children)
-            children, replicated = [copy.tree for copy in copies], True
-        if not ARRAYS.issuperset(map(type, children)):
-            return None
-        arrays = cast(Sequence[AnyArray], children)
-        keys = [_checked_key(key, where) for key, _ in items]
-        names = names_below(where, keys)
-        kinds = [array.dtype for array in arrays]
-        try:
-            dtypes = {kind: dtype_name(kind) for kind in set(kinds)}
-        except Refused:
-            return None
-        shapes = [array.shape for array in arrays]
-        zeros = {count: (0,) * count for count in set(map(len, shapes))}
-        meaning = Meaning.REPLICATED if replicated else Meaning.OWN
-        self._leaves += map(
-            Leaf, names, repeat(meaning), [dtypes[kind] for kind in kinds], arrays, shapes,
-            [zeros[len(shape)] for shape in shapes],
-        )  # fmt: skip
-        return tuple(zip(keys, map(LeafNode, names), strict=True))
 
     def _items(
         self,

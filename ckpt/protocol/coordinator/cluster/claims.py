@@ -301,9 +301,10 @@ class Claims:
         }
         if len(self._refused) >= CLAIMS_MAX:
             return
+        heard_us = now_us + round(REMOVED_RETRY_S * US_PER_S) if is_removed else now_us
         self._refused[key] = Claim(
             *key, message.directory, message.domain, message.address, message.pid, replaces,
-            error.message, now_us + round(REMOVED_RETRY_S * US_PER_S) * is_removed, is_removed,
+            error.message, heard_us, is_removed,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import UnsetType
 
-from ckpt.base.units import US_PER_S
+from ckpt.base.units import US_PER_S, counted
 from ckpt.protocol.coordinator.cluster.membership import Membership
 from ckpt.protocol.coordinator.cluster.returning import is_awaited
 from ckpt.protocol.coordinator.reading.checks import START_WORKER, WORKER_HEARD_S
@@ -59,7 +59,7 @@ def unserved_moves(repairs: Repairs, members: Membership) -> str:
         named.append(f"and {len(leaving) - NAMED_MAX} more are")
     moves = sum(len(one.columns) for one in due if one.is_move)
     if moves:
-        named.append(f"{moves} column{'s are' if moves > 1 else ' is'} to move for balance")
+        named.append(f"{counted(moves, 'column', 'is', 'are')} to move for balance")
     return ", ".join(named)
 
 

@@ -27,7 +27,7 @@ from ckpt.aio.durable import make_directories
 from ckpt.aio.local_targets import TARGETS_FOLDER
 from ckpt.base.errors import NoSpace, NotFound, Refused
 from ckpt.base.system_errors import system_error
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt_client.cli.cluster import (
     CatalogCopy,
     check_idle,
@@ -37,7 +37,7 @@ from ckpt_client.cli.cluster import (
 from ckpt_client.cli.daemons import printed_by
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.local import cluster_directory
 from ckpt_client.exchange.whole_file import WholeFile

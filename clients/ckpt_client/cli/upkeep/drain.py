@@ -18,11 +18,11 @@ from typing import Final
 
 from ckpt.base.errors import NotFound, Refused, Unavailable
 from ckpt.base.shell_words import quoted
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import StatusView, StoreStatus
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.upkeep.waiting import LOOK_S, RECORD_S
 
 EXAMPLE = "ckpt drain wait\nckpt drain wait s3://bucket/runs\nckpt drain forget s3://bucket/runs"

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 
 from ckpt.base.errors import ERROR_OF_EXIT, CkptError, NotFound, Refused
 from ckpt.base.ids import Domain, Generation, RunName, Step, TargetId
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.tables import Tone
 from ckpt_client.locate import client_name
 

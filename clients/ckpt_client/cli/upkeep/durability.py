@@ -22,10 +22,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from ckpt.base.units import format_age, format_bytes, format_seconds, parse_age, parse_bytes
+from ckpt.base.units import (
+    counted,
+    format_age,
+    format_bytes,
+    format_seconds,
+    parse_age,
+    parse_bytes,
+)
 from ckpt.erasure.code import Code
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.durability_report import (
     PAYLOADS,

@@ -10,10 +10,10 @@ from msgspec.structs import asdict as fields_of
 
 from ckpt.base.errors import NotFound
 from ckpt.base.ids import RunName, TargetId
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
 from ckpt_client.cli.cluster import Conversation
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 
 
 @dataclass(frozen=True, slots=True)

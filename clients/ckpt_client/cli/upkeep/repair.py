@@ -17,12 +17,12 @@ import argparse
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import format_bytes, format_seconds, parse_bytes
+from ckpt.base.units import counted, format_bytes, format_seconds, parse_bytes
 from ckpt.format.messages.repairs import SetRepair
 from ckpt.protocol.coordinator.reading.repair_answers import RepairTaskView, RepairView
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.upkeep.waiting import wait_for_repair
 from ckpt_client.url import LocalUrl
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import CkptError, NotFound, PeerError, Unavailable
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt_client.cli.cluster import Conversation, conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.tables import Tone, Toned
 from ckpt_client.locate import client_name
 

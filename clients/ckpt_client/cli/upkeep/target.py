@@ -38,7 +38,7 @@ from msgspec.structs import asdict
 from ckpt.aio.local_targets import leave_place
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.base.ids import TargetId
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import DeviceShare
 from ckpt.protocol.coordinator.reading.answers import TargetView
@@ -51,7 +51,7 @@ from ckpt_client.cli.cluster import (
     read_made,
 )
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.upkeep.foresight import (
     document_of,

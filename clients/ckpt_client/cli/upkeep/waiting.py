@@ -9,11 +9,11 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from ckpt.base.units import format_seconds
+from ckpt.base.units import counted, format_seconds
 from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client.cli.cluster import Conversation
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 
 LOOK_S: Final = 1.0
 RECORD_S: Final = 5.0

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ckpt.base.errors import Refused
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.source import opened_source
 from ckpt_client.exchange.tensors import NamedArray, named_arrays
 from ckpt_client.inspect.differences import Comparison, Difference, DifferenceKind

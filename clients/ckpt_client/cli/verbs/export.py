@@ -26,11 +26,11 @@ from pathlib import Path
 
 from ckpt.base.errors import Refused
 from ckpt.base.system_errors import system_error
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.objects.source import Source
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.source import opened_source
 
 EXAMPLE = "ckpt export llama/7b@12500 --format safetensors --prefix model /scratch/llama-7b"

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from ckpt.base.errors import Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step, check_run_name
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.format.members import NO_LAUNCH
 from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.stores import open_sink
@@ -37,7 +37,7 @@ from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client import labels
 from ckpt_client.cli.cluster import Conversation, conversation, no_run, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted, show_error
+from ckpt_client.cli.output import Output, show_error
 from ckpt_client.load.from_store import open_url
 from ckpt_client.save.again import save_again
 from ckpt_client.store import Store

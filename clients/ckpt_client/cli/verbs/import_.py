@@ -25,13 +25,13 @@ from dataclasses import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.tree import path_text
 from ckpt_client.cli.cluster import parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_place
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.exchange.arrays import Incoming, byte_count
 from ckpt_client.exchange.incoming import FORMATS, guess_format, incoming
 from ckpt_client.exchange.incoming_source import IncomingSource

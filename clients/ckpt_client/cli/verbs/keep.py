@@ -13,13 +13,13 @@ import argparse
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import check_run_name
-from ckpt.base.units import parse_age
+from ckpt.base.units import counted, parse_age
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
 from ckpt.protocol.coordinator.reading.answers import RetentionView
 from ckpt_client import retention
 from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 from ckpt_client.cli.upkeep.gc import print_verdicts
 
 EXAMPLE = (

@@ -16,12 +16,12 @@ from itertools import zip_longest
 from msgspec.structs import replace
 
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step, check_run_name
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt.protocol.losses import loss_reason
 from ckpt_client.cli.cluster import conversation, no_run
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.tables import Tone
 
 EXAMPLE = "ckpt ls\nckpt ls llama/7b --json | jq '.steps[-1].step'"

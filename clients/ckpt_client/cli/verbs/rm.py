@@ -17,11 +17,11 @@ from typing import Final
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
-from ckpt.base.units import format_bytes
+from ckpt.base.units import counted, format_bytes
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.cli.cluster import conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 
 LAST: Final = "the only committed checkpoint of its run"
 EXAMPLE = "ckpt rm llama/7b@12500 --dry-run\nckpt rm llama/7b@12500 --yes"

@@ -15,10 +15,11 @@ import argparse
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
+from ckpt.base.units import counted
 from ckpt_client import labels
 from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted
+from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt rollback llama/7b@12500 --dry-run\nckpt rollback llama/7b@12500"
 

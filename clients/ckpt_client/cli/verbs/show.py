@@ -13,7 +13,7 @@ import argparse
 from msgspec.structs import replace
 
 from ckpt.base.ids import Generation
-from ckpt.base.units import format_bytes, format_number, format_seconds
+from ckpt.base.units import counted, format_bytes, format_number, format_seconds
 from ckpt.protocol.coordinator.reading.answers import (
     ColumnsView,
     DocumentView,
@@ -22,7 +22,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 )
 from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.verbs.ls import as_shown, reason_text, survives_text
 
 EXAMPLE = "ckpt show llama/7b@12500"

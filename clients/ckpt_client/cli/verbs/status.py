@@ -16,7 +16,7 @@ from typing import Final
 
 from ckpt.aio.net.wire_policy import WirePolicy
 from ckpt.aio.secret import find_secret_file, read_secret
-from ckpt.base.units import format_bytes, format_seconds
+from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.native.version import version_line
 from ckpt.protocol.coordinator.reading.answers import (
     AttemptView,
@@ -28,7 +28,7 @@ from ckpt.protocol.coordinator.reading.checks import exit_code
 from ckpt.protocol.coordinator.reading.local_advice import with_store
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckpt_client.cli.cluster_status import Status, TargetStatus, local_status, remote_status
-from ckpt_client.cli.output import Output, age_text, counted
+from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.verbs.ls import awaited_text
 from ckpt_client.url import LocalUrl, parse_url

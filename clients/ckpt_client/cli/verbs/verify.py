@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt.base.errors import Unavailable
 from ckpt.base.ids import Rank
+from ckpt.base.units import counted
 from ckpt.protocol.losses import loss_reason
 from ckpt_client.cli.cluster import Conversation, conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
-from ckpt_client.cli.output import Output, counted, rate_text
+from ckpt_client.cli.output import Output, rate_text
 from ckpt_client.cli.tables import Tone
 from ckpt_client.cli.tensors_tree import ranges_text
 from ckpt_client.cli.verbs.ls import reason_text
