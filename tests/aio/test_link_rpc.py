@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import stat
 import threading
 import warnings
 from collections.abc import Callable
@@ -399,10 +400,12 @@ def connections_to(port: int) -> int:
     count = 0
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
             with socket.socket(fileno=os.dup(descriptor)) as copy:
                 count += copy.getpeername()[1] == port
         except (OSError, IndexError, TypeError):
-            continue  # No socket, or no TCP.
+            continue  # The listing's own; no connection, or no TCP.
     return count
 
 
