@@ -228,10 +228,17 @@ class CkptFileSystemBase(PuttingFileSystem):
                 # Of processes that get one file to one place at once, the first does it so.
                 with suppress(Busy):
                     if local.is_file() or not local.exists():
-                        outfile = whole = stack.enter_context(WholeFile(local))
-            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
-            if whole is not None:
-                whole.complete()
+                        whole = stack.enter_context(WholeFile(local))
+            if whole is None:
+                super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
+                return
+            # A file that it did not open itself fsspec closes, or not, from version to version.
+            file = stack.enter_context(self.open(rpath, "rb", **options))  # type: ignore[arg-type]
+            callback.set_size(getattr(file, "size", None))
+            while data := file.read(self.blocksize):
+                whole.write(data)
+                callback.relative_update(len(data))
+            whole.complete()
 
     # ----------------------------------------------------------------------- writing
 
