@@ -165,8 +165,11 @@ def check_run_name(name: str) -> RunName:
 
 def whole_number(value: SupportsIndex) -> int | None:
     """Of an int or what is one in all but its type, such as numpy's; None for anything else."""
+    # A truth of numpy's is an index before numpy 2.
+    if isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b":
+        return None
     try:
-        return None if isinstance(value, bool) else index(value)
+        return index(value)
     except TypeError:
         return None
 
