@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import SupportsFloat, TypeVar, cast
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from ckpt.base.errors import Refused
 from ckpt_client.save.handle import Commit
@@ -64,12 +64,12 @@ def described(model: torch.nn.Module, rank: int) -> dict[str, object]:
     """What the rank saves of its weights, and its configuration if it has one."""
     weights = weights_of_rank(model, model.state_dict(), rank)
     config = getattr(model, "config", None)
-    if not isinstance(config, PreTrainedConfig):
+    if not isinstance(config, PretrainedConfig):
         return {"model": weights}
     return {"model": weights, "config": config.to_json_string(use_diff=False)}
 
 
-def _configured(name: str, state: dict[str, object]) -> PreTrainedConfig:
+def _configured(name: str, state: dict[str, object]) -> PretrainedConfig:
     if "config" not in state:
         raise Refused(f"{name} was saved without a configuration", hint="pass config=")
     values = json.loads(cast(str, state["config"]))
