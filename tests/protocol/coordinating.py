@@ -297,7 +297,7 @@ class Bench:
     # ----------------------------------------------------------------------- whole saves
 
     def save(
-        self, step: int, *, run: str = RUN, world_size: int = 1, key: str = "k"
+        self, step: int, *, run: str = RUN, world_size: int = 1, key: str | None = "k"
     ) -> CheckpointId:
         """A committed checkpoint."""
         self._sessions += 1  # Each save is of processes of its own.

@@ -52,7 +52,8 @@ def _known(machine: CoordinatorMachine) -> dict[str, object]:
         },
         "loaded": {
             (run, number, step, turn): one.id
-            for (run, number, step), turns in sorted(rounds.items(), key=str)
+            for (run, number), by_step in sorted(rounds.items())
+            for step, turns in sorted(by_step.items(), key=str)
             for turn, one in sorted(turns.items())
             if one.settled
         },

@@ -8,6 +8,7 @@ from ckpt.base.errors import NoSpace
 from ckpt.base.ids import Rank
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
+from ckpt.protocol.coordinator.catalog import LaunchForgotten
 from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
@@ -36,6 +37,9 @@ class Joining:
         launch, entries = self._launches.join(
             session, message, self._desk.now_us, from_stager=role is Role.STAGER
         )
+        for entry in entries:
+            if isinstance(entry, LaunchForgotten):
+                self._rounds.launch_forgotten(entry.run, entry.launch)
         turn = self._rounds.next_turn(message.run, launch, message.rank)
         joined = LaunchJoined(
             launch.number, turn, references=True, by_number=True, guards=True, claims=True,

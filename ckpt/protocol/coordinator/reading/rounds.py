@@ -49,7 +49,8 @@ STEPS_KEPT = 256
 """Steps of each launch whose resolution by number is kept, the latest."""
 
 
-Rounds = dict[tuple[RunName, LaunchNumber, Step | None], dict[int, Round]]
+Turns = dict[int, Round]
+LaunchKey = tuple[RunName, LaunchNumber]
 Seat = tuple[RunName, LaunchNumber, Step | None, int, Rank]
 
 
@@ -67,15 +68,15 @@ class LaunchRounds:
         self._checkpoints = checkpoints
         self._new_pin = new_pin
         self._unpinned = unpinned
-        #: The rounds of "newest" by turn, under the step None; under a step's number its only one,
-        #: as turn 0.
-        self._rounds: Rounds = {}
+        #: Of each launch the rounds of "newest" by turn, under the step None; under a step's number
+        #: its only one, as turn 0. They go with the launch.
+        self._rounds: dict[LaunchKey, dict[Step | None, Turns]] = {}
         #: Rounds that hold their pin, for ranks that have not come for them.
         self._held: list[Round] = []
         #: Rounds with ranks that wait for a confirmation.
         self._asked: list[Round] = []
-        #: The turn after the last one of "newest" that a rank has taken.
-        self._served: dict[tuple[RunName, LaunchNumber, Rank], int] = {}
+        #: Of each launch the turn after the last one of "newest" that a rank has taken.
+        self._served: dict[LaunchKey, dict[Rank, int]] = {}
         #: What is read over which session, to hear of readers that go away.
         self._loading: dict[Session, dict[Seat, None]] = {}
 
@@ -93,17 +94,27 @@ class LaunchRounds:
         chosen = self._checkpoints.get(id)
         return Round(launch, turn, id, chosen, settling=True, settled=True, recovered=True)
 
-    def _turns(self, run: RunName, launch: Launch, step: Step | None) -> dict[int, Round]:
-        return self._rounds.setdefault((run, launch.number, step), {})
+    def launch_forgotten(self, run: RunName, number: LaunchNumber) -> None:
+        """Its processes are gone: what it has resolved goes as well."""
+        self._served.pop((run, number), None)
+        for turns in self._rounds.pop((run, number), {}).values():
+            for one in turns.values():
+                self._let_go(one)
+
+    def _turns(self, run: RunName, launch: Launch, step: Step | None) -> Turns:
+        return self._rounds.setdefault((run, launch.number), {}).setdefault(step, {})
+
+    def _known(self, run: RunName, number: LaunchNumber, step: Step | None) -> Turns:
+        return self._rounds.get((run, number), {}).get(step, {})
 
     def get(self, run: RunName, launch: Launch, step: Step | None, turn: int) -> Round | None:
-        return self._rounds.get((run, launch.number, step), {}).get(turn)
+        return self._known(run, launch.number, step).get(turn)
 
     def next_turn(self, run: RunName, launch: Launch, rank: Rank) -> int:
         """The turn of this rank's next resolution."""
         if not launch.has_saved(rank):
             return 0
-        return max(1, self._served.get((run, launch.number, rank), 1))
+        return max(1, self._served.get((run, launch.number), {}).get(rank, 1))
 
     def by_number(self, run: RunName, launch: Launch, step: Step) -> Round | None:
         """What the launch's ranks get that ask for a step by its number, if some have asked."""
@@ -112,7 +123,7 @@ class LaunchRounds:
 
     def as_newest(self, run: RunName, launch: Launch, step: Step) -> Round | None:
         """What some of them have had as the newest, when it is of this step."""
-        turns = self._rounds.get((run, launch.number, None), {})
+        turns = self._known(run, launch.number, None)
         of_step = [one for _, one in sorted(turns.items()) if one.id.step == step and one.stands]
         return None if not of_step or self._is_left(of_step[-1]) else of_step[-1]
 
@@ -135,7 +146,7 @@ class LaunchRounds:
         """
         id = fact.checkpoint
         for number in fact.written_by:
-            turns = self._rounds.get((id.run, number, id.step), {})
+            turns = self._known(id.run, number, id.step)
             if 0 in turns and turns[0].id.generation < id.generation:
                 self._forget_step(turns[0])
 
@@ -163,9 +174,9 @@ class LaunchRounds:
         # What some have from the tier and others from a store is the same generation.
         one.from_store = chosen.state is RowState.DAMAGED
         one.ranks.add(rank)
-        key = (run, launch.number, rank)
         if turn and not by_number:
-            self._served[key] = max(self._served.get(key, 1), turn + 1)
+            served = self._served.setdefault((run, launch.number), {})
+            served[rank] = max(served.get(rank, 1), turn + 1)
         if one.is_complete:
             self._let_go(one)
 
@@ -186,15 +197,15 @@ class LaunchRounds:
 
     def _forget_old_steps(self, run: RunName, launch: Launch) -> None:
         """All but the last numbers that were asked for."""
-        own = (run, launch.number)
-        mine = [key for key in self._rounds if key[:2] == own and key[2] is not None]
-        for key in mine[: max(0, len(mine) - STEPS_KEPT)]:
-            self._forget_step(self._rounds[key][0])
+        by_step = self._rounds[run, launch.number]
+        mine = [turns[0] for step, turns in by_step.items() if step is not None]
+        for one in mine[: max(0, len(mine) - STEPS_KEPT)]:
+            self._forget_step(one)
 
     def _forget_step(self, one: Round) -> None:
         """What was asked for by this number binds nobody any more."""
         self._let_go(one)
-        del self._rounds[(one.id.run, one.launch.number, one.step)]
+        del self._rounds[one.id.run, one.launch.number][one.step]
         forgotten = catalog.StepForgotten(one.id.run, one.launch.number, one.id.step)
         self._desk.persist((forgotten,), lambda: None)
 
@@ -306,7 +317,7 @@ class LaunchRounds:
     def released(self, session: Session) -> None:
         """Note that a reader is done: it has given up what it has not confirmed."""
         for run, number, step, turn, rank in self._loading.pop(session, ()):
-            one = self._rounds.get((run, number, step), {}).get(turn)
+            one = self._known(run, number, step).get(turn)
             if one is not None and one.loading.get(rank) == session:
                 del one.loading[rank]
 
