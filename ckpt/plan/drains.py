@@ -14,6 +14,7 @@ survive a crash.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -23,6 +24,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Generation, RunName, Step
 from ckpt.format.messages.keeping import COUNT_MAX
 from ckpt.plan.keeping.retention import expired
+
+Held = tuple[Step, Generation]
+"""A generation of a run in a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +76,70 @@ def parse_policies(text: str) -> tuple[StorePolicy, ...]:
     return found
 
 
+class StoredSteps:
+    """What a store has of one run. A run that goes on for a year leaves a hundred thousand
+    generations there, and every save asks: no question walks through them.
+    """
+
+    def __init__(self, generations: set[Held] | None = None) -> None:
+        """It is this set from then on; who changes it otherwise makes another one of me."""
+        self.generations: set[Held] = set() if generations is None else generations
+        #: The newest generation of each step.
+        self._by_step = dict(sorted(self.generations))
+        #: Ascending.
+        self._steps = list(self._by_step)
+
+    def add(self, one: Held) -> None:
+        """It has this as well now."""
+        step, generation = one
+        self.generations.add(one)
+        if not self.has(step):
+            insort(self._steps, step)
+        self._by_step[step] = max(generation, self._by_step.get(step, generation))
+
+    def has(self, step: Step) -> bool:
+        """Whether it has any generation of the step."""
+        return step in self._by_step
+
+    def replaces(self, one: Held) -> bool:
+        """Whether it has a newer generation of the step."""
+        step, generation = one
+        return self._by_step.get(step, generation) > generation
+
+    @property
+    def newest(self) -> Step | None:
+        """The highest step."""
+        return self._steps[-1] if self._steps else None
+
+    def last(self, count: int) -> list[Step]:
+        """At most so many newest steps, ascending."""
+        return self._steps[-count:]
+
+    def after(self, step: Step | None) -> list[Step]:
+        """Steps above it, ascending; all for None."""
+        return self._steps[0 if step is None else bisect_right(self._steps, step) :]
+
+
 def due(
     policy: StorePolicy,
     committed: Sequence[Committed],
-    stored: Collection[tuple[Step, Generation]],
+    stored: StoredSteps,
     gone: Collection[Step] = (),
 ) -> list[Committed]:
     """What one run's steps lack in the store, oldest commit first.
 
-    `stored` are the run's committed generations there; `gone` are steps that were committed and are
-    in the tier no more: they count among each Nth. What `keep` would delete again is left out.
+    `gone` are steps that were committed and are in the tier no more: above the newest that the
+    store has they count among each Nth. What `keep` would delete again is left out.
     """
-    by_step = {one.step: one for one in committed}
-    newest = max((step for step, _ in stored), default=None)
+    by_step, newest = {one.step: one for one in committed}, stored.newest
     wanted: list[Committed] = []
     passed = policy.every - 1 if newest is None else 0
-    steps_stored = {step for step, _ in stored}
-    for step in sorted({*by_step, *gone}):
+    passing = (step for step in gone if newest is None or step > newest)
+    for step in sorted({*by_step, *passing}):
         one = by_step.get(step)
-        if step in steps_stored and (one is None or (step, one.generation) in stored):
-            passed = 0
-            continue
-        if one is not None and step in steps_stored:
-            wanted.append(one)  # A newer generation of a step that the store has.
+        if stored.has(step):
+            if one is not None and (step, one.generation) not in stored.generations:
+                wanted.append(one)  # A newer generation of a step that the store has.
             continue
         if newest is not None and step < newest and policy.every > 1:
             continue  # It was passed over when its turn was.
@@ -103,15 +148,13 @@ def due(
             wanted.append(one)
             passed = 0
     if policy.keep is not None:
-        steps = sorted({step for step, _ in stored} | {one.step for one in wanted})
+        steps = sorted({*stored.last(policy.keep), *(one.step for one in wanted)})
         kept = set(steps[-policy.keep :])
         wanted = [one for one in wanted if one.step in kept]
     return sorted(wanted, key=lambda one: (one.committed_at_s, one.step))
 
 
-def surplus(
-    policy: StorePolicy, stored: Sequence[tuple[Step, Generation]]
-) -> list[tuple[Step, Generation]]:
+def surplus(policy: StorePolicy, stored: Sequence[Held]) -> list[Held]:
     """What may be deleted from the store: replaced generations, and steps beyond `keep`."""
     return expired(stored, policy.keep)
 

@@ -13,7 +13,7 @@ from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import CheckpointId, Generation, LaunchNumber, Rank, Step
 from ckpt.base.units import KiB
 from ckpt.format.messages.hello import OLDEST_VERSION
-from ckpt.plan.drains import StorePolicy
+from ckpt.plan.drains import Held, StorePolicy
 from ckpt.protocol.coordinator.catalog import (
     AttemptDecided,
     CatalogEntry,
@@ -25,7 +25,6 @@ from ckpt.protocol.coordinator.catalog import (
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
-    Held,
     StoreHolds,
     StoreOpened,
     tellings,

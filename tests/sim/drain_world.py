@@ -31,7 +31,7 @@ from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Source, Wish
 from ckpt.objects.stored_steps import stored_steps, unfinished
-from ckpt.plan.drains import Committed, StorePolicy, due
+from ckpt.plan.drains import Committed, StoredSteps, StorePolicy, due
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (
     CatalogEntry,
@@ -345,7 +345,7 @@ class DrainWorld(World):
         newest = {one.step: one.generation for one in sorted(self.committed)}
         rows = [Committed(RUN, s, g, 1, float(s)) for s, g in newest.items()]
         gone = {step for other in self.policies for step, _ in self.held(other)} - newest.keys()
-        return due(self.policies[url], rows, self.held(url), gone)
+        return due(self.policies[url], rows, StoredSteps(set(self.held(url))), gone)
 
     def pass_until_tidy(self, quiet_us: int) -> None:
         """What the tier deletes half drained goes once nobody has written to it for so long; the

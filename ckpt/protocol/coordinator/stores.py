@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from ckpt.base.ids import CheckpointId, Generation, RunName, Step
-from ckpt.plan.drains import StorePolicy
+from ckpt.base.ids import CheckpointId, Generation, RunName
+from ckpt.plan.drains import Held, StorePolicy
 
-Held = tuple[Step, Generation]
-"""A generation of a run in a store."""
 Page = tuple[int, int]
 """Term and number, see `page_of`."""
 PAGE_GENERATIONS: Final = 256
@@ -56,7 +54,13 @@ class StoreRow:
 
     policy: StorePolicy
     stored: dict[RunName, set[Held]] = field(default_factory=dict)
-    """What is committed there."""
+    """What is committed there; of no run nothing."""
+
+    def found(self, run: RunName, stored: Collection[Held]) -> None:
+        """This is all of a run."""
+        self.stored.pop(run, None)
+        if stored:
+            self.stored[run] = set(stored)
 
 
 def page_of(generation: Generation) -> Page:
@@ -92,7 +96,7 @@ def apply_drain(
             known = stores.setdefault(policy.url, StoreRow(policy))
             known.policy = policy
         case StoreHolds(url, run, stored) if url in stores:
-            stores[url].stored[run] = set(stored)
+            stores[url].found(run, stored)
         case CheckpointDrained(url, id) if url in stores:
             stores[url].stored.setdefault(id.run, set()).add((id.step, id.generation))
         case StoreForgotten(url):

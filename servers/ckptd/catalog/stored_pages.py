@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckpt.base.ids import Home
-from ckpt.protocol.coordinator.stores import Held, Page, page_of
+from ckpt.plan.drains import Held
+from ckpt.protocol.coordinator.stores import Page, page_of
 
 
 def only_page(stored: set[Held], page: Page) -> bytes | None:

@@ -21,6 +21,7 @@ holds what a worker has found there or read back there, never what one intends.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -42,7 +43,15 @@ from ckpt.format.messages.drains import (
     decode_parts,
     decode_stored,
 )
-from ckpt.plan.drains import Committed, StorePolicy, check_policy, due, surplus
+from ckpt.plan.drains import (
+    Committed,
+    Held,
+    StoredSteps,
+    StorePolicy,
+    check_policy,
+    due,
+    surplus,
+)
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (
     RowState,
@@ -113,14 +122,36 @@ class ServedStore:
     last: CheckpointId | None = None
     error: str = ""
     """Of the last failure, until something is drained; or why a worker cannot use the store."""
+    #: What the row has of each run that was asked for, in order of steps.
+    _stored: dict[RunName, StoredSteps] = field(default_factory=dict)
 
     @property
     def policy(self) -> StorePolicy:
         return self.row.policy
 
+    def stored(self, run: RunName) -> StoredSteps:
+        """What is committed there of a run."""
+        if run in self.row.stored and run not in self._stored:
+            self._stored[run] = StoredSteps(self.row.stored[run])
+        return self._stored.get(run) or StoredSteps()
+
     def holds(self, id: CheckpointId) -> bool:
         """Whether it is committed there."""
-        return (id.step, id.generation) in self.row.stored.get(id.run, ())
+        return (id.step, id.generation) in self.stored(id.run).generations
+
+    def found(self, run: RunName, stored: Collection[Held]) -> None:
+        """Note that this is all that it has of the run."""
+        self.row.found(run, stored)
+        self._stored.pop(run, None)
+
+    def drained(self, id: CheckpointId) -> None:
+        """Note that it has this as well."""
+        if not self.holds(id):
+            self.drained_count += 1
+        self.row.stored.setdefault(id.run, set())
+        self.stored(id.run).add((id.step, id.generation))
+        self.jobs.pop(id, None)
+        self.last, self.error = id, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +192,19 @@ class DrainQueue:
         found: list[Committed] = []
         for run in self._checkpoints.runs():
             if store.policy.wants(run):
-                stored = store.row.stored.get(run, ())
-                found += due(store.policy, self._newest_of_steps(run), stored, self._passed(run))
+                committed = self._newest_of_steps(run)
+                found += due(store.policy, committed, store.stored(run), self._passed(run, store))
         return sorted(found, key=lambda one: (one.committed_at_s, one.run, one.step))
 
     def needed(self, run: RunName) -> set[tuple[Step, Generation]]:
         """Generations of a run that some store waits for: neither retention nor eviction may take
         them."""
         committed = self._newest_of_steps(run) if self.stores else []
-        passed = self._passed(run)
         return {
             (one.step, one.generation)
             for store in self.stores.values()
             if store.policy.wants(run)
-            for one in due(store.policy, committed, store.row.stored.get(run, ()), passed)
+            for one in due(store.policy, committed, store.stored(run), self._passed(run, store))
         }
 
     def holders(self, run: RunName, step: Step | None) -> list[str]:
@@ -182,7 +212,11 @@ class DrainQueue:
         return [
             url
             for url, store in self.stores.items()
-            if any(step in (None, one) for one, _ in store.row.stored.get(run, ()))
+            if (
+                store.stored(run).newest is not None
+                if step is None
+                else store.stored(run).has(step)
+            )
         ]
 
     def holding(self, id: CheckpointId) -> tuple[str, ...]:
@@ -215,7 +249,7 @@ class DrainQueue:
                 stored = set(decode_stored(bulk))
                 for one in sorted(stored):
                     check_checkpoint(CheckpointId(message.run, *one))
-                *first, last = tellings(store.row.stored.get(message.run, set()), stored)
+                *first, last = tellings(store.stored(message.run).generations, stored)
                 for part in first:
                     entry = StoreHolds(store.policy.url, message.run, part)
                     self._desk.persist((entry,), nothing)
@@ -317,21 +351,14 @@ class DrainQueue:
         def durable() -> None:
             match entry:
                 case StoreHolds(url, run, stored) if url in self.stores:
-                    self.stores[url].row.stored[run] = set(stored)
+                    self.stores[url].found(run, stored)
                 case CheckpointDrained(url, id) if url in self.stores:
-                    self._count(self.stores[url], id)
+                    self.stores[url].drained(id)
             self._desk.send(session, request, DrainNoted(LEASE_US))
             for run in self._checkpoints.runs():
                 self._desk.tell(RunDrained(run))
 
         self._desk.persist((entry,), durable)
-
-    def _count(self, store: ServedStore, id: CheckpointId) -> None:
-        if not store.holds(id):
-            store.drained_count += 1
-        store.row.stored.setdefault(id.run, set()).add((id.step, id.generation))
-        store.jobs.pop(id, None)
-        store.last, store.error = id, ""
 
     # ----------------------------------------------------------------------- leases
 
@@ -398,7 +425,11 @@ class DrainQueue:
         self, store: ServedStore, session: Session, request: int, id: CheckpointId
     ) -> None:
         key = id.step, id.generation
-        if key in surplus(store.policy, [*store.row.stored.get(id.run, ()), key]):
+        stored = store.stored(id.run)
+        is_beyond = store.policy.keep is not None and key in surplus(
+            store.policy, [*stored.generations, key]
+        )
+        if is_beyond or stored.replaces(key):
             # Its own retention takes it away again, or another worker has by now.
             self._answer(store, session, request)
             return
@@ -430,13 +461,16 @@ class DrainQueue:
         if any(policy.every > 1 and policy.wants(run) for policy in policies):
             self._seen.setdefault(run, deque(maxlen=SEEN_MAX)).append(fact.checkpoint.step)
 
-    def _passed(self, run: RunName) -> set[Step]:
-        """Steps that were committed and may be in the tier no more: those that were seen, and those
-        that some store has. What went before this coordinator began, and is in none, is forgotten:
-        the next one of each Nth is drained later then.
+    def _passed(self, run: RunName, store: ServedStore) -> set[Step]:
+        """Steps that were committed and may be in the tier no more, above the newest that the store
+        has: those that were seen, and those that some store has. What went before this coordinator
+        began, and is in none, is forgotten: the next one of each Nth is drained later then.
         """
-        stored = (store.row.stored.get(run, ()) for store in self.stores.values())
-        return {*self._seen.get(run, ()), *(step for some in stored for step, _ in some)}
+        if store.policy.every == 1:
+            return set()  # They count for nothing.
+        newest = store.stored(run).newest
+        stored = (one.stored(run).after(newest) for one in self.stores.values())
+        return {*self._seen.get(run, ()), *(step for steps in stored for step in steps)}
 
     def _newest_of_steps(self, run: RunName) -> list[Committed]:
         """The newest committed generation of each step; of what is set aside, none is sent on."""

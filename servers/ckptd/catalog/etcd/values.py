@@ -15,6 +15,7 @@ from ckpt.base.ids import CheckpointId, Home, LaunchNumber, Rank, RunName, Step,
 from ckpt.format.messages.hello import OLDEST_VERSION
 from ckpt.format.messages.keeping import encode_retention
 from ckpt.format.messages.repairs import RepairRules
+from ckpt.plan.drains import Held
 from ckpt.protocol.coordinator.catalog import (
     BEGINNING,
     NO_GENERATION,
@@ -43,7 +44,6 @@ from ckpt.protocol.coordinator.said import (
 )
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
-    Held,
     Page,
     StoreForgotten,
     StoreHolds,
