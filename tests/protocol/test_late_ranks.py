@@ -7,7 +7,7 @@ import pytest
 from ckpt.base.ids import LaunchNumber, Rank, Step
 from ckpt.format.messages.launches import Departure
 from ckpt.format.messages.saving import PayloadGivenUp
-from ckpt.protocol.coordinator.cluster.launches import Launch, Saved
+from ckpt.protocol.coordinator.cluster.launch import Launch, Saved
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
 

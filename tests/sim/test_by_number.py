@@ -12,7 +12,7 @@ import os
 import pytest
 
 from ckpt.base.ids import Step
-from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.cluster.launch import Launch
 from tests.landing import in_turn
 from tests.sim import faults
 from tests.sim.histories import ENOUGH, check_share, ends_of

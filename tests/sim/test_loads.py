@@ -13,7 +13,7 @@ from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, Rank, RunName, Step
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.erasure.code import Code
 from ckpt.format.documents.file import document_name
-from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.cluster.launch import Launch
 from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.target.core import column_name

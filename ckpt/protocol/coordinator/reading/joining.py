@@ -9,7 +9,8 @@ from ckpt.base.ids import Rank
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.protocol.coordinator.catalog import LaunchForgotten
-from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
+from ckpt.protocol.coordinator.cluster.launch import Launch
+from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.events import Session

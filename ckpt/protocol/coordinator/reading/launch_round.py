@@ -13,7 +13,7 @@ from ckpt.base.units import counted
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.loading import ConfirmLoad, check_turn
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.cluster.launch import Launch
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.events import Session
 from ckpt.protocol.losses import loss_reason

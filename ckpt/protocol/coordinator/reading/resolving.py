@@ -30,7 +30,8 @@ from ckpt.format.messages.loading import (
     Resolved,
 )
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.launches import Launch, Launches
+from ckpt.protocol.coordinator.cluster.launch import Launch
+from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointDoubted, CheckpointReleased, LoadUnconfirmed
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint

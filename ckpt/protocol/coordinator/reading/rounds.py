@@ -35,7 +35,7 @@ from ckpt.base.ids import CheckpointId, LaunchNumber, Rank, RunName, Step
 from ckpt.format.messages.loading import ConfirmLoad, LoadBegan, LoadConfirmed
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.cluster.launch import Launch
 from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted
 from ckpt.protocol.coordinator.image import LaunchRow, forget_old_turns

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ckpt.base.ids import Rank
 from ckpt.base.units import US_PER_S
-from ckpt.protocol.coordinator.cluster.launches import Launch
+from ckpt.protocol.coordinator.cluster.launch import Launch
 from ckpt.protocol.coordinator.saving.attempts import Attempt, AttemptState
 
 STAGER_AWAY_US = 15_000_000

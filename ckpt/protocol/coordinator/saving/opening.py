@@ -26,7 +26,7 @@ from ckpt.format.messages.metrics import check_metrics
 from ckpt.format.messages.saving import ClaimSpace, HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.launches import LONG_AGO_US, Saved
+from ckpt.protocol.coordinator.cluster.launch import LONG_AGO_US, Saved
 from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.keeping.homes import TOO_MANY
 from ckpt.protocol.coordinator.saving.attempts import (
