@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt.base.ids import BootId, Step, TargetId
-from ckpt.format.messages.asking import LabelStep
+from ckpt.base.ids import BootId, Rank, RunName, Step, TargetId
+from ckpt.format.messages.asking import DeleteStep, LabelStep, StepDeleted
+from ckpt.format.messages.launches import JoinLaunch
 from ckpt.format.messages.loading import ConfirmLoad, LoadConfirmed, Resolve, Resolved
 from ckpt.protocol.coordinator.cluster import holdings, launches
 from ckpt.protocol.coordinator.keeping import deletion
 from ckpt.protocol.coordinator.reading import rounds
 from ckpt.protocol.coordinator.saving import ending
+from ckpt.protocol.coordinator.saving.space import standing
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 from tests.protocol.held import grown, held
 from tests.protocol.test_coordinator_rounds import Loader
@@ -32,12 +34,31 @@ def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion, "GONE_ROWS_MAX", 4)
     monkeypatch.setattr(deletion, "GONE_ROWS_BATCH", 2)
     monkeypatch.setattr(launches, "LAUNCHES_KEPT", 3)
+    monkeypatch.setattr(launches, "UNSAVED_RUNS_MAX", 3)
+    monkeypatch.setattr(launches, "UNSAVED_RUNS_BATCH", 2)
     monkeypatch.setattr(rounds, "ROUND_HELD_US", SECOND_US)
+    monkeypatch.setattr(standing, "STANDING_LIFE_US", SECOND_US)
     monkeypatch.setattr(holdings, "REVISIONS_MAX", 2)
 
 
 def save(bench: Bench, number: int) -> None:
     bench.save(number)
+
+
+def train_another_model(bench: Bench, number: int) -> None:
+    """Under a name of its own, and delete all of it."""
+    run = f"model {number}"
+    bench.save(1, run=run)
+    session = bench.session()
+    (answer,) = bench.tell(session, DeleteStep(RunName(run), Step(1)))
+    assert isinstance(answer, StepDeleted)
+    bench.close(session)
+
+
+def ask_for_what_never_was(bench: Bench, number: int) -> None:
+    session = bench.session()
+    bench.tell(session, JoinLaunch(RunName(f"typo {number}"), "k", Rank(0), 1, "h/1", reads=True))
+    bench.close(session)
 
 
 def start_the_run_again(bench: Bench, number: int) -> None:
@@ -99,8 +120,9 @@ def restart_a_target(bench: Bench, number: int) -> None:
 @pytest.mark.parametrize(
     "habit",
     [
-        save, start_the_run_again, start_it_without_a_key, load_the_newest, load_by_number,
-        leave_an_attempt, name, restart_a_target,
+        save, train_another_model, ask_for_what_never_was, start_the_run_again,
+        start_it_without_a_key, load_the_newest, load_by_number, leave_an_attempt, name,
+        restart_a_target,
     ],
 )  # fmt: skip
 def test_what_is_done_for_months_leaves_nothing_that_grows(habit: Habit) -> None:

@@ -121,6 +121,15 @@ class ReferencesDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class RunForgotten:
+    """Nothing of a run is left, nobody is at work in it, and its last trace has gone."""
+
+    run: RunName
+    launches: tuple[LaunchNumber, ...]
+    """That were known of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunDrained:
     """An object store holds something else of the run, durably."""
 
@@ -162,6 +171,7 @@ Fact = (
     | FileDropped
     | CheckpointReleased
     | ReferencesDropped
+    | RunForgotten
     | RunDrained
     | RetentionDue
     | CheckpointDoubted

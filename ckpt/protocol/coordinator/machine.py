@@ -168,9 +168,8 @@ class CoordinatorMachine:
             Upkeep(self.repairs, self.upgrading, self.drains),
         )  # fmt: skip
         self.views = Views(
-            context, self.checkpoints, self.files, self.drains, self.retaining, health,
-            self.repairs,
-        )  # fmt: skip
+            context, known, self.files, self.drains, self.retaining, health, self.repairs
+        )
         self.asking = Asking(desk, self.members, self.checkpoints, self.views)
         self.resting = CoordinatorRest(desk, self.members, self.vouching, self.book, self.asking)
         self._introduce()
@@ -181,23 +180,23 @@ class CoordinatorMachine:
         self.retaining.begin()
 
     def _make_keeping_parts(self, image: CatalogImage, wall_s: Callable[[], float]) -> None:
-        policy, desk = self.policy, self._desk
-        self.placing = PlacementReader(desk, self.members, self.checkpoints)
-        self.judge = Judge(desk, self.members, self.checkpoints, image.rebuilt_term)
-        self.homes = Homes(desk, self.checkpoints)
-        self.drains = DrainQueue(desk, self.checkpoints, image.stores, image.term)
+        policy, desk, known = self.policy, self._desk, self.checkpoints
+        self.placing = PlacementReader(desk, self.members, known)
+        self.judge = Judge(desk, self.members, known, image.rebuilt_term)
+        self.homes = Homes(desk, known)
+        self.drains = DrainQueue(desk, known, image.stores, image.term)
         self.retaining = Retaining(
-            desk, self.checkpoints, self.drains, image.retentions, keep=policy.keep, wall_s=wall_s
+            desk, known, self.drains, image.retentions, keep=policy.keep, wall_s=wall_s
         )
         self.deleter = Deleter(
-            desk, self.members, self.checkpoints, self.retaining, cluster=policy.cluster
+            desk, self.members, known, self.retaining, self.launches, cluster=policy.cluster
         )
-        self.adopter = Adopter(desk, self.members, self.checkpoints, self.deleter, policy)
-        self.standings = Standings(desk, self.members, self.checkpoints, self.map_keeper, policy)
-        self.labeling = Labeling(desk, self.members, self.checkpoints, policy.cluster)
-        self.rolling_back = RollingBack(desk, self.checkpoints, self.labeling)
+        self.adopter = Adopter(desk, self.members, known, self.deleter, policy)
+        self.standings = Standings(desk, self.members, known, self.map_keeper, policy)
+        self.labeling = Labeling(desk, self.members, known, policy.cluster)
+        self.rolling_back = RollingBack(desk, known, self.labeling)
         self.evictor = Evictor(
-            desk, self.members, self.checkpoints, self.drains, policy.watermarks, self.deleter
+            desk, self.members, known, self.drains, policy.watermarks, self.deleter
         )
 
     def _make_saving_parts(
@@ -242,6 +241,7 @@ class CoordinatorMachine:
         hear(facts.FileDropped, self.deleter.file_dropped)
         hear(facts.CheckpointReleased, self.deleter.released, self.adopter.released)
         hear(facts.ReferencesDropped, self.homes.let_go)
+        hear(facts.RunForgotten, self.resolver.rounds.run_forgotten, self.drains.run_forgotten)
         hear(facts.RunDrained, self.deleter.drained)
         hear(facts.RetentionDue, self.deleter.retention_due)
         hear(facts.CheckpointDoubted, self.placing.doubted, self.judge.doubted)

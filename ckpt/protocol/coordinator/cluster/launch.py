@@ -125,6 +125,11 @@ class Launch:
     def live(self) -> bool:
         return bool(self.readers) or any(member.live for member in self.members.values())
 
+    @property
+    def is_spoken_for(self) -> bool:
+        """Whether some process of it is connected, also one that has closed its store."""
+        return any(member.sessions for member in self.members.values())
+
     def away_since_us(self, rank: Rank) -> int | None:
         """Since when the stager of a rank is away that never announced it; None for others."""
         member = self.members.get(rank)
@@ -198,3 +203,8 @@ class Run:
     renumbered: dict[LaunchNumber, LaunchNumber] = field(default_factory=dict)
     """Numbers that some ranks may still say, of launches that are in `launches` under another."""
     begun: LaunchNumber = LaunchNumber(0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is connected: no reader, no process of a rank, no stager."""
+        return not any(one.readers or one.is_spoken_for for one in self.launches.values())

@@ -32,6 +32,10 @@ from ckpt.protocol.events import Session
 
 LAUNCHES_KEPT = 256
 """Launches of each run that are kept; older ones without a live process are forgotten."""
+UNSAVED_RUNS_MAX = 1024
+"""Runs of which no save is known, and in which nobody is at work, that are kept."""
+UNSAVED_RUNS_BATCH = 64
+"""How many more gather before they are forgotten together."""
 
 
 class Launches:
@@ -41,6 +45,9 @@ class Launches:
         self._term = term
         self._counter = 0
         self.runs: dict[RunName, Run] = {}
+        """Those that saved go with their last trace (`forget_run`), of others the newest stay."""
+        #: Of how many runs are looked at next.
+        self._crowded = 0
         self._by_session: dict[Session, list[LaunchedRank]] = {}
         self._reading: dict[Session, list[Launch]] = {}
 
@@ -80,6 +87,7 @@ class Launches:
             )
         if found is None:
             entries += self._forget_oldest(message.run, run)
+            entries += self._forget_unsaved()
         if entered and launch.key is None and not launch.closed:
             entries.append(
                 catalog.LaunchEntered(message.run, launch.number, message.rank, message.process)
@@ -259,6 +267,29 @@ class Launches:
             del run.launches[number]
         run.renumbered = {old: now for old, now in run.renumbered.items() if now in run.launches}
         return [catalog.LaunchForgotten(name, number) for number in empty[:surplus]]
+
+    def _forget_unsaved(self) -> list[CatalogEntry]:
+        """Whoever asks for a run that never was joins one: of these the newest stay."""
+        if len(self.runs) <= max(UNSAVED_RUNS_MAX, self._crowded) + UNSAVED_RUNS_BATCH:
+            return []
+        idle = [name for name, run in self.runs.items() if not run.begun and run.is_idle]
+        idle.sort(key=lambda name: max(self.runs[name].launches, default=0))
+        gone = [(name, self._forget(name)) for name in idle[: max(0, len(idle) - UNSAVED_RUNS_MAX)]]
+        self._crowded = len(self.runs)
+        return [catalog.LaunchForgotten(name, one) for name, numbers in gone for one in numbers]
+
+    def forget_run(self, name: RunName) -> tuple[LaunchNumber, ...] | None:
+        """Nothing else of it is known any more: which launches are forgotten. None while somebody
+        is at work there, for whom it matters which one has begun.
+        """
+        run = self.runs.get(name)
+        if run is not None and not run.is_idle:
+            return None
+        return self._forget(name)
+
+    def _forget(self, name: RunName) -> tuple[LaunchNumber, ...]:
+        run = self.runs.pop(name, None)
+        return () if run is None else tuple(run.launches)
 
     def _enter(
         self,

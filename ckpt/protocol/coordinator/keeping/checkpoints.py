@@ -152,7 +152,7 @@ class Checkpoints:
         self._members = members
         self._level = report_level
         self.moving = Moving()
-        #: Each run's checkpoints, kept in (step, generation) order.
+        #: Each run's checkpoints, of which there is one, kept in (step, generation) order.
         self._by_run: dict[RunName, dict[CheckpointId, KeptCheckpoint]] = {}
         self.placed: set[CheckpointId] = set()
         """Those of them whose index was read. Only I change it."""
@@ -219,7 +219,10 @@ class Checkpoints:
 
     def forget(self, checkpoint: KeptCheckpoint) -> None:
         """It is deleted: only the fact that it was committed stays, as long as its row does."""
-        self._by_run[checkpoint.id.run].pop(checkpoint.id, None)
+        of_run = self._by_run[checkpoint.id.run]
+        del of_run[checkpoint.id]
+        if not of_run:
+            del self._by_run[checkpoint.id.run]
         self.placed.discard(checkpoint.id)
         self.recount(checkpoint.id)
         self._deleted[checkpoint.id] = checkpoint.record_bytes
@@ -234,7 +237,7 @@ class Checkpoints:
         self._deleted.pop(id, None)
 
     def runs(self) -> list[RunName]:
-        return sorted(run for run, held in self._by_run.items() if held)
+        return sorted(self._by_run)
 
     def get(self, id: CheckpointId) -> KeptCheckpoint | None:
         return self._by_run.get(id.run, {}).get(id)
@@ -251,8 +254,8 @@ class Checkpoints:
         return [c for c in self.of_run(run, *states) if c.id.step == step]
 
     def all(self) -> Iterator[KeptCheckpoint]:
-        for held in self._by_run.values():
-            yield from tuple(held.values())  # Whoever goes through them may add one.
+        for held in tuple(self._by_run.values()):
+            yield from tuple(held.values())  # Whoever goes through them may change them.
 
     # ----------------------------------------------------------------------- what counts now
 
@@ -319,8 +322,7 @@ class Checkpoints:
 
     def homes_of(self, checkpoint: KeptCheckpoint) -> list[KeptCheckpoint]:
         """Its homes that are here, deleted ones too, which stay for it."""
-        found = (self.get(home) for home in checkpoint.homes)
-        return [home for home in found if home is not None]
+        return [home for id in checkpoint.homes if (home := self.get(id)) is not None]
 
     def readable(self, checkpoint: KeptCheckpoint) -> bool:
         """Whether every payload, its homes' too, has k columns, and each index a holder, on live
@@ -453,9 +455,7 @@ class Checkpoints:
         return self._members.index_holders(checkpoint.index, checkpoint.index_targets)
 
     def info_now(self, checkpoint: KeptCheckpoint) -> CommitInfo:
-        """What may be said of it at this moment: what was lost since the decision is
-        not promised (P1).
-        """
+        """What may be said of it now: what was lost since the decision is not promised (P1)."""
         now, info = self.redundancy(checkpoint), checkpoint.info
         return replace(
             info,

@@ -18,7 +18,9 @@ ever returns.
 
 Rows of aborted and deleted generations say what a target that comes back may not keep, and tell a
 stager that comes back how its save ended. The newest GONE_ROWS_MAX of them stay, and the newest of
-each run, which may be the only trace of the launch that has begun. A target that was away for
+each run that has checkpoints or somebody at work, which may be the only trace of the launch that
+has begun. Of any other run the last row takes all else with it that is known of the run, or a sweep
+of small trainings a day would fill the catalog in years. A target that was away for
 longer than those reach back keeps what it has, since what nobody knows is never dropped: that costs
 space, never a checkpoint.
 """
@@ -42,8 +44,9 @@ from ckpt.format.messages.reading import DocumentKind
 from ckpt.format.messages.targets import DropColumn, DropGeneration, Dropped
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
+from ckpt.protocol.coordinator.cluster.launches import Launches
 from ckpt.protocol.coordinator.cluster.membership import Membership, Target, TargetState
-from ckpt.protocol.coordinator.desk import Desk, Then
+from ckpt.protocol.coordinator.desk import Desk, Then, nothing
 from ckpt.protocol.coordinator.facts import (
     AttemptDropped,
     CheckpointCommitted,
@@ -52,6 +55,7 @@ from ckpt.protocol.coordinator.facts import (
     ReferencesDropped,
     RetentionDue,
     RunDrained,
+    RunForgotten,
     TargetRemoved,
     TargetVouched,
 )
@@ -78,6 +82,7 @@ class Deleter:
         members: Membership,
         checkpoints: Checkpoints,
         retaining: Retaining,
+        launches: Launches,
         *,
         cluster: str,
     ) -> None:
@@ -86,12 +91,15 @@ class Deleter:
         self._checkpoints = checkpoints
         self._cluster = cluster
         self._retaining = retaining
+        self._launches = launches
         self.forgotten = catalog.NO_GENERATION
         """The newest generation whose row was forgotten."""
         self.gone: dict[CheckpointId, RowState] = {}
         """Generations whose columns nobody may keep: aborted, deleted, or tombstoned with neither
         pins nor users. Those a restart finds are put in by `recovering`; the machine reads them."""
 
+        #: How many of them stayed when the oldest were forgotten last.
+        self._left_over = 0
         #: Generations tombstoned in the catalog but not on enough targets yet, and who waits for
         #: that. Nothing of them is dropped before.
         self._unspread: dict[CheckpointId, list[Then]] = {}
@@ -358,22 +366,41 @@ class Deleter:
             self._ask(target.session, command, dropped)
 
     def _forget_oldest(self) -> None:
-        """Rows beyond GONE_ROWS_MAX, oldest generations first; a run's newest stays."""
-        if len(self.gone) < GONE_ROWS_MAX + GONE_ROWS_BATCH:
+        """Rows beyond GONE_ROWS_MAX, oldest generations first; a run's newest one stays while the
+        run has checkpoints or somebody at work.
+        """
+        if len(self.gone) < max(GONE_ROWS_MAX, self._left_over) + GONE_ROWS_BATCH:
             return
         oldest_first = sorted(self.gone, key=lambda id: id.generation)
         newest_of_run = {id.run: id for id in oldest_first}
-        forgotten = [
-            id
-            for id in oldest_first[: len(oldest_first) - GONE_ROWS_MAX]
-            if self.gone[id] is not RowState.TOMBSTONED and newest_of_run[id.run] != id
-        ]
+        forgotten: list[CheckpointId] = []
+        for id in oldest_first[: len(oldest_first) - GONE_ROWS_MAX]:
+            if self.gone[id] is RowState.TOMBSTONED:
+                continue
+            if newest_of_run[id.run] != id:
+                forgotten.append(id)
+            elif not self._checkpoints.of_run(id.run, *RowState):
+                self._forget_run(id)
         for id in forgotten:
-            self.forgotten = max(self.forgotten, id.generation)
-            del self.gone[id]
-            self._checkpoints.forget_row(id)
+            self._forget_row(id)
         if forgotten:
-            self._desk.persist(tuple(map(catalog.RowForgotten, forgotten)), lambda: None)
+            self._desk.persist(tuple(map(catalog.RowForgotten, forgotten)), nothing)
+        self._left_over = len(self.gone)
+
+    def _forget_run(self, last: CheckpointId) -> None:
+        """With its last row, unless somebody is at work there."""
+        launches = self._launches.forget_run(last.run)
+        if launches is None:
+            return
+        self._forget_row(last)
+        self._desk.tell(RunForgotten(last.run, launches))
+        gone = (catalog.LaunchForgotten(last.run, number) for number in launches)
+        self._desk.persist((catalog.RowForgotten(last), *gone), nothing)
+
+    def _forget_row(self, id: CheckpointId) -> None:
+        self.forgotten = max(self.forgotten, id.generation)
+        del self.gone[id]
+        self._checkpoints.forget_row(id)
 
     # ----------------------------------------------------------------------- targets that come back
 

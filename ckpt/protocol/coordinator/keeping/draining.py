@@ -57,7 +57,7 @@ from ckpt.protocol.coordinator.catalog import (
     RowState,
 )
 from ckpt.protocol.coordinator.desk import Desk, nothing
-from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunDrained
+from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunDrained, RunForgotten
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
 from ckpt.protocol.coordinator.stores import (
@@ -460,6 +460,10 @@ class DrainQueue:
         run, policies = fact.checkpoint.run, [store.policy for store in self.stores.values()]
         if any(policy.every > 1 and policy.wants(run) for policy in policies):
             self._seen.setdefault(run, deque(maxlen=SEEN_MAX)).append(fact.checkpoint.step)
+
+    def run_forgotten(self, fact: RunForgotten) -> None:
+        """Note that nothing of the run will be drained any more."""
+        self._seen.pop(fact.run, None)
 
     def _passed(self, run: RunName, store: ServedStore) -> set[Step]:
         """Steps that were committed and may be in the tier no more, above the newest that the store

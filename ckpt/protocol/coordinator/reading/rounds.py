@@ -37,7 +37,7 @@ from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.cluster.launch import Launch
 from ckpt.protocol.coordinator.desk import Desk
-from ckpt.protocol.coordinator.facts import CheckpointCommitted
+from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunForgotten
 from ckpt.protocol.coordinator.image import LaunchRow, forget_old_turns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.reading.launch_round import LoadedRank, Round
@@ -93,6 +93,11 @@ class LaunchRounds:
     def _recovered(self, launch: Launch, turn: int, id: CheckpointId) -> Round:
         chosen = self._checkpoints.get(id)
         return Round(launch, turn, id, chosen, settling=True, settled=True, recovered=True)
+
+    def run_forgotten(self, fact: RunForgotten) -> None:
+        """Note that all launches of a run are gone."""
+        for number in fact.launches:
+            self.launch_forgotten(fact.run, number)
 
     def launch_forgotten(self, run: RunName, number: LaunchNumber) -> None:
         """Its processes are gone: what it has resolved goes as well."""
