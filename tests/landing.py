@@ -20,6 +20,10 @@ IS_LANDING: Final = "CKPT_LANDING" in os.environ
 """Whether make runs the tests."""
 LANDING: Final = int(os.environ.get("CKPT_LANDING", "0"))
 """The number of commits."""
+PLANTED: Final = 3
+"""A bug planted in the simulator shows that its judge sees one, and nothing of the code: each is
+tried at one of so many landings.
+"""
 
 
 def turn_of(seeds: int, of: int, every: int = 1) -> int:

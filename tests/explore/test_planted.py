@@ -23,6 +23,7 @@ from ckpt.protocol.target.documents import Documents
 from tests.explore.beginnings import committed
 from tests.explore.history import Scenario, back, delete, end, look, moment, wait, wipe
 from tests.explore.search import Search
+from tests.landing import PLANTED, in_turn
 from tests.patches import patched
 
 _MOVED = (end("t0"), wait(4))
@@ -162,7 +163,7 @@ PLANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", in_turn(PLANTS, every=PLANTED), ids=lambda plant: plant.name)
 def test_without_a_rule_a_promise_breaks_and_the_way_there_is_named(plant: Plant) -> None:
     scenario = replace(plant.scenario, name=plant.name)
     committed()

@@ -21,7 +21,7 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.repairing import balancing as balancing_module
 from ckpt.protocol.coordinator.repairing.balancing import Balancer
-from tests.landing import in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim.balance_operator import BalanceOperator
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -231,11 +231,15 @@ def to_and_fro(self: Balancer) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [
-        (Adopter, "_adopt", dropped_before_it_is_durable),
-        (Balancer, "_plan", begun_again),
-        (Balancer, "_plan", to_and_fro),
-    ],
+    in_turn(
+        [
+            (Adopter, "_adopt", dropped_before_it_is_durable),
+            (Balancer, "_plan", begun_again),
+            (Balancer, "_plan", to_and_fro),
+        ],
+        every=PLANTED,
+        first=1,
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(
@@ -246,6 +250,7 @@ def test_a_planted_bug_is_found(
         run_each(run_seed, PLANTED_SEEDS)
 
 
+@at_turn(0, every=PLANTED)
 def test_a_plan_that_breaks_domains_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckpt.plan.balancing.is_safe", anywhere)
     monkeypatch.setattr(balancing_module, "is_safe", anywhere)

@@ -13,7 +13,7 @@ import pytest
 
 from ckpt.base.ids import Step
 from ckpt.protocol.coordinator.cluster.launch import Launch
-from tests.landing import in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim import faults
 from tests.sim.histories import ENOUGH, check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -116,7 +116,9 @@ def test_no_load_of_a_launch_ever_holds_two_generations(begin: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", BY_NUMBER_PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize(
+    "plant", in_turn(BY_NUMBER_PLANTS, every=PLANTED), ids=lambda plant: plant.name
+)
 def test_a_planted_bug_is_found(plant: Plant) -> None:
     def run_until_found() -> None:
         for seed in range(400):
@@ -126,6 +128,7 @@ def test_a_planted_bug_is_found(plant: Plant) -> None:
         run_until_found()
 
 
+@at_turn(2, every=PLANTED)
 def test_loads_that_fail_more_often_than_they_must_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,7 +21,7 @@ from ckpt.objects.zarr_layout import shard_key
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.policy import Watermarks
-from tests.landing import at_turn, in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim import faults
 from tests.sim.drain_node import QUIET_S, DrainNode, Trouble
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
@@ -175,11 +175,15 @@ def _the_marker_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "begin"),
-    [
-        (_retention_waits_for_nobody, 4),
-        (_what_is_begun_counts_as_drained, 0),
-        (_the_marker_waits_for_nothing, 0),
-    ],
+    in_turn(
+        [
+            (_retention_waits_for_nobody, 4),
+            (_what_is_begun_counts_as_drained, 0),
+            (_the_marker_waits_for_nothing, 0),
+        ],
+        every=PLANTED,
+        first=2,
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(

@@ -16,7 +16,7 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.policy import Watermarks
-from tests.landing import at_turn, turn_of
+from tests.landing import PLANTED, at_turn, turn_of
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
@@ -167,6 +167,7 @@ def test_what_goes_for_room_while_columns_are_made_again_is_gone_and_the_rest_is
     assert "amid" in ends or SEEDS < SEEDS_SOAK
 
 
+@at_turn(1, every=PLANTED)
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is evicted is made again while it goes."""
     known = (RowState.COMMITTED, RowState.TOMBSTONED)

@@ -12,7 +12,7 @@ from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.saving.attempts import Attempt, Payload
 from ckpt.protocol.coordinator.saving.members import Members
 from ckpt.protocol.coordinator.saving.opening import Opening
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim.faults import FAULTS
 from tests.sim.file_nodes import FileWorld
 from tests.sim.histories import check_share, ends_of, run_each
@@ -101,7 +101,9 @@ def _older_files_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "begin"),
-    [(_reused_numbers, 53), (_unnamed_files_stay, 0), (_older_files_win, 7)],
+    in_turn(
+        [(_reused_numbers, 53), (_unnamed_files_stay, 0), (_older_files_win, 7)], every=PLANTED
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(

@@ -17,7 +17,7 @@ from ckpt.plan.keeping.retention import Verdict, judged
 from ckpt.protocol.coordinator.keeping import retaining
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.retaining import Retaining
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim.aimed import catalog_windows, kill_coordinator
 from tests.sim.histories import ends_of, run_each
 from tests.sim.keep_nodes import LATE_S, KeepWorld, built
@@ -119,7 +119,7 @@ PLANTS: Mapping[str, tuple[object, str, object, int]] = {
 """By name: what is replaced, by what, and the first seed that is tried."""
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", in_turn([*PLANTS], every=PLANTED, first=1))
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     owner, attribute, planted, begin = PLANTS[name]
     monkeypatch.setattr(owner, attribute, planted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.landing import PLANTED, in_turn
 from tests.sim.leading.history import run_seed
 from tests.sim.leading.planted import PLANTS
 from tests.sim.oracles import Violation
@@ -50,7 +51,7 @@ def test_each_is_tried() -> None:
     assert set(FOUND) == {plant.name for plant in PLANTS}
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: str(plant.name))
+@pytest.mark.parametrize("plant", in_turn(PLANTS, every=PLANTED), ids=lambda plant: str(plant.name))
 def test_a_planted_bug_is_found_by_its_seed(plant: Plant) -> None:
     known = FOUND[plant.name]
     run_seed(known.seed)

@@ -18,7 +18,7 @@ from ckpt.protocol.coordinator.reading.launch_round import Round
 from ckpt.protocol.coordinator.reading.rounds import LaunchRounds
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import FakeDisk
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of
 from tests.sim.last_checks import SETTLE_US
@@ -190,7 +190,10 @@ def _forgotten_at_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchRounds, "recover", lambda *_: None)
 
 
-@pytest.mark.parametrize("plant", [_late_ranks_walk_back, _nobody_waits, _forgotten_at_restart])
+@pytest.mark.parametrize(
+    "plant",
+    in_turn([_late_ranks_walk_back, _nobody_waits, _forgotten_at_restart], every=PLANTED, first=2),
+)
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

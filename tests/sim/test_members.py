@@ -19,7 +19,7 @@ from ckpt.protocol.coordinator.cluster.claims import Claims
 from ckpt.protocol.coordinator.cluster.membership import Target, TargetState
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints
 from ckpt.protocol.coordinator.keeping.standings import Standings
-from tests.landing import at_turn, turn_of
+from tests.landing import PLANTED, at_turn, in_turn, turn_of
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.member_operator import MemberOperator
@@ -165,11 +165,14 @@ def known_by_no_name(self: Claims, target: TargetId, standing: TargetStanding) -
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [
-        (Checkpoints, "_goes", nobody_leaves),
-        (Standings, "_stand", nothing_follows),
-        (Claims, "stand", known_by_no_name),
-    ],
+    in_turn(
+        [
+            (Checkpoints, "_goes", nobody_leaves),
+            (Standings, "_stand", nothing_follows),
+            (Claims, "stand", known_by_no_name),
+        ],
+        every=PLANTED,
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(

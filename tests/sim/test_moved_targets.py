@@ -14,7 +14,7 @@ import pytest
 from ckpt.base.ids import CheckpointId, Domain, TargetId
 from ckpt.plan.placement import domain_key
 from ckpt.protocol.coordinator.repairing.crowding import Crowding
-from tests.landing import in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
@@ -113,6 +113,7 @@ def nobody_looks(self: Crowding) -> None:
     """What lies together stays together."""
 
 
+@at_turn(0, every=PLANTED)
 def test_a_coordinator_that_does_not_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crowding, "tick", nobody_looks)
     with pytest.raises(Violation, match="P13"):

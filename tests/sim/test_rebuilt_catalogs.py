@@ -16,7 +16,7 @@ from ckpt.protocol.coordinator.keeping.adopting import Adopter
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.testing.disk import Keep
 from ckptd.catalog.rebuild import rebuild
-from tests.landing import at_turn, turn_of
+from tests.landing import PLANTED, at_turn, turn_of
 from tests.sim.catalog_sources import AwaySource, DiskSource
 from tests.sim.coordinator_node import CLUSTER
 from tests.sim.histories import ends_of, run_each
@@ -132,6 +132,7 @@ def dropped_at_once(self: Adopter, checkpoint: KeptCheckpoint) -> None:
     checkpoint.surplus.clear()
 
 
+@at_turn(1, every=PLANTED)
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Adopter, "_settle", dropped_at_once)
     with pytest.raises(Violation, match=r"P\d"):

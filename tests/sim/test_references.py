@@ -13,7 +13,7 @@ import pytest
 from ckpt.base.ids import CheckpointId
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.homes import Homes
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim import faults
 from tests.sim.histories import check_share, ends_of, run_each
 from tests.sim.last_checks import SETTLE_US, check_nothing_is_left, read_everything
@@ -115,11 +115,15 @@ def _nobody_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [
-        _nobody_is_held,
-        _a_restart_forgets_who_is_held,
-        _nobody_lets_go,
-    ],
+    in_turn(
+        [
+            _nobody_is_held,
+            _a_restart_forgets_who_is_held,
+            _nobody_lets_go,
+        ],
+        every=PLANTED,
+        first=1,
+    ),
 )
 def test_a_planted_bug_is_found(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]

@@ -12,7 +12,7 @@ import pytest
 
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.keeping.checkpoints import KeptCheckpoint
-from tests.landing import in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.last_checks import SETTLE_US
 from tests.sim.oracles import Violation
@@ -86,6 +86,7 @@ def test_what_a_deleted_step_holds_for_others_is_made_again(begin: int) -> None:
     assert ends.count("home") >= SEEDS // 4
 
 
+@at_turn(2, every=PLANTED)
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what can be read is made again."""
     monkeypatch.setattr(

@@ -22,7 +22,7 @@ from ckpt.protocol.coordinator.repairing.respreading import Respreader
 from ckpt.protocol.coordinator.repairing.task import RepairTask
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.space.allotment import Allotment
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim import faults
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
@@ -196,20 +196,23 @@ BEGIN = {
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [
-        (RepairPlaces, "allotment", who_has_what_is_forgotten),
-        (Repairs, "_look", looked_once),
-        (Respreader, "_spread_record", records_are_forgotten),
-        (Membership, "_adopt", still_counted),
-        (Adopter, "_adopt", named_before_it_is_durable),
-        (Repairs, "_end", taken_for_done),
-        (Adopter, "_drop_surplus", kept_for_ever),
-        (Adopter, "_settle", dropped_at_once),
-        (Repairs, "_end", nobody_asked),
-        (Repairs, "tick", silence_is_no_end),
-        (Respreader, "tick", copies_are_forgotten),
-        (Lacking, "_is_due", whole_while_here),
-    ],
+    in_turn(
+        [
+            (RepairPlaces, "allotment", who_has_what_is_forgotten),
+            (Repairs, "_look", looked_once),
+            (Respreader, "_spread_record", records_are_forgotten),
+            (Membership, "_adopt", still_counted),
+            (Adopter, "_adopt", named_before_it_is_durable),
+            (Repairs, "_end", taken_for_done),
+            (Adopter, "_drop_surplus", kept_for_ever),
+            (Adopter, "_settle", dropped_at_once),
+            (Repairs, "_end", nobody_asked),
+            (Repairs, "tick", silence_is_no_end),
+            (Respreader, "tick", copies_are_forgotten),
+            (Lacking, "_is_due", whole_while_here),
+        ],
+        every=PLANTED,
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(

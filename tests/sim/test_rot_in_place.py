@@ -19,7 +19,7 @@ from ckpt.protocol.target.core import Step
 from ckpt.protocol.target.disk_events import DiskFailed, RemoveFile, SyncFile
 from ckpt.protocol.target.stream import Stream, seal_steps
 from ckpt.testing.disk import Fault
-from tests.landing import in_turn
+from tests.landing import PLANTED, in_turn
 from tests.sim.histories import ends_of, run_each
 from tests.sim.oracles import Violation
 from tests.sim.repair_world import (
@@ -148,11 +148,15 @@ def not_synced(stream: Stream, header: ColumnHeader, name: str) -> Sequence[Step
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [
-        (RepairPlaces, "_damaged_at", nowhere),
-        (Columns, "_sealed", removed_with_its_name),
-        (columns, "seal_steps", not_synced),
-    ],
+    in_turn(
+        [
+            (RepairPlaces, "_damaged_at", nowhere),
+            (Columns, "_sealed", removed_with_its_name),
+            (columns, "seal_steps", not_synced),
+        ],
+        every=PLANTED,
+        first=2,
+    ),
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_planted_bug_is_found(

@@ -21,7 +21,7 @@ from ckpt.protocol.target.at_rest.file_check import FileCheck
 from ckpt.protocol.target.at_rest.scrub import Scrub
 from ckpt.protocol.target.core import Core, Entry, SealedColumn
 from ckpt.protocol.target.disk_events import DiskDone, ReadAt
-from tests.landing import at_turn, turn_of
+from tests.landing import PLANTED, at_turn, in_turn, turn_of
 from tests.sim.scenario import run_history, world_of
 from tests.sim.target_node import TargetNode
 from tests.sim.world import World
@@ -150,10 +150,13 @@ def here_still(self: Core, entry: Entry) -> bool:
 
 @pytest.mark.parametrize(
     "bugs",
-    [
-        ((Scrub, "_find", cells_alone),),
-        ((Scrub, "_gone", read_on), (Core, "holds", here_still)),
-    ],
+    in_turn(
+        [
+            (((Scrub, "_find", cells_alone),),),
+            (((Scrub, "_gone", read_on), (Core, "holds", here_still)),),
+        ],
+        every=PLANTED,
+    ),
     ids=["cells-alone", "alarmed-by-drops"],
 )
 def test_a_planted_bug_is_found(

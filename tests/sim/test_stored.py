@@ -24,7 +24,7 @@ from ckpt.protocol.coordinator.repairing import doubting
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.target.core import column_name
 from ckpt.testing.disk import Keep
-from tests.landing import in_turn
+from tests.landing import PLANTED, at_turn, in_turn
 from tests.sim import faults
 from tests.sim.drain_world import DrainOracles, DrainWorld, small_items
 from tests.sim.histories import ends_of, run_each
@@ -212,6 +212,7 @@ def test_many_more_losses_are_stored() -> None:
 # ----------------------------------------------------------------------- bugs that must be found
 
 
+@at_turn(1, every=PLANTED)
 def test_a_return_that_is_believed_unread_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is listed again counts, whatever its bytes are."""
     monkeypatch.setattr(doubting, "most_bad", lambda _columns: 0)
