@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Final
 
 import pytest
@@ -56,6 +57,17 @@ def has_turn(number: int, every: int) -> bool:
 def at_turn(number: int, every: int) -> Callable[[Test], Test]:
     """Of a whole test: it is `slow` where it does not have its turn."""
     return _as_it_is if has_turn(number, every) else pytest.mark.slow
+
+
+def unmarked(test: Test) -> Test:
+    """A test of another file, or of another project's: here it has marks and cases of its own."""
+
+    @wraps(test)
+    def own(*given: object, **named: object) -> None:
+        test(*given, **named)
+
+    own.pytestmark = []  # type: ignore[attr-defined]
+    return own
 
 
 def _as_it_is(test: Test) -> Test:

@@ -24,6 +24,7 @@ from ckptbench.rank import Rank, RankPlan
 from ckptbench.workload import StatePlan
 from tests.frameworks.bench_ranks import run_warm
 from tests.frameworks.warm import Warm
+from tests.landing import in_turn
 from tests.warm_child import start_bench_daemon
 
 WORDS = Words({}, {})
@@ -51,7 +52,7 @@ def run(warm: Warm, *flags: str) -> list[str]:
     return [one.kind for job in found.jobs for one in job.checkpoints if job.verified]
 
 
-@pytest.mark.parametrize("engine", ["torch_save", "dcp", "safetensors", "zarr"])
+@pytest.mark.parametrize("engine", in_turn(["torch_save", "dcp", "safetensors", "zarr"], every=2))
 def test_what_an_engine_saved_is_what_it_loads(warm: Warm, tmp_path: Path, engine: str) -> None:
     assert run(warm, f"--ioengine={engine}", f"--directory={tmp_path}") == ["load"]
     assert list(tmp_path.iterdir()) == []
@@ -68,7 +69,7 @@ def test_one_reader_takes_from_the_tier_what_torch_held(warm: Warm, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", ["default", "torch"])
+@pytest.mark.parametrize("mode", in_turn(["default", "torch"], every=2))
 def test_saves_overlap(warm: Warm, tmp_path: Path, mode: str) -> None:
     flags = [f"--ckpt_mode={mode}", "--staging=overlap", "--code=2+1", "--targets=3"]
     assert run(warm, *flags, f"--directory={tmp_path}") == ["load"]
@@ -107,13 +108,13 @@ def test_where_there_is_no_accelerator_the_measurement_says_so_and_is_no_error(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", ["dcp", "safetensors", "zarr"])
+@pytest.mark.parametrize("engine", in_turn(["dcp", "zarr", "safetensors"], every=2))
 def test_one_reader_takes_what_two_ranks_saved(warm: Warm, tmp_path: Path, engine: str) -> None:
     flags = [f"--ioengine={engine}", f"--directory={tmp_path}", "--readers=1"]
     assert run(warm, *flags) == ["reshard"]
 
 
-@pytest.mark.parametrize("engine", ["fsspec", "s3"])
+@pytest.mark.parametrize("engine", in_turn(["fsspec", "s3"], every=2))
 def test_object_engines_work_on_a_directory_too(warm: Warm, tmp_path: Path, engine: str) -> None:
     place = tmp_path / "store"
     place.mkdir()

@@ -17,6 +17,7 @@ from tests.frameworks.device.build import built, compiler
 from tests.frameworks.device.emulated import NAME, Emulated, loaded
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_fan_out import TRIES, UNIQUE, equal, model
+from tests.landing import in_turn
 
 RING_BYTES = 64 * MiB
 """Its slots hold a third of the state."""
@@ -75,7 +76,7 @@ def saved(cluster: str, ranks: Ranks) -> str:
     return cluster
 
 
-@pytest.mark.parametrize("order", [(), ("model",)])
+@pytest.mark.parametrize("order", in_turn([((),), (("model",),)], every=2))
 def test_replicas_pass_through_all_rings_at_once(
     saved: str, ranks: Ranks, library: str, order: tuple[str, ...]
 ) -> None:

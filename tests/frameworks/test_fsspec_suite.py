@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from functools import wraps
 
 import fsspec
 import pytest
@@ -21,7 +20,7 @@ from fsspec.tests.abstract.common import GLOB_EDGE_CASES_TESTS as GLOBS
 
 from ckpt_client.fs.step_files import CkptFileSystemBase
 from tests.frameworks.clusters import local_cluster
-from tests.landing import in_turn
+from tests.landing import in_turn, unmarked
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +91,8 @@ class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]  # fsspec ships
 
 def by_turns(test: Callable[..., None]) -> Callable[..., None]:
     """A test of the suite's with a quarter of its globs; `make soak` runs the others."""
-
-    @wraps(test)
-    def own(*given: object, **named: object) -> None:
-        test(*given, **named)
-
-    # Without the suite's own parameters.
-    own.pytestmark = []  # type: ignore[attr-defined]
-    return pytest.mark.parametrize(GLOBS["argnames"], in_turn(GLOBS["argvalues"], every=4))(own)
+    globs = in_turn(GLOBS["argvalues"], every=4)
+    return pytest.mark.parametrize(GLOBS["argnames"], globs)(unmarked(test))
 
 
 class TestCopy(abstract.AbstractCopyTests, Fixtures):  # type: ignore[misc]

@@ -28,18 +28,28 @@ from tests.gpu.test_loads import (  # noqa: F401
 )
 from tests.gpu.test_preparing import (  # noqa: F401
     locks,
-    test_a_first_save_finds_its_memory_locked,
     test_the_first_steps_train_while_it_is_prepared,
-)
-from tests.gpu.test_ranks import (  # noqa: F401
-    test_ranks_that_share_an_accelerator_go_on_with_the_same_bits,
 )
 from tests.gpu.test_saves import (  # noqa: F401
     test_a_state_that_grows_has_its_new_memory_locked,
-    test_every_bit_comes_back_by_the_long_way_and_by_the_known_form,
     test_memory_whose_pages_cannot_be_locked_is_slower_and_whole,
-    test_thousands_of_small_tensors_come_back,
     test_what_is_not_finite_is_refused_by_name,
+)
+from tests.landing import at_turn, in_turn, unmarked
+
+one_staging = pytest.mark.parametrize("staging", in_turn(test_saves.STAGINGS, every=2))
+test_a_first_save_finds_its_memory_locked = one_staging(
+    unmarked(test_preparing.test_a_first_save_finds_its_memory_locked)
+)
+test_every_bit_comes_back_by_the_long_way_and_by_the_known_form = one_staging(
+    unmarked(test_saves.test_every_bit_comes_back_by_the_long_way_and_by_the_known_form)
+)
+test_thousands_of_small_tensors_come_back = one_staging(
+    unmarked(test_saves.test_thousands_of_small_tensors_come_back)
+)
+# At the other landings test_torch_restarts.py kills ranks.
+test_ranks_that_share_an_accelerator_go_on_with_the_same_bits = at_turn(1, every=2)(
+    unmarked(test_ranks.test_ranks_that_share_an_accelerator_go_on_with_the_same_bits)
 )
 
 

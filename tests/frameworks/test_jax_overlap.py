@@ -37,6 +37,7 @@ from ckpt_jax import copying
 from ckpt_jax.copying import JaxCopier
 from tests.frameworks.jax_trees import bits, like
 from tests.frameworks.warm import Warm
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -277,7 +278,7 @@ PACKED = 40
 """Arrays of 2 MiB: what JAX copies of them would be 80 MiB, if nothing was let go."""
 
 
-@both
+@pytest.mark.parametrize("staging", in_turn(STAGINGS, every=2))
 def test_what_jax_copies_to_the_host_is_let_go_meanwhile(
     store: ckpt.Store, cluster: str, warm: Warm, tmp_path: Path, staging: str
 ) -> None:

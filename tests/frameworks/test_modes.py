@@ -21,6 +21,7 @@ from ckpt.base.units import MiB
 from ckpt_torch import CkptReader, CkptWriter, tensors
 from tests.frameworks.device.emulated import NAME, Emulated
 from tests.frameworks.gloo import Ranks
+from tests.landing import in_turn
 
 WAIT_S = 60.0
 State = dict[str, torch.Tensor]
@@ -55,8 +56,13 @@ def check_loads(store: ckpt.Store, name: str, wanted: State, place: str) -> None
         assert torch.equal(found[key].cpu(), one.cpu()), key
 
 
-@both
-@where
+@pytest.mark.parametrize(
+    ("place", "staging"),
+    in_turn(
+        [("cpu", "copy"), ("cpu", "overlap"), (NAME, "overlap"), (NAME, "copy")],
+        every=2,
+    ),
+)
 def test_a_save_within_inference_mode_spoils_none_that_follow(
     store: ckpt.Store, place: str, staging: str
 ) -> None:
@@ -96,9 +102,18 @@ def made_there(place: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-@both
-@pytest.mark.parametrize("default", ["meta", NAME])
-@where
+@pytest.mark.parametrize(
+    ("place", "default", "staging"),
+    in_turn(
+        [
+            ("cpu", "meta", "copy"), ("cpu", "meta", "overlap"),
+            ("cpu", NAME, "overlap"), ("cpu", NAME, "copy"),
+            (NAME, "meta", "overlap"), (NAME, "meta", "copy"),
+            (NAME, NAME, "copy"), (NAME, NAME, "overlap"),
+        ],
+        every=2,
+    ),
+)  # fmt: skip
 def test_where_tensors_are_made_by_default_changes_nothing(
     store: ckpt.Store, place: str, default: str, staging: str
 ) -> None:

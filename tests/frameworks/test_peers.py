@@ -12,6 +12,7 @@ from ckptbench.job.jobs import build_jobs
 from ckptbench.report.text import run_text
 from tests.frameworks.bench_ranks import run_warm
 from tests.frameworks.warm import Warm
+from tests.landing import in_turn
 
 JOBS = Path(__file__).resolve().parents[2] / "benchmarks" / "jobs"
 SMALL = (
@@ -29,23 +30,26 @@ PACES = ("think=matmul:1s", "think=matmul:100ms")
 
 @pytest.mark.parametrize(
     ("name", "tables"),
-    [
-        (
-            "torch.fio",
-            {
-                "save": ["ckpt", "dcp-async", "dcp-process"],
-                "load": ["ckpt-load", "dcp-load", "dcp-process-load"],
-                "reshard": ["ckpt-reshard", "dcp-reshard"],
-            },
-        ),
-        (
-            "orbax.fio",
-            {
-                "save": ["ckpt", "tensorstore", "orbax", "orbax-plain"],
-                "load": ["ckpt-load", "tensorstore-load", "orbax-load", "orbax-plain-load"],
-            },
-        ),
-    ],
+    in_turn(
+        [
+            (
+                "torch.fio",
+                {
+                    "save": ["ckpt", "dcp-async", "dcp-process"],
+                    "load": ["ckpt-load", "dcp-load", "dcp-process-load"],
+                    "reshard": ["ckpt-reshard", "dcp-reshard"],
+                },
+            ),
+            (
+                "orbax.fio",
+                {
+                    "save": ["ckpt", "tensorstore", "orbax", "orbax-plain"],
+                    "load": ["ckpt-load", "tensorstore-load", "orbax-load", "orbax-plain-load"],
+                },
+            ),
+        ],
+        every=2,
+    ),
 )
 def test_all_give_back_what_they_were_given_and_stand_side_by_side(
     warm: Warm, tmp_path: Path, name: str, tables: dict[str, list[str]]

@@ -25,7 +25,7 @@ from tests.e2e.preempted import (
 from tests.frameworks.test_torch_restarts import TORCHRUN as AGENT
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
-from tests.landing import has_turn
+from tests.landing import has_turn, in_turn
 
 TORCHRUN = (
     "torchrun --nproc-per-node 8 --shutdown-timeout 120"
@@ -158,7 +158,11 @@ def test_a_signal_ends_a_training_with_a_saved_step(
         process.kill()
 
 
-@pytest.mark.parametrize("script", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
+@pytest.mark.parametrize(
+    "script",
+    in_turn([TRANSFORMERS, LIGHTNING], every=2),
+    ids=["transformers", "lightning"],
+)
 def test_all_ranks_under_torchrun_end_with_one_saved_step(
     cluster: str, warm: Warm, tmp_path: Path, script: str
 ) -> None:

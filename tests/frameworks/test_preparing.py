@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ckpt_torch.staging.known import recall
 from tests.frameworks.device.emulated import NAME, Emulated, Fault
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_save import state_of, stepped, whole
+from tests.landing import in_turn
 
 WAIT_S = 60.0
 ALONE = Who(0, 1, None, False)
@@ -171,8 +173,10 @@ def prepared_job(url: str, kind: str, preparing: list[int], staging: str) -> Any
         return supposed is not None and supposed.layout is known.layout
 
 
-@pytest.mark.parametrize("staging", ["copy", "overlap"])
-@pytest.mark.parametrize("kind", ["fsdp", "hsdp", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "staging"),
+    in_turn([*product(["fsdp", "plain", "hsdp"], ["copy", "overlap"])], every=3),
+)
 def test_ranks_that_supposed_right_save_as_they_prepared(
     cluster: str, ranks: Ranks, kind: str, staging: str
 ) -> None:

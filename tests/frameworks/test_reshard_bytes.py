@@ -16,6 +16,7 @@ from tests.frameworks.clusters import local_cluster
 from tests.frameworks.counters import given_bytes
 from tests.frameworks.gloo import Ranks
 from tests.frameworks.warm import Warm
+from tests.landing import in_turn
 
 SHAPES = ((3001, 1000), (1000, 3001), (517, 800, 9))
 """None of their extents is a multiple of 8."""
@@ -80,10 +81,13 @@ def saved(cluster: str, ranks: Ranks) -> str:
 
 @pytest.mark.parametrize(
     ("before", "count", "after"),
-    [
-        ("fsdp", 2, "fsdp"), ("fsdp", 3, "fsdp"), ("fsdp", 8, "fsdp"), ("fsdp", 1, "fsdp"),
-        ("fsdp", 4, "tp"), ("tp", 4, "fsdp"), ("tp", 3, "tp"),
-    ],
+    in_turn(
+        [
+            ("fsdp", 2, "fsdp"), ("tp", 3, "tp"), ("fsdp", 4, "tp"), ("tp", 4, "fsdp"),
+            ("fsdp", 8, "fsdp"), ("fsdp", 3, "fsdp"), ("fsdp", 1, "fsdp"),
+        ],
+        every=2,
+    ),
 )  # fmt: skip
 def test_what_four_ranks_saved_is_read_once_by_any_other_number(
     saved: str, ranks: Ranks, before: str, count: int, after: str

@@ -28,6 +28,7 @@ from tests.frameworks.test_torch_save import (
     stepped,
     whole,
 )
+from tests.landing import in_turn
 
 
 def known_of(url: str, rank: int = 0, world_size: int = 1) -> Known | None:
@@ -67,7 +68,7 @@ def sharded_job(url: str, kind: str) -> Any:
     return expected == found, seen[0] is not None, seen[0] is seen[1] is seen[2]
 
 
-@pytest.mark.parametrize("kind", ["2d", "hsdp", "fsdp", "plain"])
+@pytest.mark.parametrize("kind", in_turn(["hsdp", "fsdp", "2d", "plain"], every=3))
 def test_sharded_states_are_recognised_and_come_back_with_each_steps_bits(
     cluster: str, ranks: Ranks, kind: str
 ) -> None:

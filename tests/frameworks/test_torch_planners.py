@@ -17,11 +17,13 @@ import ckpt
 import ckpt_torch
 from ckpt_torch import CkptReader, CkptStager, CkptWriter
 from tests.frameworks.gloo import Ranks
+from tests.landing import in_turn
 
 FAILING = 1
 TRIES = 3
 """All but the last fail."""
 PHASES = ("set_up_planner", "create_local_plan", "finish_plan")
+WAYS = ("writer", "alone", "stager")
 
 
 class Failing(dcp.DefaultSavePlanner):
@@ -98,8 +100,13 @@ def planner_job(url: str, way: str, phase: str) -> tuple[list[str], list[float]]
     return heard, values_of(path)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("way", ["writer", "alone", "stager"])
+@pytest.mark.parametrize(
+    ("way", "phase"),
+    # Each landing has all ways, and all phases.
+    in_turn(
+        [(way, PHASES[(n + turn) % 3]) for n, way in enumerate(WAYS) for turn in range(3)], every=3
+    ),
+)
 def test_a_step_that_one_ranks_planner_failed_commits_when_all_save_it_again(
     cluster: str, ranks: Ranks, way: str, phase: str
 ) -> None:

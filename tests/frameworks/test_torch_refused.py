@@ -24,6 +24,7 @@ from ckpt_torch import CkptReader, CkptStager, CkptWriter
 from ckpt_torch.exchange import _Round
 from ckpt_torch.place import find_step
 from tests.frameworks.gloo import Ranks
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 REFUSING = 1
@@ -138,7 +139,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("way", "how"), CASES)
+@pytest.mark.parametrize(("way", "how"), in_turn(CASES, every=3))
 def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
     cluster: str, ranks: Ranks, way: str, how: str
 ) -> None:

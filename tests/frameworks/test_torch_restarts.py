@@ -27,6 +27,7 @@ from ckpt_client.demo.corpus import read_corpus
 from tests.client.bits import bits_of
 from tests.frameworks.clusters import local_cluster
 from tests.frameworks.warm import Warm
+from tests.landing import at_turn, in_turn
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,7 @@ def under_torchrun(warm: Warm, agent: list[str], script: Path, line: list[str]) 
     return warm.command(TORCHRUN, *agent, "--no-python", *warm.command(script, *line))
 
 
-@pytest.mark.parametrize("staging", ["copy", "overlap"])
+@pytest.mark.parametrize("staging", in_turn(["copy", "overlap"], every=2))
 def test_trainers_killed_between_save_and_commit_leave_a_committed_checkpoint(
     cluster: str, warm: Warm, tmp_path: Path, staging: str
 ) -> None:
@@ -217,6 +218,7 @@ def example(folder: Path, sizes: str) -> Path:
     return script
 
 
+@at_turn(0, every=2)
 @pytest.mark.parametrize(
     ("kills", "ranks", "sizes"),
     [
@@ -227,7 +229,10 @@ def example(folder: Path, sizes: str) -> Path:
 def test_a_gpt_that_is_killed_at_random_steps_learns_the_same_bits(
     cluster: str, warm: Warm, tmp_path: Path, kills: int, ranks: int, sizes: str
 ) -> None:
-    """Few tensors of the model divide by three: shards of three ranks are of two sizes."""
+    """Few tensors of the model divide by three: shards of three ranks are of two sizes.
+
+    At every other landing test_gpu_tests.py kills ranks in its place.
+    """
     seed = int(os.environ.get("CKPT_SOAK_SEED", "11"))
     chance = random.Random(seed)
     steps = kills * STEPS_PER_KILL + STEPS_LEFT  # So the last kill meets a run that goes on.

@@ -29,6 +29,7 @@ import ckpt
 import ckpt_torch
 from ckpt_torch.boxes import held
 from tests.frameworks.gloo import Ranks
+from tests.landing import in_turn
 
 FLOATS = (
     torch.float32,
@@ -153,7 +154,7 @@ def load_job(url: str, saved: str, kind: str, step: int) -> Any:
     return whole({"model": state["model"], "optim": state["optim"]}), state["rng"]
 
 
-@pytest.mark.parametrize("kind", ["2d", "hsdp", "fsdp"])
+@pytest.mark.parametrize("kind", in_turn(["2d", "hsdp", "fsdp"], every=3))
 def test_four_ranks_save_and_other_numbers_of_ranks_load_the_same_bits(
     cluster: str, ranks: Ranks, kind: str
 ) -> None:

@@ -30,6 +30,7 @@ import ckpt
 from ckpt_torch.transformers import CkptCallback, fetch
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
+from tests.landing import in_turn
 
 CONFIG = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
 NAN = float("nan")
@@ -125,14 +126,17 @@ def equal(one: Trained, other: Trained) -> bool:
 
 @pytest.mark.parametrize(
     ("limit", "scores"),
-    [
-        (2, [0.1, 0.9, 0.3, 0.2, 0.5]),
-        (3, [0.9, 0.1, 0.9, 0.2, 0.3]),
-        (3, [0.9, 0.1, 0.2, 0.95, 0.3]),
-        (2, [0.1, 0.2, 0.3]),
-        (2, [NAN, 0.4, NAN, NAN]),
-        (None, [0.1, 0.9, 0.3]),
-    ],
+    in_turn(
+        [
+            (2, [0.1, 0.9, 0.3, 0.2, 0.5]),
+            (3, [0.9, 0.1, 0.9, 0.2, 0.3]),
+            (3, [0.9, 0.1, 0.2, 0.95, 0.3]),
+            (2, [0.1, 0.2, 0.3]),
+            (2, [NAN, 0.4, NAN, NAN]),
+            (None, [0.1, 0.9, 0.3]),
+        ],
+        every=2,
+    ),
 )
 def test_the_store_keeps_what_the_trainer_keeps_and_gives_the_best_step_at_the_end(
     cluster: str, tmp_path: Path, limit: int | None, scores: list[float]

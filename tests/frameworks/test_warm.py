@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from tests.frameworks.warm import Warm, method_name
+from tests.landing import in_turn
 
 WAIT_S = 120
 SCRIPTS = {
@@ -114,7 +115,7 @@ def ended(command: list[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr.rpartition("\n")[0].rpartition("\n")[2]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", in_turn([*SCRIPTS], every=3))
 def test_it_ends_and_says_what_a_cold_one_does(warm: Warm, tmp_path: Path, name: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPTS[name])
